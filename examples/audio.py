@@ -1,4 +1,4 @@
-"""Audio, resampled and made spectrograms by functions: a model learns steady tones from rising ones.
+"""Audio, resampled and turned into spectrograms by functions: learn to distinguish steady and rising tones.
 
 ``pip install superdl[audio]``
 """
@@ -18,7 +18,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 
 def make_data(folder: Path) -> None:
-    """WAV files of half a second at 22.05 kHz, in a key list with their labels."""
+    """Write WAV files of half a second at 22.05 kHz, and a key list with their labels."""
     draw = random.Random(0)
     times = np.arange(11025) / 22050
     rows = []

@@ -1,6 +1,6 @@
-"""Detection: YOLO's files become a key list, and each image comes with as many boxes as it has.
+"""Detection: YOLO's files become a key list, and each image has its own number of boxes.
 
-The recipe resizes whole images, so that boxes in parts of the image stay right. torchvision's v2 transforms
+The recipe resizes whole images, so that boxes relative to the image stay right. torchvision's v2 transforms
 then flip images together with their boxes.
 """
 
@@ -24,7 +24,7 @@ FLIP = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.Saniti
 
 
 def make_data(folder: Path) -> None:
-    """Photos of no to three squares, in the folders and files of YOLO."""
+    """Write images with zero to three squares, in YOLO's folders and files."""
     draw = random.Random(0)
     for name in ("images", "labels"):
         (folder / name).mkdir()
@@ -35,18 +35,18 @@ def make_data(folder: Path) -> None:
             image.paste(Image.new("RGB", (16, 16), ["red", "lime"][colour]), (x, y))
             lines.append(f"{colour} {(x + 8) / 96} {(y + 8) / 96} {16 / 96} {16 / 96}\n")
         image.save(folder / "images" / f"{number:03d}.jpg")
-        if lines:  # an image without a file has no boxes
+        if lines:  # an image without a label file has no boxes
             (folder / "labels" / f"{number:03d}.txt").write_text("".join(lines))
 
 
 def flipped(image: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A sample after the transforms, its boxes (n, 4) as center and size in pixels."""
+    """Return a sample after the transforms, its boxes (n, 4) as centre and size in pixels."""
     boxes = tv_tensors.BoundingBoxes(boxes * SIDE, format="CXCYWH", canvas_size=(SIDE, SIDE))
     return FLIP({"image": tv_tensors.Image(image), "boxes": boxes, "labels": classes})
 
 
 def goal(sample: dict[str, torch.Tensor]) -> torch.Tensor:
-    """In which cells centers lie, for each class."""
+    """Mark the cells that contain a box's centre, for each class."""
     cells = torch.zeros(2, CELLS, CELLS)
     x, y = (sample["boxes"][:, :2] * CELLS / SIDE).long().clamp(0, CELLS - 1).T
     cells[sample["labels"], y, x] = 1

@@ -1,4 +1,4 @@
-"""Segmentation: images and masks in Pascal VOC's folders, cropped and flipped alike, train a small model.
+"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders, to train a small model.
 
 Masks are palette PNGs, whose numbers are the classes. Functions cut the same part out of both.
 """
@@ -22,7 +22,7 @@ RECIPE = Recipe.fields(image=Recipe(CROPS), mask=Recipe([{"op": "mask"}, *CROPS]
 
 
 def make_data(folder: Path) -> None:
-    """Photos of circles on a grey ground, each with the mask of its circles."""
+    """Write images of circles on a grey background, each with the mask of its circles."""
     draw = random.Random(0)
     for name in ("JPEGImages", "SegmentationClass"):
         (folder / name).mkdir()

@@ -1,6 +1,6 @@
-"""Images with their captions: a model learns, by contrast as CLIP does, which caption is an image's.
+"""Images with their captions: learn by contrast, as CLIP does, which caption belongs to an image.
 
-Images are decoded by functions; captions are token ids in the key list, which come as a tensor.
+Functions decode the images; captions are token ids in the key list, which arrive as a tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = {"left": (0, 8), "right": (32, 8)}
 
 
 def make_data(folder: Path) -> None:
-    """Photos of a square, and a key list with their captions' tokens, padded to one length."""
+    """Write images of a square, and a key list with their captions' tokens, padded to one length."""
     words = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
     draw = random.Random(0)
     rows = []

@@ -1,6 +1,6 @@
 """Submit a training job to SageMaker, with CPU hosts beside the GPU hosts (docs/deploy/clusters.md).
 
-Needs ``pip install 'sagemaker<3'``, whose third version has no ``Estimator``. Set the upper-case names first.
+Needs ``pip install 'sagemaker<3'``, since version 3 has no ``Estimator``. Set the upper-case names first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ATTEMPTS, PAUSE_S = 5, 60.0
 
 
 def estimator() -> Estimator:
-    """The job, as SageMaker's SDK describes it."""
+    """Describe the job for SageMaker's SDK."""
     return Estimator(
         image_uri=IMAGE,
         role=ROLE,
@@ -48,7 +48,7 @@ def estimator() -> Estimator:
 
 
 def main() -> int:
-    """Submit, again while AWS has no machines; 3 if it never had."""
+    """Submit the job, and retry while AWS has no machines; return 3 if all attempts fail."""
     for attempt in range(ATTEMPTS):
         try:
             estimator().fit(wait=True)

@@ -1,4 +1,4 @@
-"""Texts, tokenised by functions: a model learns whether a sentence of digits is even.
+"""Texts, tokenised by functions: learn whether a sentence of digits is even.
 
 ``pip install superdl[text]``; a real tokenizer is the ``tokenizer.json`` beside a model's weights.
 """
@@ -19,7 +19,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def make_data(folder: Path) -> None:
-    """Texts whose last word says the label, a key list of them, and a tokenizer."""
+    """Write texts whose last word determines the label, a key list of them, and a tokenizer."""
     draw = random.Random(0)
     rows = []
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Clips of videos, decoded by functions: a model learns squares that go right from those that go left.
+"""Clips of videos, decoded by functions: learn whether a square moves right or left.
 
 ``pip install superdl[video]``
 """
@@ -18,7 +18,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 
 def make_data(folder: Path) -> None:
-    """MP4 files of two seconds, in a key list with their labels."""
+    """Write MP4 files of two seconds, and a key list with their labels."""
     draw = random.Random(0)
     rows = []
     for number in range(80):

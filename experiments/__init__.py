@@ -1,8 +1,8 @@
 """Experiments: one YAML spec, one command, one report.
 
-This package trains models through SUPER's public API, exactly as a user would, and reports what the run cost
-in waiting, reading, decoding and computing. `experiments.spec` says what a run is, `experiments.run.run`
-carries it out. Importing the package is cheap: torch is loaded only by the modules that train.
+This package trains models through SUPER's public API, exactly as a user would, and reports the time spent
+waiting, reading, decoding and computing. `experiments.spec` defines a run, `experiments.run.run` executes it.
+Importing the package is cheap: only the modules that train load torch.
 """
 
 from __future__ import annotations

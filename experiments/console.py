@@ -1,6 +1,6 @@
 """The console of all commands, its lines and tables.
 
-Others' words, such as keys, labels and names, cannot steer a terminal.
+Control characters in keys, labels and names are escaped, so that data cannot steer a terminal.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Console(console.Console):
     """Rich's console, with control characters of every text escaped."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a text, or a table's cell, made printable."""
+        """Render a text, or a table's cell, with control characters escaped."""
         return super().render_str(shown_lines(text), **options)
 
 
 def say(to: console.Console, line: str) -> None:
-    """Print a line for people as it is."""
+    """Print a line as it is, without markup or wrapping."""
     to.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -42,7 +42,7 @@ def print_rows(
     title: str | None = None,
     words: int = 1,
 ) -> None:
-    """Print a table: so many columns of words, then figures, of which a narrow terminal hides no digit."""
+    """Print a table: ``words`` columns of text, then figures, which a narrow terminal never truncates."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < words else "right", overflow="fold")

@@ -1,7 +1,7 @@
-"""The image sets that `superdl data make` draws, and the published sets that each stands in for: a table.
+"""The image sets that `superdl data make` draws, and the published sets they replace: a table.
 
-Imports fast, as specs and the command line load it. How pictures come to be is
-`experiments.data.pictures`'s, writing them `experiments.data.making`'s.
+It imports fast, since specs and the command line load it. `experiments.data.pictures` draws the pictures,
+`experiments.data.making` writes them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = [
 ]
 
 SPLITS = ("train", "val")
-_FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, most of all where files are small
+_FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, which counts for small files
 
 
 @dataclass(frozen=True, slots=True)
 class MadeSet:
     """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``.
 
-    ``train`` and ``val`` are its counts when whole, ``quick`` the training pictures of a small one. Each
-    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` how
-    strong its texture is: the weaker, the harder to learn. ``grey`` says
-    that all are greyscale; the shares say how many are so, or CMYK, among the RGB ones.
+    ``train`` and ``val`` are its full counts, ``quick`` the training pictures of a small version. Each
+    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
+    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; ``grey_share``
+    and ``cmyk_share`` are the shares of greyscale and CMYK pictures among RGB ones.
     """
 
     name: str
@@ -54,11 +54,10 @@ class MadeSet:
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """How many pictures each split has, of ``samples`` training pictures; None: the whole set.
+        """Return the pictures per split for ``samples`` training pictures; None: the whole set.
 
         Raises:
-            ConfigError: so few cannot have all classes.
-
+            ConfigError: there are fewer samples than classes.
         """
         if samples is None:
             return {"train": self.train, "val": self.val}
@@ -70,19 +69,19 @@ class MadeSet:
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
     def disk_bytes(self, pictures: int) -> int:
-        """About how much room so many pictures take."""
+        """Estimate the disk space of this many pictures."""
         blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
-        # Sizes vary: of files that are larger than a block, half a block more is lost on average.
+        # Sizes vary: files larger than a block lose half a block more on average.
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """The folder of a class: its number, with zeros before it so that names sort as numbers do."""
+        """Return the folder of a class: its number, zero-padded so that names sort as numbers do."""
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that its users download and unpack themselves, into ``folder`` or what they name."""
+    """A set that users download and unpack themselves, into ``folder`` or a directory they name."""
 
     name: str
     folder: str
@@ -158,7 +157,7 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
 
 
 def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
-    """Where a set is written by default: each of its sizes in a place of its own."""
+    """Return the default directory of a set, a different one for each size and seed."""
     name = made.name
     if samples is not None and samples != made.train:
         name += f"-{samples}"

@@ -1,7 +1,7 @@
-"""``python -m superdl.experiments.local_hosts``: play the hosts of a run as processes of this machine.
+"""``python -m superdl.experiments.local_hosts``: simulate the hosts of a run by local processes.
 
-It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and ends with the exit code of the
-first that failed. Use it to try a run of several hosts, and to see what more hosts bring on one machine.
+It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and returns the exit code of the first
+that failed. Use it to try a run of several hosts, and to measure the gain of more hosts on one machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["main"]
 _POLL_S, _END_S = 0.1, 60.0
 _FIRST, _MOST = 2, 250  # 127.0.0.2 and so on
 _SIGNAL = 128
-_STEPS = "experiments.augmentations.heavy"  # of a spec that comes with SUPER
+_STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play all hosts; the exit code of the first that failed, else 0."""
+    """Run all hosts and return the exit code of the first that failed, else 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m superdl.experiments.local_hosts", usage="%(prog)s [options] -- train.py [arguments]"
@@ -67,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The variables of all hosts; those that are set already stay."""
+    """Return the variables of all hosts; those already set are kept."""
     with contextlib.ExitStack() as bound:
+        # All sockets stay open until the ports are known, so that they differ.
         held = [bound.enter_context(socket.socket()) for _ in range(3)]
         for one in held:
             one.bind(("", 0))
@@ -79,7 +80,7 @@ def _environment(threads: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "SM_NUM_GPUS": "1",
         "SUPER_LAUNCHER_PORTS": ports,
-        "SUPER_SHARED_FILES": "1",  # one machine's hosts see the same files
+        "SUPER_SHARED_FILES": "1",  # the hosts of one machine see the same files
         "SUPER_STEP_MODULES": _STEPS,
         "TRAINING_JOB_NAME": f"local-{secrets.token_hex(4)}",
         **os.environ,
@@ -87,7 +88,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts. Where one has failed, the others have a while to end by themselves."""
+    """Wait for all hosts. After a failure, the others have some time to end on their own."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))
@@ -107,6 +108,7 @@ def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
     code = code or next((process.returncode for process in processes if process.returncode), 0)
     if signals:
         return _SIGNAL + signals[0]
+    # A negative code is the signal that ended the process.
     return code if code >= 0 else _SIGNAL - code
 
 

@@ -1,6 +1,6 @@
-"""What a run runs on, so that it can be repeated and compared: software, hardware, the commit.
+"""Description of a run's environment, to repeat and compare it: software, hardware, the commit.
 
-No path of the machine, no host or user name, no variable of the environment.
+It contains no path of the machine, no host or user name, no variable of the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GIT_WAIT_S = 10.0
 
 
 def describe_run(device: torch.device) -> dict[str, Any]:
-    """Return what a run runs on: software, hardware, and the commit of this checkout."""
+    """Return a run's environment: software, hardware, and the commit of this checkout."""
     commit, dirty = commit_of(Path(__file__).resolve().parents[1])
     return describe_environment(device) | {
         "hardware": describe_hardware(),
@@ -32,7 +32,7 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return what matters of this machine and its software; no host, user or path names."""
+    """Return the relevant facts of this machine and its software; no host, user or path names."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -76,7 +76,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """The processor's name as Linux tells it; None where it does not."""
+    """Return the processor's name from Linux; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,10 +85,10 @@ def _cpu_model() -> str | None:
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout at ``root``, and whether files that git tracks differ from it.
+    """Return the commit of the checkout at ``root``, and whether tracked files differ from it.
 
-    Both are None where ``root`` is no checkout, or git cannot say. A repository further up is somebody
-    else's: that of a project with SUPER in its environment.
+    Both are None if ``root`` is no checkout, or git fails. A repository further up is not SUPER's, but that
+    of a project with SUPER in its environment.
     """
     if not (root / ".git").exists():
         return None, None
@@ -98,7 +98,7 @@ def commit_of(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    # A hook of another repository may have set GIT_DIR; and looking shall write nothing.
+    # A hook of another repository may have set GIT_DIR; optional locks would write to the repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:

@@ -1,7 +1,7 @@
 """The models that a spec may name, and their pretrained weights.
 
-Each takes uint8 images as they come and normalises them on the device. torchvision, timm and safetensors are
-optional, and imported here only, when they are needed. Nothing in a file of weights is run.
+Each takes uint8 images directly and normalises them on the device. torchvision, timm and safetensors are
+optional, and imported only here, when needed. Nothing in a file of weights is executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
 
 TIMM = "timm:"
-"""Before the names of timm's models."""
+"""Prefix of the names of timm's models."""
 _CLASSES_MIN = 2
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
 _STD = (0.229, 0.224, 0.225)
@@ -30,19 +30,18 @@ _TRANSFORMERS = {
     "vit_b_32": {"patch_size": 32, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072},
     "vit_mini": {"patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
 }
-"""By torchvision's names of arguments; `vit_mini`, for CPUs, has 0.56 M parameters."""
+"""Arguments as in torchvision; `vit_mini`, for CPUs, has 0.56 M parameters."""
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model by its name, one of a spec's, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model of a spec by name, with fresh weights, in channels_last layout, on ``device``.
 
-    ``side`` is that of the square images in pixels; only the vision transformers are made for one. ``timm:``
-    before a name makes timm's model of that name, with the mean and deviation that its weights expect.
+    ``side`` is that of the square images in pixels; only vision transformers depend on it. The prefix
+    ``timm:`` selects timm's model of that name, with the mean and deviation that its weights expect.
 
     Raises:
-        ConfigError: torchvision or timm is needed and not there, timm knows no such model, there are fewer
-            than two classes to tell apart, or the model cannot take images of this side.
-
+        ConfigError: torchvision or timm is needed but missing, timm has no such model, there are fewer than
+            two classes, or the model cannot take images of this side.
     """
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
@@ -53,7 +52,7 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
         model = _timm_model(name.removeprefix(TIMM), num_classes, side)
     elif name in _TRANSFORMERS:
         model = _transformer(name, num_classes, side)
-    elif name == "resnet10":  # a ResNet-18 with one block in place of each two, for CPUs
+    elif name == "resnet10":  # a ResNet-18 with half its blocks, for CPUs
         resnet = _torchvision_models().resnet
         model = NormalisedNetwork(resnet.ResNet(resnet.BasicBlock, [1] * 4, num_classes=num_classes), None)
     else:
@@ -62,10 +61,10 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
 
 
 class SmallCNN(nn.Module):
-    """Four 3x3 convolutions with batch norm, three of which halve the image, an average, a linear layer.
+    """Four 3x3 convolutions with batch norm, three with stride 2, an average, a linear layer.
 
-    Takes uint8 [N, 3, H, W] of any H and W from 8 on, contiguous or channels_last; gives float [N, classes].
-    It learns the digits to about 0.98 in three epochs, in seconds on two CPU cores.
+    Input is uint8 [N, 3, H, W] with H and W of at least 8, contiguous or channels_last; output is float [N,
+    classes]. It reaches about 0.98 on the digits in three epochs, in seconds on two CPU cores.
     """
 
     def __init__(self, num_classes: int, width: int = 24) -> None:
@@ -120,8 +119,7 @@ class NormalisedNetwork(nn.Module):
         """Return the logits of uint8 images.
 
         Raises:
-            ConfigError: they are not of the side that the network was made for.
-
+            ConfigError: their side is not the one that the network was made for.
         """
         height, width = images.shape[-2:]
         if self._side is not None and (height, width) != (self._side, self._side):
@@ -134,7 +132,7 @@ class NormalisedNetwork(nn.Module):
 
 
 def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
-    """A vision transformer for square images of ``side`` pixels."""
+    """Make a vision transformer for square images of ``side`` pixels."""
     shape = _TRANSFORMERS[name]
     if side % shape["patch_size"]:
         raise ConfigError(
@@ -146,11 +144,11 @@ def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
 
 
 def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
-    """A model of timm, from nothing: weights come of a file, and none is looked for on the network."""
+    """Make an untrained timm model: weights come from a file, never from the network."""
     declare_operators()
     try:
         import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: of torchvision, as below
+    except (ImportError, RuntimeError) as error:  # RuntimeError: from torchvision, as below
         raise ConfigError(
             f"model.name {TIMM}{name} is timm's, which cannot be imported ({error}): pip install "
             "'superdl[timm]' (beside a torch without CUDA: pip install --no-deps torchvision timm)"
@@ -192,10 +190,10 @@ _LIBRARIES: list[torch.library.Library] = []  # an operator lasts as long as the
 
 
 def declare_operators() -> None:
-    """Let torchvision be imported beside a torch that was built without CUDA.
+    """Let torchvision be imported with a torch that was built without CUDA.
 
-    A torchvision that was built for CUDA asks torch for its own operators while it is imported, and fails
-    where its library did not load. Declared beforehand, they are found; nobody here calls them.
+    A torchvision built for CUDA looks up its own operators in torch during import, and fails if its library
+    did not load. Declaring them beforehand avoids this; SUPER never calls them.
     """
     if _LIBRARIES or torch.version.cuda is not None:
         return
@@ -209,17 +207,17 @@ def declare_operators() -> None:
 
 _REASON_MAX = 500
 _NESTED = ("model", "state_dict")
-_PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of our wrapper
+_PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of NormalisedNetwork
 
 
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
-    """Load the weights of the file at ``place`` and return a line about what was taken.
+    """Load the weights of the file at ``place`` and return a line that describes them.
 
-    A classifier of another number of classes is left out. Who lacks the file is told to get it at ``source``.
+    A classifier with another number of classes is left out. If the file is missing, the error names
+    ``source``.
 
     Raises:
-        ConfigError: there is no such file, it is damaged, it holds code, or it is of another model.
-
+        ConfigError: the file is missing, damaged, contains code, or belongs to another model.
     """
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
@@ -227,7 +225,8 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
     weights = _read(Path(place).expanduser(), source)
     mine = network.state_dict()
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    known = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm says which it is
+    known = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm names its classifier
+    # By convention, the last linear layer classifies.
     head = known if isinstance(known, str) else linear[-1]
     left_out = [
         name
@@ -239,7 +238,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         weights |= {name: mine[name] for name in left_out}
     try:
         network.load_state_dict(weights)
-    except RuntimeError as error:  # torch names what is lacking, besides, or of another shape
+    except RuntimeError as error:  # torch names parameters that are missing, unknown or of another shape
         reason = " ".join(str(error).split())[:_REASON_MAX]
         raise ConfigError(f"model.weights: {place} is of another model: {reason}") from error
     if left_out:
@@ -261,7 +260,7 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
         raise ConfigError(
             f"model.weights: {path} needs the package safetensors ({error}): pip install 'superdl[timm]'"
         ) from error
-    except Exception as error:  # a damaged file makes it raise whatever there is
+    except Exception as error:  # a damaged file can raise any error
         raise ConfigError(
             f"model.weights: {path} is no file of weights that torch.load reads with weights_only=True, nor "
             f"safetensors by its name ({type(error).__name__}); save it with "

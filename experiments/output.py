@@ -1,4 +1,4 @@
-"""The files that runs and comparisons write: a directory of their own, strict JSON, rows as they happen.
+"""Files written by runs and comparisons: new directories, strict JSON, and logs of rows.
 
 JSON is strict, so that every reader accepts it: a number that is not finite (the loss of a diverged model)
 becomes null.
@@ -31,16 +31,15 @@ __all__ = [
 
 
 def now_text() -> str:
-    """The time by the second, in UTC, as files have it."""
+    """Return the current time in UTC, in seconds, in the format used by files."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Make ``<output>/<name>-<time>``, with a number after it where that is taken.
+    """Make ``<output>/<name>-<time>``, and append a number if that exists.
 
     Raises:
-        ConfigError: it cannot be made.
-
+        ConfigError: the directory cannot be made.
     """
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
@@ -49,6 +48,7 @@ def new_directory(output: str | Path, name: str) -> Path:
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
+            # Another run started in the same second.
             number += 1
         except OSError as error:
             raise ConfigError(
@@ -59,7 +59,7 @@ def new_directory(output: str | Path, name: str) -> Path:
 
 
 def _finite(value: object) -> object:
-    """Return ``value`` with None in place of every number in it that is not finite."""
+    """Return ``value`` with every number that is not finite replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -75,11 +75,10 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
 
 
 def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print what a command tells, if ``--json`` asks for it, and write it to the ``file`` of ``--output``.
+    """Print a command's result if ``shown`` (``--json``), and write it to ``file`` (``--output``).
 
     Raises:
         ConfigError: the file cannot be written.
-
     """
     text = strict_json(value, indent=2) + "\n"
     if file:
@@ -99,9 +98,9 @@ def write_json(value: object, path: Path) -> None:
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text; a reader sees the old file or the new one, never half of it."""
+    """Write a text atomically; a reader sees the old file or the new one, never half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # A name of a file may hold what is no text: it is shown as such, not refused.
+    # File names may contain bytes that are not valid text: escape them instead of failing.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
@@ -109,12 +108,12 @@ def write_whole(text: str, path: Path) -> None:
 class RowLog:
     """``<name>.jsonl`` in a directory: a line for each row.
 
-    Each group of rows is written at once, and nothing is buffered in this process: a worker that is forked
-    meanwhile must not hold, and write again, half of a row.
+    Each group of rows is written at once.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Make the file."""
+        """Create the file."""
+        # Unbuffered: a worker forked meanwhile would inherit a buffer, and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:

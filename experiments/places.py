@@ -1,7 +1,7 @@
-"""Places that a training service names by variables, and what they mean for a spec: SageMaker's.
+"""Directories that a training service (SageMaker) names by variables, applied to a spec.
 
-A container of a job ends with all that is in it but these: ``SM_OUTPUT_DATA_DIR`` and ``SM_MODEL_DIR`` are
-uploaded at the end, a checkpoint directory all the while. What a spec names itself takes precedence.
+A job's container is deleted with everything but these: ``SM_OUTPUT_DATA_DIR`` and ``SM_MODEL_DIR`` are
+uploaded at the end, a checkpoint directory continuously. Places in the spec itself take precedence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "placed"]
 
 OUTPUT_DIR, MODEL_DIR = "SM_OUTPUT_DATA_DIR", "SM_MODEL_DIR"
 CHECKPOINT_DIR = "SM_CHECKPOINT_DIR"
-"""Ours: the launcher sets it where a job has checkpoints."""
+"""SUPER's own variable: the launcher sets it for jobs with checkpoints."""
 
 _TRAIN = ("SM_CHANNEL_TRAIN", "SM_CHANNEL_TRAINING")
 _VAL = ("SM_CHANNEL_VAL", "SM_CHANNEL_VALIDATION", "SM_CHANNEL_TEST")
@@ -28,10 +28,10 @@ _LAST = "checkpoints/last.pt"
 
 
 def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """The spec with the places that the environment names.
+    """Return the spec with the places named by the environment.
 
-    Channels are its data, a checkpoint directory gets its files, and the newest run of its name there is
-    resumed; else the output directory gets them. Where a model directory is named, the run keeps a model.
+    Channels become its data. A checkpoint directory receives its files, and the newest run of that name there
+    is resumed; otherwise the output directory receives them. With a model directory, the run keeps a model.
     """
     data, training, output = spec.data, spec.training, spec.output
     train, val = (

@@ -1,4 +1,4 @@
-"""What a run measures: records of steps, counters of loaders, summaries of passes, and who listens.
+"""Measurements of a run: step records, loader counters, pass summaries, and their listeners.
 
 Plain values only, so that reports need no torch. `experiments.training` takes the measurements.
 """
@@ -36,7 +36,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
-"""A job's counters since it was opened, of the coordinator or of a loader that decodes by itself."""
+"""A job's counters since it was opened, from the coordinator or from a loader that decodes on its own."""
 
 
 # ------------------------------------------------------------------------------------------- counters
@@ -46,8 +46,8 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
-    The counters of status are of this process: calls for pages of the plan, their seconds and CPU seconds in
-    a thread of their own, and the seconds that the loop waited for a page.
+    The status counters belong to this process: calls for pages of the plan, their seconds and CPU seconds in
+    a separate thread, and the seconds that the loop waited for a page.
     """
 
     status_calls: int = 0
@@ -57,22 +57,22 @@ class LoaderCounters(WorkCounters):
 
     @property
     def recent_stalls(self) -> tuple[()]:
-        """None: a loader that decodes by itself has nobody who could tell."""
+        """Always empty: a loader that decodes on its own does not report stalls."""
         return ()
 
     @classmethod
     def read(cls, stats: LoaderStats) -> LoaderCounters:
-        """Copy the counters out of what a loader told."""
+        """Copy the counters from a loader's statistics."""
         return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
 
     def since(self, earlier: LoaderCounters) -> LoaderCounters:
-        """Return what was counted after ``earlier``.
+        """Return the counts since ``earlier``.
 
-        A counter that went down was reset (the coordinator was restarted): then all of it is new, which is
-        how Prometheus treats counters. Not so dollars: a share falls when other jobs use the samples that it
-        is for. They were reset if anything else was.
+        A counter that decreased was reset by a coordinator restart, so its whole value is new, as in
+        Prometheus. Dollars count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
+        # Dollars show no reset: a share also falls when other jobs use the samples it paid for.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{
@@ -83,7 +83,7 @@ class LoaderCounters(WorkCounters):
 
 
 def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
-    """All of them together."""
+    """Return the sum of the counters."""
     parts = list(counters)
     return LoaderCounters(
         **{item.name: sum(getattr(one, item.name) for one in parts) for item in fields(LoaderCounters)}
@@ -91,24 +91,24 @@ def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
 
 
 class CountedLoader(Protocol):
-    """What can tell a job's counters: a sampler, or a loader that decodes by itself."""
+    """A source of a job's counters: a sampler, or a loader that decodes on its own."""
 
     def job_stats(self) -> LoaderStats:
-        """Return the counters as they are now."""
+        """Return the current counters."""
 
 
 class CounterLaps:
-    """Cuts a loader's counters into laps. The first begins with the job, before the first epoch."""
+    """Split a loader's counters into laps. The first begins with the job, before the first epoch."""
 
     def __init__(self, loader: CountedLoader) -> None:
-        """Cut the counters of ``loader``."""
+        """Start with the counters of ``loader`` at zero."""
         self._loader = loader
         self._last = LoaderCounters()
 
     def lap(self) -> LoaderCounters | None:
-        """Return what was counted since the last lap.
+        """Return the counts since the last lap.
 
-        None if the coordinator did not answer; the next lap then covers both.
+        Return None if the coordinator did not answer; the next lap then covers both.
         """
         try:
             now = LoaderCounters.read(self._loader.job_stats())
@@ -126,14 +126,13 @@ class CounterLaps:
 class StepRecord:
     """One step of a pass.
 
-    ``wait_s`` is the trainer blocked on the loader, ``read_s`` a worker reading the cache, ``compute_s`` the
-    step on the device. ``fetch_s`` and ``decode_s`` are what the step's own samples cost when they were made,
-    maybe long ago: a pass says what was spent in it. ``lr`` is None in validation; ``skipped`` is 1 where
-    float16 gradients were not finite, and the step changed no weight. ``finished_at_s`` is a Unix timestamp.
-    ``accuracy`` is top-1; ``top5_accuracy`` is None for a model of five classes or fewer, which is never
-    wrong by it. The GPU's figures are those of the last sample before the step was given out; None where
-    there is none. ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, where it has
-    one.
+    ``wait_s`` is the time the trainer was blocked on the loader, ``read_s`` a worker's reading of the cache,
+    ``compute_s`` the step on the device. ``fetch_s`` and ``decode_s`` are the cost of producing this step's
+    samples, maybe long ago; a pass counts the time spent during it. ``lr`` is None in validation; ``skipped``
+    is 1 if float16 gradients were not finite, so that no weight changed. ``finished_at_s`` is a Unix
+    timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for at most five classes, where it would
+    always be 1. The GPU's figures are from the last sample before the step was reported, else None.
+    ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, if it has one.
     """
 
     epoch: int
@@ -167,7 +166,7 @@ class StepRecord:
 class StepTime:
     """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch.
 
-    ``since_start_s`` is the mean of all steps of the epoch up to it.
+    ``since_start_s`` is the mean of all steps of the epoch so far.
     """
 
     epoch: int
@@ -179,7 +178,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """How many steps of a pass stalled for one cause, and how many seconds the trainer waited in them."""
+    """The number of steps in a pass that stalled for one cause, and their total waiting in seconds."""
 
     steps: int
     wait_s: float
@@ -187,7 +186,7 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class StallSummary:
-    """The stalls of a pass. All other steps were bound by computing; there were ``steps`` in all."""
+    """The stalls of a pass. Of its ``steps`` steps, the others were limited by computing."""
 
     steps: int
     stalled: int
@@ -200,9 +199,9 @@ class PassSummary:
     """One pass over one split.
 
     Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``fetch_s``,
-    ``decode_s`` and ``invocations`` are those spent in this lap of the job, summed over functions; None where
-    the coordinator did not tell. ``stalls`` are this rank's steps that waited for data, ``skipped`` those
-    that float16 spoilt.
+    ``decode_s`` and ``invocations`` are counts of this lap of the job, summed over functions; None if the
+    coordinator did not report them. ``stalls`` covers this rank's steps that waited for data, ``skipped``
+    those with float16 gradients that were not finite.
     """
 
     samples: int
@@ -230,29 +229,29 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """One epoch: the training pass and, where there is validation data, the pass over it."""
+    """One epoch: the training pass and, if there is validation data, the validation pass."""
 
     epoch: int
     train: PassSummary
     val: PassSummary | None
 
     def splits(self) -> tuple[tuple[str, PassSummary], ...]:
-        """Return the passes that there were, by name."""
+        """Return the passes of this epoch as (name, summary) pairs."""
         trained = ("train", self.train)
         return (trained,) if self.val is None else (trained, ("val", self.val))
 
 
 class Listener:
-    """Hears what happens while a model is trained, in order, in the main thread; this one ignores it."""
+    """A listener for training events, called in order in the main thread; this base ignores them."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """A pass over ``split`` (train or val) begins."""
+        """Handle the start of a pass over ``split`` (train or val)."""
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Some steps are done; they come in groups."""
+        """Handle a group of finished steps."""
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """An epoch is done, validation included."""
+        """Handle the end of an epoch, validation included."""
 
 
 _SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
@@ -260,7 +259,7 @@ _SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_
 
 @dataclass(slots=True)
 class PassTotals:
-    """The sums of a pass's steps; loss and right answers are weighed by samples."""
+    """The sums of a pass's steps; loss and accuracy are weighted by samples."""
 
     samples: int = 0
     batches: int = 0
@@ -279,7 +278,7 @@ class PassTotals:
     skipped: int = 0
 
     def add(self, step: StepRecord) -> None:
-        """Count one step."""
+        """Add one step."""
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
@@ -294,7 +293,7 @@ class PassTotals:
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
-        """Return the pass; means are over samples, not over batches."""
+        """Summarise the pass; means are over samples, not over batches."""
         samples = max(self.samples, 1)
         return PassSummary(
             **{name: getattr(self, name) for name in (*_SUMS, "batches", "first_batch_s")},

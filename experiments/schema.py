@@ -1,7 +1,7 @@
-"""What all specs have in common: read from YAML, changed by ``a.b=c``, checked by pydantic, refused by name.
+"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic, with named errors.
 
-A spec is a frozen dataclass of pydantic whose fields have the types below. Which keys there are is left to
-`experiments.spec` and `experiments.simulator.spec`.
+A spec is a frozen pydantic dataclass whose fields have the types below. `experiments.spec` and
+`experiments.simulator.spec` define the keys.
 """
 
 from __future__ import annotations
@@ -55,24 +55,25 @@ KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
 """The configuration of each dataclass of a spec: an unknown key and an infinite number are errors."""
 
 NULL_IS_EMPTY = BeforeValidator(lambda value: {} if value is None else value)
-"""For a section: in YAML a key with nothing below it is null."""
+"""For a section: a YAML key with nothing below it is null."""
 
 Whole = Annotated[int, Strict()]
 AtLeastZero = Annotated[Whole, Field(ge=0)]
 AtLeastOne = Annotated[Whole, Field(ge=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
-"""Text that is a number counts as one: YAML 1.1 reads 1e-3, which has no point, as text."""
+"""Text that is a number counts as a number: YAML 1.1 reads 1e-3, which has no point, as text."""
 NonNegativeNumber = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
 ListOfMappings = tuple[dict[str, Any], ...]
+# Names of arms and trials become folders of runs.
 _FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EMPTY]], NULL_IS_EMPTY]
-"""Mappings by a name that can be a folder's. What they hold is another's to check."""
+"""Mappings by a name that is valid as a folder. Their content is checked elsewhere."""
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
-    """Make the check of text that is one of a few names, or matches a pattern as a whole."""
+    """Make a validator for text that is one of a few names, or fully matches a pattern."""
 
     def check(value: object) -> object:
         if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
@@ -83,9 +84,9 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make the check of one or more names in order, in a list or with commas between; it keeps commas.
+    """Make a validator for one or more ordered names, in a list or comma-separated; returns the latter.
 
-    ``alone`` is a name that goes with no other.
+    ``alone`` is a name that excludes all others.
     """
     known = (alone, *allowed)
 
@@ -102,11 +103,10 @@ def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
 
 
 def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values, as YAML gives them; what is missing takes its default.
+    """Make a spec from plain values, as YAML gives them; missing keys take their defaults.
 
     Raises:
         ConfigError: a key is unknown or a value is not allowed; the message names the first of them.
-
     """
     try:
         return TypeAdapter(cls).validate_python(mapping)
@@ -126,12 +126,13 @@ _REASONS = {
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
 }
-"""What pydantic finds, by its names of errors, where its own words are longer or of Python."""
+"""Replacements, by pydantic's error type, for messages that are long or mention Python."""
 
 
 def _message(cls: type, fault: Mapping[str, Any]) -> str:
-    """What pydantic found, by the dotted key."""
+    """Format pydantic's error with the dotted key."""
     own = fault.get("ctx", {}).get("error")
+    # A dataclass's own check raised it: the message is complete.
     if isinstance(own, ConfigError):
         return str(own)
     words = [word for word in fault["loc"] if word != "[key]"]
@@ -149,7 +150,7 @@ def _dotted(words: list[str | int]) -> str:
 
 
 def _unknown(cls: Any, words: list[str | int]) -> str:
-    """Name the keys that there are in the section whose last word nobody knows."""
+    """Name the keys of the section that has an unknown key."""
     for section in words[:-1]:
         if isinstance(section, str):
             kind = get_type_hints(cls)[section]
@@ -165,8 +166,9 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, and a few aliases that stand for very much; has a line for values
-    that Python refuses.
+    """A loader that rejects duplicate keys and aliases that expand to very much.
+
+    Values that Python rejects are reported with their line.
     """
 
     def __init__(self, text: str) -> None:
@@ -174,12 +176,12 @@ class _Loader(yaml.SafeLoader):
         self._counts: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node and count the values in it, of aliases each time."""
+        """Compose a node and count the values in it, including those of aliases each time."""
         is_alias = self.check_event(yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.CollectionNode) and not is_alias:
             parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
-            # A list or mapping that is not counted yet holds this one: it has no end.
+            # A list or mapping that has no count yet contains itself, without end.
             counts = (
                 1 if isinstance(part, yaml.ScalarNode) else self._counts.get(id(part), _VALUES_MAX)
                 for part in parts
@@ -198,7 +200,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         keys = set()
-        for key, _ in node.value:  # merged ones come later, and may be repeated
+        for key, _ in node.value:  # merged keys come later, and may be repeated
             text = key.value if isinstance(key, yaml.ScalarNode) else None
             if text is not None and (key.tag, text) in keys and text != "<<":
                 raise yaml.constructor.ConstructorError(
@@ -212,7 +214,7 @@ def load_yaml(text: str, name: str) -> Any:
     """Parse YAML of plain values; errors call the text ``name``.
 
     Raises:
-        ConfigError: it is none, nested too deep, or has a key twice or a value beyond reason.
+        ConfigError: it is not YAML, nested too deep, or has a key twice or a value beyond reason.
     """
     loader = None
     try:
@@ -230,18 +232,17 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 class SpecFolder:
-    """The specs that come with a package, as YAML files in one folder."""
+    """The specs in a package, as YAML files in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Look into ``folder`` when a spec is asked for."""
+        """Use the specs in ``folder``, which is read on demand."""
         self._folder = folder
 
     def find(self, name: str | Path) -> Path:
-        """Find a spec: a path, or the bare name of one of the folder.
+        """Find a spec: a path, or the bare name of a file in the folder.
 
         Raises:
             ConfigError: there is no such file; the message lists the built-in names.
-
         """
         path = Path(name).expanduser()
         if path.is_file():
@@ -253,11 +254,10 @@ class SpecFolder:
 
     @contextlib.contextmanager
     def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Give what the YAML of a spec holds; an error within names the file.
+        """Yield the content of a spec's YAML; errors in the block name the file.
 
         Raises:
             ConfigError: the file is missing, or holds no mapping in YAML.
-
         """
         path = self.find(name)
         try:
@@ -278,7 +278,6 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
     Raises:
         ConfigError: an override is not of this form, or leads through a key that holds no mapping.
-
     """
     result = dict(mapping)
     for override in overrides:
@@ -297,7 +296,6 @@ def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
 
     Raises:
         ConfigError: a key is not of this form, or leads through a key that holds no mapping.
-
     """
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
@@ -311,5 +309,6 @@ def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
             target = target[key]
             if not isinstance(target, dict):
                 raise ConfigError(f"cannot set {path!r}: {key} holds {target!r}, not a mapping")
+        # Specs made from one mapping must not share values.
         target[keys[-1]] = copy.deepcopy(value)
     return result

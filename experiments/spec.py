@@ -1,7 +1,7 @@
-"""What a run is: the keys of a spec, their defaults, and what they may hold.
+"""The spec of a run: its keys, their defaults, and the allowed values.
 
-Imports no torch, so that the command line can refuse a bad spec at once. How a spec is read and checked is in
-`experiments.schema`, how it is carried out in `experiments.run`.
+It imports no torch, so that the command line can reject a bad spec at once. `experiments.schema` reads and
+checks specs, `experiments.run` executes them.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
 _MODEL_NAMES = ("small_cnn", "resnet10", "resnet18", "resnet50", "vit_b_32", "vit_mini")
-_TIMM_NAMES = "timm:[a-z0-9_.]+"  # none that would have timm ask the network
+_TIMM_NAMES = "timm:[a-z0-9_.]+"  # no name that makes timm use the network
 
 _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """Where the images are. With kind `auto`: the digits, unless ``train`` names a source.
+    """The images. With kind `auto`: the digits, unless ``train`` names a source.
 
-    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples``
-    are the training images of a set that is drawn; null: those that are there, else the whole set. Aliases
-    and ``versions`` (times or digests) name samples of ``train`` and ``val`` as `SuperDataset` takes them.
+    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples`` is
+    the number of training images of a drawn set; null: those present, else the whole set. Aliases and
+    ``versions`` (times or digests) name samples of ``train`` and ``val`` as in `SuperDataset`.
     """
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
@@ -84,7 +84,7 @@ class DataSpec:
     versions: Versions | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictions, which no single key shows."""
+        """Reject contradictions between keys."""
         if self.kind in _DATA_SETS and (self.train or self.val):
             raise ConfigError(
                 f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
@@ -106,10 +106,10 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """What is done to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``.
+    """Steps applied to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``.
 
-    ``steps`` takes their place: a recipe's steps as `super_dataset.Recipe` takes them, the random ones seeded
-    by ``augment_seed``.
+    ``steps`` replaces both: a recipe's steps as in `super_dataset.Recipe`, the random ones seeded by
+    ``augment_seed``.
     """
 
     resize: AtLeastOne = 64
@@ -118,16 +118,16 @@ class RecipeSpec:
     augment_seed: AtLeastZero = 0
 
     def __post_init__(self) -> None:
-        """Refuse a crop that would have to invent pixels."""
+        """Reject a crop larger than the image."""
         if self.crop > self.resize:
             raise ConfigError(f"recipe.crop ({self.crop}) must not exceed recipe.resize ({self.resize})")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """How batches come; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default).
+    """The loader; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default).
 
-    ``on_bad_sample`` is a SuperDataset's; the report lists what was skipped or replaced.
+    ``on_bad_sample`` is as in SuperDataset; the report lists skipped and replaced samples.
     """
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
@@ -138,22 +138,22 @@ class LoaderSpec:
     on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
 
     def __post_init__(self) -> None:
-        """Refuse what other loaders do not know."""
+        """Reject options that other loaders do not have."""
         if self.on_bad_sample != "raise" and not self.runs_functions:
             raise ConfigError(f"loader.on_bad_sample is SUPER's; loader.kind {self.kind} raises")
 
     @property
     def runs_functions(self) -> bool:
-        """Whether it is SUPER, in one form or the other."""
+        """True if the loader is SUPER, in either form."""
         return self.kind in SUPER_KINDS
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class ModelSpec:
-    """Which model; its number of classes follows from the data.
+    """The model; its number of classes follows from the data.
 
-    ``timm:`` before a name means timm's. ``weights`` are a file of pretrained ones; a classifier for other
-    classes is left out. ``weights_from`` says where to get that file.
+    The prefix ``timm:`` selects timm's models. ``weights`` is a file of pretrained weights; a classifier for
+    other classes is left out. ``weights_from`` is where to get that file.
     """
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
@@ -163,10 +163,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class OptimizerSpec:
-    """How a model learns: the optimiser, and the schedule whose highest learning rate is ``lr``.
+    """The optimiser, and the schedule whose highest learning rate is ``lr``.
 
-    ``momentum`` and ``nesterov`` are of `sgd`. `cosine`, `step` and `constant` begin with a linear warm-up of
-    ``warmup_epochs``; `step` multiplies by ``step_factor`` after each ``step_epochs``.
+    ``momentum`` and ``nesterov`` belong to `sgd`. `cosine`, `step` and `constant` begin with a linear warm-up
+    of ``warmup_epochs``; `step` multiplies by ``step_factor`` after each ``step_epochs``.
     """
 
     name: Annotated[str, one_of(("adamw", "sgd"))] = "adamw"
@@ -180,7 +180,7 @@ class OptimizerSpec:
     step_factor: Share = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse what would have no effect, or none that torch has."""
+        """Reject options without an effect, or without a counterpart in torch."""
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
                 "optimizer.warmup_epochs: a one_cycle schedule has a warm-up of its own; set "
@@ -192,29 +192,29 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class TrainingSpec:
-    """How the loop goes."""
+    """The training loop."""
 
     strategy: Annotated[str, one_of(("auto", "single", "ddp", "fsdp"))] = (
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # So many training steps are an epoch, and the loader begins again whenever it ends; null: one pass.
+    # An epoch has this many training steps, and the loader restarts whenever it ends; null: one pass.
     steps_per_epoch: AtLeastOne | None = None
-    print_every: AtLeastOne | None = None  # so many steps their mean time is printed
+    print_every: AtLeastOne | None = None  # steps between lines with their mean time
     validate_every: AtLeastZero = 1  # epochs; 0: never
-    # A checkpoint is kept after each so many epochs (0: none), and in an epoch after each so many steps.
+    # Epochs between checkpoints (0: none), and steps between checkpoints within an epoch.
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
-    best_to: Text | None = None  # s3://bucket/prefix or a directory gets the best checkpoint at the end
-    threads: AtLeastOne | None = None  # of torch on a CPU; null: its own choice
+    best_to: Text | None = None  # s3://bucket/prefix or a directory for the best checkpoint
+    threads: AtLeastOne | None = None  # of torch on a CPU; null: torch's default
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """What is paid for by the hour, by names of the price table; null: not in the bill.
+    """Items paid by the hour, by their names in the price table; null: not in the bill.
 
-    ``machine`` trains, ``data_machine`` runs functions beside it, ``cache_node`` is of a managed cache.
+    ``machine`` trains, ``data_machine`` runs functions beside it, ``cache_node`` belongs to a managed cache.
     """
 
     machine: Text | None = None
@@ -227,10 +227,10 @@ class CostSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CompareSpec:
-    """What ``superdl compare`` runs: each arm ``repeats`` times, interleaved.
+    """The comparison of ``superdl compare``: each arm runs ``repeats`` times, interleaved.
 
-    ``arms`` are values by dotted keys, by the arm's name, such as ``{torch: {loader.kind: torch}}``. The
-    first ``warmup_epochs`` of each run are left out of the figures of later epochs.
+    ``arms`` maps names to values by dotted keys, such as ``{torch: {loader.kind: torch}}``. The first
+    ``warmup_epochs`` of each run are left out of the figures of later epochs.
     """
 
     repeats: AtLeastOne = 3
@@ -240,10 +240,10 @@ class CompareSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Spec:
-    """One run, whole. Relative paths are relative to the working directory.
+    """One complete run. Relative paths are relative to the working directory.
 
-    ``executor`` is how the embedded default runs functions, several names the cheapest first; auto: as
-    ``SUPER_EXECUTOR`` says, else local. ``trials`` are runs that ``superdl compare`` has in each arm at once,
+    ``executor`` runs the functions of the embedded default, several names with the cheapest first; auto:
+    ``SUPER_EXECUTOR``, else local. ``trials`` are runs that ``superdl compare`` starts at once in each arm,
     values by dotted keys, by the trial's name; none: the run itself.
     """
 
@@ -264,7 +264,7 @@ class Spec:
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a name that would not be one folder name, and functions that could not do their work."""
+        """Reject a name that is not one folder name, and executors that cannot work with the other keys."""
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
         if self.executor == "auto":
@@ -291,22 +291,21 @@ class Spec:
         return asdict(self)
 
     def write(self, path: Path) -> None:
-        """Write it as YAML, whole, so that ``superdl run`` repeats it."""
+        """Write the complete spec as YAML, so that ``superdl run`` repeats it."""
         path.write_text(yaml.safe_dump(self.to_mapping(), sort_keys=False), encoding="utf-8")
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping; what is left out takes its default.
+    """Make a spec from a mapping; missing keys take their defaults.
 
     Raises:
         ConfigError: a key is unknown or a value is not allowed; the message names the key.
-
     """
     return build(Spec, mapping)
 
 
 def spec_keys() -> tuple[str, ...]:
-    """The dotted keys of a spec whose values are no sections: ``epochs``, ``loader.batch_size``."""
+    """Return the dotted keys of a spec that are not sections: ``epochs``, ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -315,18 +314,17 @@ def spec_keys() -> tuple[str, ...]:
 
 
 _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 1}
-"""Values that make a spec without a section ``quick`` small, whatever its data."""
+"""Values that shorten a spec without a section ``quick``, whatever its data."""
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec, a file or the name of a built-in one, apply ``a.b=c`` overrides and check the whole.
+    """Read a spec, a file or a built-in name, apply ``a.b=c`` overrides and check the result.
 
-    A file may have a section ``quick``, values by dotted keys that make it a small one: they are checked
-    always, and applied, before the overrides, if ``quick`` is asked for. Without one, a few steps are taken.
+    A file may have a section ``quick``, values by dotted keys that shorten the run. They are always checked,
+    and applied before the overrides if ``quick`` is set. Without the section, a few steps are taken.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
-
     """
     with _SPECS.opened(name) as full:
         values = full.pop("quick", _QUICK) or {}

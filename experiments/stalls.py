@@ -1,8 +1,8 @@
-"""Which steps of a pass waited for data, and why.
+"""Detect the steps of a pass that waited for data, and the cause.
 
-A step stalled if the trainer waited for more than a twentieth of its time, and a millisecond at least. The
-coordinator tells the cause for a batch that a reader had to wait for. The step's own figures tell it for a
-batch that was all in the cache, and for loaders that decode by themselves. `docs/runs.md` lists the causes.
+A step stalled if the trainer waited for more than a twentieth of its time, and at least a millisecond. The
+coordinator reports the cause for a batch that a reader had to wait for. The step's own figures show it for
+batches entirely in the cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _log = logging.getLogger(__name__)
 _LEAST_SHARE = 0.05
 _LEAST_S = 0.001
 _ASKED_AFTER = 512
-"""Steps of all ranks with misses, whether or not the trainer waited for them; the coordinator remembers the
-newest 1,024 one by one."""
+"""Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
+coordinator keeps only the newest 1,024 entries.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StalledStep:
-    """A step whose batch the trainer waited ``wait_s`` seconds for; ``cause`` is one of `docs/runs.md`."""
+    """A step that waited ``wait_s`` seconds for its batch; ``cause`` is one of those in `docs/runs.md`."""
 
     epoch: int
     split: str
@@ -48,20 +49,21 @@ _OF_A_STEP = tuple(name for name in StalledStep.__dataclass_fields__ if name != 
 
 
 def is_stalled(step: StepRecord) -> bool:
-    """Whether the trainer waited for data for too much of a step."""
+    """Check whether the trainer waited for data for too much of a step."""
     return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
 
 
 def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
-    """Why a step stalled, as `super_wire.waits` names it; ``told`` has the coordinator's causes by epoch and
-    position.
+    """Return the cause of a step's stall, named as in `super_wire.waits`.
+
+    ``told`` maps (epoch, position) to the coordinator's causes.
     """
     if step.misses:
         if step.plan_epoch is None or step.position is None:
             return UNKNOWN
         return wait_for(told.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
-    # What was read from cache or store was decoded by functions, maybe long ago.
+    # The samples read from cache or store were decoded by functions, maybe long ago.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return wait_for("loader_start")
@@ -73,12 +75,12 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
 
 
 class StallMeter:
-    """Collects the stalled steps of one split and asks its job for their causes, once for many.
+    """Collects the stalled steps of one split and fetches their causes from its job in batches.
 
     Args:
-        source: the loader; its ``job_stats`` tells recent stalls.
-        rank: whose stalls are meant.
-        replicas: how many ranks' stalls the job tells.
+        source: the loader; its ``job_stats`` reports recent stalls.
+        rank: the rank whose stalls are collected.
+        replicas: the number of ranks whose stalls the job reports.
     """
 
     def __init__(self, source: CountedLoader, rank: int = 0, replicas: int = 1) -> None:
@@ -86,12 +88,12 @@ class StallMeter:
         self._rank = rank
         self._replicas = replicas
         self._steps = 0
-        self._waiting: list[StepRecord] = []  # for their causes
+        self._waiting: list[StepRecord] = []  # stalled steps without a cause yet
         self._missed = 0
         self._known: list[StalledStep] = []
 
     def add(self, steps: Iterable[StepRecord]) -> None:
-        """Some steps are done."""
+        """Add finished steps."""
         for step in steps:
             self._steps += 1
             self._missed += self._replicas * (step.misses > 0)
@@ -101,7 +103,7 @@ class StallMeter:
             self._ask()
 
     def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
-        """The stalls since the last lap."""
+        """Return the stalls since the last lap."""
         self._ask()
         steps, known = self._steps, self._known
         self._steps, self._known = 0, []
@@ -124,7 +126,7 @@ class StallMeter:
 
 
 def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSummary:
-    """Sum cause and seconds of each stalled step of a pass up, which had so many steps in all."""
+    """Sum up the cause and seconds of each stalled step of a pass with ``steps`` steps in all."""
     causes: dict[str, list[float]] = {}
     for cause, wait_s in stalls:
         causes.setdefault(cause, []).append(wait_s)

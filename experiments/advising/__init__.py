@@ -1,6 +1,6 @@
-"""What a run will be like before it is run, and the one change that helps it most.
+"""Predict a run before it starts, and recommend the most useful change.
 
-``probing`` measures what its parts take, ``advice`` plays them in the simulator.
+``probing`` measures the parts of a run, ``advice`` simulates it from these measurements.
 """
 
 from __future__ import annotations

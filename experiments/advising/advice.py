@@ -1,9 +1,8 @@
-"""What a run will be like, foretold from a probe of some seconds, and the one change that helps it most.
+"""Predict a run from a probe of some seconds, and find the one change that helps it most.
 
-The probe reads batches through the run's own loader, first without a model, then with its steps. What each
-part takes goes into the simulator (:mod:`superdl.experiments.simulator`), which plays the run with the
-coordinator's own core. Then it plays it again with one thing changed, for each change that people could make.
-Validation is left out.
+The probe reads batches through the run's own loader, first without a model, then with its steps. The times of
+all parts go into the simulator (:mod:`superdl.experiments.simulator`), which simulates the run with the
+coordinator's own core, and again for each change that users could make. Validation is left out.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["Advice", "Forecast", "Measured", "advice_of", "foretold", "print_advice"]
 
 _BATCHES_MAX = 400
-"""A longer epoch is played as a shorter one with a smaller cache,"""
+"""A longer epoch is simulated as a shorter one with a smaller cache,"""
 
 _CACHED_BATCHES_MIN = 40
-"""though one of so many batches, where it has as many: less would leave no room to look ahead."""
+"""but the cache holds at least this many batches if the real one does: fewer would prevent lookahead."""
 
 _WORTH_WHILE = 0.05
 _LITTLE_WAITING = 0.05
@@ -50,11 +49,11 @@ _MB, _GB = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run's parts take by themselves, on the machine that measured them.
+    """Times and sizes of a run's parts, on the machine where they were measured.
 
-    ``step_s`` is of a batch, ``handover_s`` is what taking over one takes that is there, ``function_s`` is of
-    a sample, ``read_s`` of a worker for a batch that is in the cache. Functions work on ``functions``
-    requests at once beside the model. ``cache_bytes`` are for records, each of ``record_bytes``; ``stored``:
+    ``step_s`` is per batch, ``handover_s`` the time to take over a finished batch, ``function_s`` per sample,
+    ``read_s`` a worker's time for a cached batch. Functions process ``functions`` requests at once while the
+    model computes. ``cache_bytes`` is the space for records, each of ``record_bytes``; ``stored`` is set if
     there is a store too.
     """
 
@@ -75,16 +74,16 @@ class Measured:
 
     @property
     def set_bytes(self) -> int:
-        """Memory of the cache that all samples take."""
+        """Cache memory for all samples."""
         return self.samples * self.record_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is foretold of a run: its first epoch, those after it, and all of it; machines in US dollars.
+    """The prediction for a run: its first epoch, those after it, and all of it; cost in US dollars.
 
-    Waiting is a share of an epoch. What is of later epochs is None where there is one alone; ``usd`` is None
-    where the spec names no machine.
+    Waiting is a share of an epoch. Figures of later epochs are None if there is only one; ``usd`` is None if
+    the spec names no machine.
     """
 
     first_images_per_s: float
@@ -97,7 +96,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was measured, what follows, and what changes would make of it, the best first."""
+    """The measurements, the forecast, and the forecast for each possible change, best first."""
 
     measured: Measured
     forecast: Forecast
@@ -116,12 +115,12 @@ class Advice:
         return "None of these changes helps by a twentieth: the set is small, or several limits are near."
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self) | {"best": self.best}
 
 
 def advice_of(measured: Measured, spec: Spec) -> Advice:
-    """What follows from what was measured, with the machines that a spec names."""
+    """Predict a run and its changes from the measurements, with the prices of the spec's machines."""
     hour_usd = _hour_usd(spec)
     now = foretold(measured, hour_usd)
     changes = [(name, foretold(changed, hour_usd)) for name, changed in _changes(measured)]
@@ -129,7 +128,7 @@ def advice_of(measured: Measured, spec: Spec) -> Advice:
 
 
 def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
-    """What people could change, in words, and what would be measured then."""
+    """Yield possible changes, each with the measurements it would give."""
     more = 2 * measured.functions
     yield (
         f"functions for {more} requests at once (SUPER_SLOTS with more cores, data hosts, Lambda)",
@@ -149,8 +148,9 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 
 
 def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
-    """Play a run by what was measured; ``hour_usd`` is what its machines cost by the hour."""
+    """Simulate a run from its measurements; ``hour_usd`` is the hourly price of its machines."""
     passes = max(1, math.ceil(measured.epochs))
+    # All epochs after the first are alike.
     played = min(passes, 2)
     whole = measured.samples / (measured.batch_size * measured.ranks)
     scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
@@ -187,6 +187,7 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
     )
     (trainers,) = World(model, log=False).run().trainers.values()
     passed = [
+        # The slowest rank determines a pass.
         max((trainer.passes[at] for trainer in trainers), key=lambda one: one.ended_s - one.began_s)
         for at in range(played)
     ]
@@ -206,7 +207,7 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
 
 
 def _hour_usd(spec: Spec) -> float | None:
-    """What the machines that a spec names cost by the hour."""
+    """Return the hourly price of the spec's machines; None if it names none."""
     from superdl.cost.bill import PaidByHour, prices_for
 
     hired = PaidByHour(**asdict(spec.cost))
@@ -225,7 +226,7 @@ def _hour_usd(spec: Spec) -> float | None:
 
 
 def print_advice(advice: Advice, console: Console) -> None:
-    """Print forecast and changes beside each other, and the best one."""
+    """Print the forecast beside its changes, and the best change."""
     measured = advice.measured
     say(
         console,

@@ -1,4 +1,4 @@
-"""The probe of ``superdl advise``: what the parts of a run take by themselves, on this machine."""
+"""The probe of ``superdl advise``: measure the parts of a run on this machine."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _WARM_UP_STEPS = 2
 
 
 def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
-    """Probe this machine with a spec for some ten seconds, and say what a run of it will be like.
+    """Probe this machine with a spec for some ten seconds, and predict a run of it.
 
     Args:
-        spec: the run's.
-        tell: gets a line for people before each part.
-        ranks: of the run; this process is probed, and each is taken to do as it does.
+        spec: the run's spec.
+        tell: receives a line for people before each part.
+        ranks: of the run; only this process is probed, and all ranks are assumed to be alike.
 
     Raises:
-        ConfigError: its loader is no SUPER, or this is one of several ranks.
-        SuperError: the data, the loader or the device cannot be had.
+        ConfigError: the loader is not SUPER, or this is one of several ranks.
+        SuperError: the data, the loader or the device is not available.
     """
     return advice_of(probe(spec, tell, ranks), spec)
 
@@ -58,8 +58,8 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
     """Read batches without a model for some seconds, then take steps with it, for a run of ``count`` ranks.
 
     Raises:
-        ConfigError: the loader is no SUPER, or this is one of several ranks.
-        SuperError: the data, the loader or the device cannot be had.
+        ConfigError: the loader is not SUPER, or this is one of several ranks.
+        SuperError: the data, the loader or the device is not available.
     """
     if process_rank().replicas > 1:
         raise ConfigError(
@@ -85,8 +85,8 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
     functions, kind = stats.capacity, EXECUTORS.get(executor_of(spec) or "")
     if kind is not None and kind.runs_on is RunsOn.THIS_HOST:
-        # Those that have a core while the model computes. GPUs are on one host; a rank without one has a
-        # host of its own.
+        # Only those that have a core while the model computes. GPUs are on one host; a rank without one has a
+        # separate host.
         busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
@@ -110,7 +110,7 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read: seconds of workers for each batch, and sums."""
+    """The batches read: seconds of workers for each, and sums."""
 
     read_s: list[float] = field(default_factory=list)
     samples: int = 0
@@ -119,13 +119,13 @@ class _Read:
 
 
 def _without_end(loader: Loader) -> Iterator[Batch]:
-    """Batches of one epoch after another."""
+    """Yield the batches of one epoch after another."""
     while True:
         yield from loader
 
 
 def _read(batches: Iterator[Batch]) -> _Read:
-    """Read for a while, as fast as batches come."""
+    """Read for a few seconds, as fast as batches arrive."""
     read = _Read()
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not read.samples:
@@ -138,7 +138,7 @@ def _read(batches: Iterator[Batch]) -> _Read:
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """The time of a training step while batches are read, and of taking over a batch that is there."""
+    """Return the seconds of a training step while batches are read, and of taking over a finished batch."""
     model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
     strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
     scaled_on = device.type if strategy.scales else None
@@ -156,5 +156,6 @@ def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes:
         synchronise(device)
         waits_s.append(got_s - began_s)
         steps_s.append(time.monotonic() - got_s)
+    # A low percentile, since higher ones include waiting for batches.
     waits_s = sorted(waits_s[_WARM_UP_STEPS:])
     return median(steps_s[_WARM_UP_STEPS:]), waits_s[len(waits_s) // 10]

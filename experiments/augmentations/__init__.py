@@ -1,7 +1,7 @@
-"""Random augmentation as custom steps of recipes, for studies of where its CPU time is spent.
+"""Random augmentation as custom steps of recipes, to study where its CPU time is spent.
 
-One module has one step; it imports NumPy, Pillow and the function's own package, as a function has no more. A
-run allows them to what it starts itself; others import them only if ``SUPER_STEP_MODULES`` names them.
+Each module has one step; it imports only NumPy, Pillow and the function's own package, which is all that a
+function has. A run allows these modules in processes it starts; others need ``SUPER_STEP_MODULES``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["shipped_modules"]
 
 
 def shipped_modules(steps: Iterable[Mapping[str, Any]] | None) -> list[str]:
-    """The modules of this package that a recipe's custom steps name, sorted.
+    """Return the modules of this package named by a recipe's custom steps, sorted.
 
     Raises:
         RecipeError: a custom step is not named ``module:function@version``.

@@ -1,8 +1,8 @@
-"""``experiments.augmentations.heavy:heavy@1``: augmentation that costs a CPU far more than decoding does.
+"""``experiments.augmentations.heavy:heavy@1``: augmentation that costs a CPU far more than decoding.
 
-A stand-in for the long chains of random transforms that small images are trained with. Arithmetic is whole
-numbers, or floating point without functions of the platform's library, so that one seed gives the same bytes
-wherever Pillow is the same.
+It represents the long chains of random transforms used to train on small images. It uses integers, or
+floating point without functions of the platform's library, so that one seed gives the same bytes with the
+same Pillow.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _CHANNELS = 3
 _BEND = 0.2  # of scales and shears, over all rounds
 _SHIFT = 0.1  # of the side, likewise
 _BLUR_PIXELS = 0.8  # radius, likewise
-_GAIN = 77  # of 256: brightness and contrast go up and down by so much, likewise
+_GAIN = 77  # of 256: the range of brightness and contrast in both directions, likewise
 _NOISE = 24.0  # grey levels, likewise
 _GREY = (128, 128, 128)
-_HALF = 128  # of 256, so that what is divided is rounded
-_LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: how bright red, green and blue are
+_HALF = 128  # of 256, to round divisions
+_LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red, green and blue
 
 
 @custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
-    """An image flipped, bent, blurred, recoloured and made noisy; of the same shape.
+    """Flip, bend, blur, recolour an image and add noise; the shape stays the same.
 
     Args:
         array: uint8 of shape (height, width, 3).
-        seed: decides all that is drawn.
-        rounds: the work grows with it, while each round changes less, so that images can be learnt from.
+        seed: determines all random draws.
+        rounds: more rounds mean more work but smaller changes each, so that images stay learnable.
 
     Raises:
         ValueError: the array is no image, or ``rounds`` is out of range.
@@ -64,7 +64,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
 
 
 def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:
-    """Scaled, sheared and shifted about its centre; what comes from outside is grey."""
+    """Scale, shear and shift about the centre; the area from outside is grey."""
     bend = (2.0 * random.random(4) - 1.0) * (_BEND * share)
     a, b, d, e = 1.0 + bend[0], bend[1], bend[2], 1.0 + bend[3]
     x, y = picture.width / 2.0, picture.height / 2.0
@@ -81,7 +81,7 @@ def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Im
 
 
 def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
-    """Brightness of each channel, contrast and saturation changed; not yet cut to what a byte holds."""
+    """Change brightness of each channel, contrast and saturation; values may exceed a byte."""
     most = max(1, round(_GAIN * share))
     gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
     contrast, saturation = (
@@ -95,7 +95,7 @@ def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: flo
 
 
 def _noisy(pixels: NDArray[np.int32], random: np.random.Generator, share: float) -> NDArray[np.uint8]:
-    """With noise of each pixel's own, the sum of three even draws, which is nearly normal."""
+    """Add noise to each value: a sum of three uniform draws, which is nearly normal."""
     most = max(1, round(_NOISE * share))
     noise = random.integers(-most, most, size=(_CHANNELS, *pixels.shape), dtype=np.int32, endpoint=True)
     noisy: NDArray[np.uint8] = np.clip(pixels + ((noise.sum(axis=0) + 1) >> 1), 0, 255).astype(np.uint8)

@@ -1,8 +1,8 @@
-"""`superdl compare`: arms of one spec, run interleaved on the same work, and what their figures say.
+"""`superdl compare`: run the arms of one spec interleaved on the same work, and compare their figures.
 
-``arms`` says what runs and in which order, ``running`` carries it out round by round; ``measured`` reads what
-runs left, ``figures`` is the arithmetic and its words, ``comparison`` and ``show`` what people get. A process
-of a run imports this package: so nothing is imported here.
+``arms`` defines the runs and their order, ``running`` executes them round by round; ``measured`` reads the
+runs' reports, ``figures`` holds the arithmetic and its wording, ``comparison`` and ``show`` the output. The
+process of each run imports this package, so nothing is imported here.
 """
 
 from __future__ import annotations

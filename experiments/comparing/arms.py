@@ -1,6 +1,6 @@
-"""What is compared: the arms of a spec, each with its trials, as whole specs, checked before anything runs.
+"""The arms of a comparison, each with its trials, as complete specs that are checked before anything runs.
 
-And in which order: interleaved, so that a machine that grows slower or faster meets all arms alike.
+Their rounds are interleaved, so that a machine that grows slower or faster affects all arms alike.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
 }
-"""What is compared where the spec names no arms."""
+"""The arms of a spec that names none."""
 
 _RESERVED = ("name", "output", "compare", "trials", "quick")
-"""What the comparison itself decides for its runs."""
+"""Keys that the comparison itself sets for its runs."""
 
 _LAUNCH = "launch"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of an arm; the trial of an arm that is one run has no name."""
+    """One run of an arm; the only trial of an arm without trials has an empty name."""
 
     name: str
     spec: Spec
@@ -41,9 +41,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work: its trials run at once. ``values`` are what it sets, by dotted keys.
+    """One way of doing the work, whose trials run at once. ``values`` are its settings by dotted key.
 
-    ``launch`` is the command that gets ``-m superdl.main run SPEC`` behind it; without it Python does.
+    ``launch`` is a command to which ``-m superdl.main run SPEC`` is appended; it defaults to Python.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Arm:
 
     @property
     def sharing(self) -> Spec | None:
-        """The first of several trials that want one coordinator, which somebody has to start for them."""
+        """The first of several trials that share one coordinator, which must be started for them."""
         wanting = [trial.spec for trial in self.trials if _wants_services(trial.spec)]
         return wanting[0] if len(wanting) > 1 else None
 
 
 class Round(NamedTuple):
-    """One go of one arm: ``number`` in the whole, ``repeat`` of the arm, both from 1."""
+    """One repeat of one arm: ``number`` counts all rounds, ``repeat`` those of the arm, both from 1."""
 
     number: int
     repeat: int
@@ -67,10 +67,10 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds: in each repeat every arm once, and each repeat begins one arm further on.
+    """Return all rounds: each repeat runs every arm once, and starts one arm later than the previous.
 
-    With A, B and C: A B C, B C A, C A B. So over as many repeats as there are arms each has each place once,
-    and which arm meets files that nobody has read yet, or a warm processor, is not always the same.
+    With A, B and C: A B C, B C A, C A B. Over as many repeats as there are arms, each arm has each place
+    once, so that files not yet read, or a warm processor, do not always affect the same arm.
     """
     rounds: list[Round] = []
     for repeat in range(repeats):
@@ -81,11 +81,10 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the arms of a spec, or the ``chosen`` ones; a loader's kind is an arm too, if asked for.
+    """Return the arms of a spec, or the ``chosen`` ones; a loader's kind can also be chosen as an arm.
 
     Raises:
-        ConfigError: an arm is unknown, sets what is the comparison's, or makes a spec that is not allowed.
-
+        ConfigError: an arm is unknown, sets a reserved key, or makes an invalid spec.
     """
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
@@ -144,13 +143,13 @@ def _check_values(where: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if str(key).split(".")[0] in _RESERVED:
             raise ConfigError(f"{where}: {key} is what the comparison decides for its runs; leave it out")
-        if isinstance(value, Mapping):  # it would take the place of the whole section
+        if isinstance(value, Mapping):  # it would replace the whole section
             first = next(iter(value), "key")
             raise ConfigError(f"{where}: {key} holds a mapping; write dotted keys, as in {key}.{first}: ...")
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
-    """The spec of one run: the common one, the arm's values over it, the trial's over these."""
+    """Build the spec of one run: the common values, overridden by the arm's, then by the trial's."""
     common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
     try:
         mapping = apply_values(apply_values(common, arm), trial)
@@ -167,7 +166,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
 
 
 def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """How functions run is said once, for the arms that have some: the others are spared it."""
+    """Drop the settings of functions from arms whose loader runs none, since one spec serves all arms."""
     loader = mapping["loader"]
     if not isinstance(loader, dict) or loader.get("kind") in SUPER_KINDS:
         return mapping

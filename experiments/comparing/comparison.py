@@ -1,8 +1,7 @@
-"""A comparison as one value, written as ``compare.json``, and read back; and that of runs
-which were made elsewhere, as by a cluster's launcher, from the directories that they left.
+"""A comparison, its file ``compare.json``, and comparisons of runs made elsewhere.
 
-Of the latter, arms are the runs' names, or names given to them; runs of one name are its repeats. What people
-see of a comparison is left to `show`.
+`compare_runs` reads directories of finished runs, such as a cluster's launcher leaves. Their arms are the
+runs' names, or names given to them; runs of one name are its repeats. `show` displays comparisons.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = [
 _REPORT = "compare.json"
 _FORMAT = 2
 _LEAST_PERCENT = 0.1
-"""Causes that make less of training time are in the figures, not in the words."""
+"""Stalls below this share of training time are in the figures, but not in the text."""
 _MADE_BEFORE = (
     "The runs were made before and not interleaved: what changed on the machine between them is in the "
     "figures. Wall time is the run's own, without the start of its process."
@@ -54,9 +53,7 @@ _MACHINE = ("machine", "usable_cpus", "device", "device_name", "platform")
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm: what it sets, the names of its trials if it has several runs at once, and its loader's settings
-    as the loader tells them.
-    """
+    """An arm: its settings, the names of its concurrent trials, and its loader's settings as reported."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +63,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round, by `Round`: its figures, or why it has none. ``folder`` is where its runs are."""
+    """A round (see `Round`): its figures, or the reason for having none. ``folder`` holds its runs."""
 
     number: int
     repeat: int
@@ -76,7 +73,7 @@ class RoundReport:
     failure: str | None = None
 
     def phrase(self) -> str:
-        """How it went, in one line."""
+        """Summarise the round in one line."""
         if self.figures is None:
             return f"{self.arm} failed"
         seconds = "" if self.figures.wall_s is None else f" in {self.figures.wall_s:.1f} s"
@@ -86,7 +83,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """All that is known of a comparison. ``status``: running, finished, interrupted or failed."""
+    """Everything known about a comparison. ``status``: running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -104,29 +101,29 @@ class Comparison:
 
     @property
     def measured(self) -> int:
-        """How many rounds have figures."""
+        """The number of rounds with figures."""
         return sum(one.figures is not None for one in self.rounds)
 
     def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
-        """The rounds of an arm that were measured."""
+        """Return the figures of an arm's measured rounds."""
         return tuple(one.figures for one in self.rounds if one.arm == arm and one.figures is not None)
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
-        """A figure of each arm over its repeats; None where there is none."""
+        """Return the spread of a figure for each arm; None without values."""
         return {arm.name: spread_of(self.figures_of(arm.name), key) for arm in self.arms}
 
     def shown(self) -> tuple[Figure, ...]:
-        """The figures that some arm has."""
+        """Return the figures that at least one arm has."""
         return tuple(figure for figure in FIGURES if any(self.spreads(figure.key).values()))
 
     @property
     def of_whole_runs(self) -> frozenset[str]:
-        """The keys of figures that have the warm-up in them: of runs at once, that of their cost too."""
+        """The keys of figures that include the warm-up; with concurrent runs, also the cost of an epoch."""
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
     def words(self) -> tuple[tuple[str, str], ...]:
-        """What the figures say, and what they leave out, each sentence after its subject."""
+        """Return sentences on what the figures show and leave out, each after its subject."""
         failed = {
             arm.name: lost
             for arm in self.arms
@@ -138,13 +135,13 @@ class Comparison:
         return (*said, *waits, *(("Note:", note) for note in self.notes))
 
     def _told_stalls(self, arm: ArmReport) -> str:
-        """Why an arm's steps stalled, and for what share of its training time."""
+        """Describe the causes of an arm's stalls, and their shares of its training time."""
         causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
         told = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
         return f"{arm.name}: {', '.join(told)} of training time." if told else ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as plain values for JSON, with what follows from them."""
+        """Return the comparison and its conclusions as plain values for JSON."""
         mapping = {"format": _FORMAT} | asdict(self) | {"words": [" ".join(point) for point in self.words()]}
         for arm in mapping["arms"]:
             spreads = {figure.key: self.spreads(figure.key)[arm["name"]] for figure in FIGURES}
@@ -161,16 +158,15 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
 
 
 def is_comparison(directory: Path) -> bool:
-    """Whether `write_comparison` has written there."""
+    """Check whether the directory holds a comparison."""
     return (directory / _REPORT).is_file()
 
 
 def read_comparison(directory: Path) -> Comparison:
-    """Read what `write_comparison` has written.
+    """Read a comparison written by `write_comparison`.
 
     Raises:
-        ConfigError: there is none, or not one of this version's.
-
+        ConfigError: there is none, or it has another version's format.
     """
     return TypeAdapter(Comparison).validate_python(read_json(directory / _REPORT, _FORMAT))
 
@@ -179,16 +175,16 @@ def read_comparison(directory: Path) -> Comparison:
 
 
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
-    """Compare the runs in ``named``, each a directory or ``NAME=directory``; nothing is run or written, so
-    the comparison has no directory yet.
+    """Compare the runs in ``named``, each a directory or ``NAME=directory``.
+
+    Nothing is run or written, so the comparison has no directory yet.
 
     Args:
         named: the runs.
-        warmup_epochs: of each run, left out; None: as the runs' specs say.
+        warmup_epochs: epochs to leave out of each run; None: as the runs' specs say.
 
     Raises:
         ConfigError: a directory holds no run, a run did not finish, or the runs' specs differ in the warm-up.
-
     """
     places = [_place(word) for word in named]
     runs = [read_measured_run(place) for _, place in places]
@@ -217,7 +213,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         values = {f"loader.{key}": report["spec"]["loader"][key] for key in ("kind", "batch_size")}
         arms.setdefault(name, ArmReport(name, values, settings=report["loader_settings"]))
         repeat = 1 + names[: len(rounds)].count(name)
-        # Of a run that was found nobody has seen the processes from outside: its own clock tells its time.
+        # The processes of a finished run were not observed from outside: use its own clock.
         figures = round_figures(RoundMeasured((run,), wall_s=report["wall_s"]), warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, name, str(place), figures))
         notes += _notes(str(place), report, run.first_epoch)
@@ -236,7 +232,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
 
 
 def _place(word: str) -> tuple[str, Path]:
-    """The name, which may be empty, and the directory."""
+    """Return the name, which may be empty, and the directory."""
     name, equals, rest = word.partition("=")
     return (
         (name, Path(rest).expanduser())
@@ -246,7 +242,7 @@ def _place(word: str) -> tuple[str, Path]:
 
 
 def _notes(place: str, report: Mapping[str, Any], first_epoch: int) -> Iterator[str]:
-    """What the report of a run does not tell."""
+    """Yield notes on the limits of a run's report."""
     if str(report["executor"]).startswith("as the coordinator"):
         yield (
             f"{place} used a coordinator that it did not start: its CPU, and that of its cache and functions,"

@@ -1,8 +1,7 @@
-"""The arithmetic of a comparison: what one round of an arm comes to, how its repeats spread, and what these
-figures mean in words and do not allow to be said. Pure.
+"""The arithmetic of a comparison: figures of a round, their spread over repeats, and conclusions in words.
 
-Reading runs is left to `measured`. A further figure is a field of `RoundFigures`, a line of `FIGURES` and a
-line of `round_figures`.
+All functions are pure; `measured` reads the runs. To add a figure, add a field to `RoundFigures`, a line to
+`FIGURES` and a line to `round_figures`.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ __all__ = [
 ]
 
 _BY_HOUR = {"training machine", "data machines"}
-"""What runs on one machine have in common: it is paid for as long as the longest goes."""
+"""Costs shared by the runs on one machine, paid until the longest run ends."""
 _STANDING = {"cache"}
-"""The same where the spec names the cache's nodes; else each job pays its share of them."""
+"""Costs that are shared if the spec names the cache's nodes; otherwise each job pays its part."""
 
 
 class Figure(NamedTuple):
-    """A figure that people see: its name in `RoundFigures`, its title and unit, and which way is better.
+    """A displayed figure: its name in `RoundFigures`, title, unit, and whether more is better.
 
-    ``whole``: it is of the whole run, warm-up included.
+    ``whole``: it covers the whole run, warm-up included.
     """
 
     key: str
@@ -72,10 +71,10 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """What one round of an arm comes to; None where it was not measured. docs/runs.md defines each.
+    """The figures of one round of an arm; None if not measured. docs/runs.md defines each.
 
-    ``stall_percent_by_cause`` says why training time was spent waiting, for steps that stalled, and
-    ``cpu_ms_by_group`` whose the CPU time of an image is.
+    ``stall_percent_by_cause`` is the share of training time spent in stalled steps, by cause, and
+    ``cpu_ms_by_group`` the CPU time per image, by group of processes.
     """
 
     images_per_s: float | None
@@ -102,35 +101,35 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The smallest."""
+        """The smallest value."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The largest."""
+        """The largest value."""
         return max(self.values)
 
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
-    """How a figure spreads over rounds; None if no round has it."""
+    """Return the spread of a figure over rounds; None if no round has it."""
     values = [value for one in rounds if (value := getattr(one, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
 def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of several tables by name, the largest first; what a table lacks is zero in it."""
+    """Average tables by name, largest mean first; a missing name counts as zero."""
     names = dict.fromkeys(name for table in tables for name in table)
     means = {name: math.fsum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Work one round out, leaving the first epochs of each run out but in figures of the whole run."""
+    """Compute the figures of a round; all but whole-run figures leave out each run's warm-up."""
     counted = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
     trained = [epoch["train"] for epoch in counted]
     wall_s = math.fsum(one["wall_s"] for one in trained)
@@ -183,12 +182,12 @@ def _added_up(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _images_per_s(
     runs: Sequence[RunMeasured], trained: Sequence[Mapping[str, Any]], warmup_epochs: int
 ) -> float | None:
-    """Training images over the time of their passes; of runs at once, over the time until all had ended.
-    None: nobody knows that time, since it is taken from samples of the processes.
+    """Return training images per second of the passes, or for concurrent runs per second until all had ended.
 
-    Rates of such runs are not added up: the last one is fast when the others have gone.
+    Return None if that time is unknown, since it is taken from samples of the processes.
     """
     wall_s = math.fsum(one["wall_s"] for one in trained)
+    # The rates of concurrent runs cannot be added: the last run is fast once the others have ended.
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
         ends = [end for run in runs if (end := run.end_s(len(run.report["epochs"]))) is not None]
@@ -197,11 +196,11 @@ def _images_per_s(
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """CPU seconds after the warm-up, by group; without a warm-up the start of the runs is in it.
+    """Return CPU seconds after the warm-up, by group; without a warm-up, they include the start.
 
-    Empty where a run had several ranks: its phases are of rank 0 alone. Of what runs share, all counts that
-    it did after the first of them was through its warm-up: in doubt against them.
+    Empty if a run had several ranks. Shared services count from the end of the first run's warm-up.
     """
+    # The phases of such a run cover rank 0 alone.
     if any(run.report["ranks"] > 1 for run in measured.runs):
         return {}
     used = [
@@ -211,6 +210,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
         if not warmup_epochs or (phase["epoch"] or 0) >= run.first_epoch + warmup_epochs
     ]
     if measured.services:
+        # Other runs may still warm up then: at worst this overstates the use of services.
         first_s = min(run.end_s(warmup_epochs) or -math.inf for run in measured.runs)
         earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
         before, last = earlier[-1] if earlier else {}, measured.services[-1][1]
@@ -219,7 +219,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 
 def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
-    """How often an image of the splits that were read was decoded, for all runs together; None: not told."""
+    """Return decodes per image of the splits that were read, over all runs; None if not reported."""
     jobs = [one["job"] for run in runs for epoch in run.report["epochs"] for one in _passes(epoch)]
     images = max(
         run.report["train_samples"]
@@ -230,7 +230,7 @@ def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
 
 
 def _usd(runs: Sequence[RunMeasured]) -> float | None:
-    """The bill of all runs; None where the machine that they train on has no price."""
+    """Return the cost of all runs; None if their training machine has no price."""
     paid: dict[str, list[float]] = {}
     shared = set(_BY_HOUR)
     for run in runs:
@@ -244,7 +244,7 @@ def _usd(runs: Sequence[RunMeasured]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | None:
-    """Of runs at once, all of their cost over the epochs of all."""
+    """Return the cost of an epoch; for concurrent runs, the total cost over all their epochs."""
     usd, epochs = _usd(runs), sum(len(run.report["epochs"]) for run in runs)
     if usd is None or not epochs:
         return None
@@ -259,16 +259,16 @@ def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | N
 
 
 def are_apart(first: Spread, second: Spread) -> bool | None:
-    """Whether every repeat of the one is below every repeat of the other; None: one ran once."""
+    """Check whether the ranges do not overlap; None if either has a single value."""
     if min(len(first.values), len(second.values)) == 1:
         return None
     return first.most < second.least or second.most < first.least
 
 
 def probability_of_apart(first: int, second: int) -> float:
-    """How likely the ranges of two equal arms lie apart by chance alone, by so many repeats of each.
+    """Return the probability that two equal arms have disjoint ranges, given their numbers of repeats.
 
-    Of all orders in which that many values can fall, two have those of one arm first.
+    Of all orders of the values, two have all values of one arm first.
     """
     return min(1.0, 2 / math.comb(first + second, first))
 
@@ -282,8 +282,8 @@ def conclusions(
 ) -> tuple[tuple[str, str], ...]:
     """Return sentences on what the figures leave out or do not show, each after its subject.
 
-    ``spreads`` are by the figure's key and the arm's name, ``failed`` is the number of rounds by the arm's
-    name, ``whole`` the keys of figures that have the warm-up in them.
+    ``spreads`` is keyed by figure and arm, ``failed`` is the number of failed rounds by arm, ``whole`` holds
+    the keys of figures that include the warm-up.
     """
     points = []
     repeats: dict[str, int] = {}
@@ -302,9 +302,9 @@ def conclusions(
 
 
 def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, float | None] | None:
-    """The arm with the best median, and by what factor the next one is worse, if that is not infinite.
+    """Return the arm with the best median, and how many times worse the next is, if finite.
 
-    None where its range overlaps another's, or the medians are equal in three digits.
+    None if its range overlaps another's, or the medians are equal in three digits.
     """
     measured = {name: spread for name, spread in spreads.items() if spread is not None}
     ranked = sorted(measured, key=lambda name: measured[name].median, reverse=figure.more_is_better)
@@ -323,7 +323,7 @@ def _about_warmup(epochs: int, titles: str) -> str:
 
 
 def _about_chance(repeats: Mapping[str, int]) -> str:
-    """What chance alone does to the two arms that are most exposed to it, by how often each arm ran."""
+    """Describe the effect of chance on the two arms most exposed to it, by their repeats."""
     once = [name for name, times in repeats.items() if times == 1]
     if once:
         return f"{', '.join(once)} ran once, so the spread is unknown: repeat it (--repeats 3)."

@@ -1,4 +1,4 @@
-"""What a comparison needs of a run: its report. The rest is left to `figures`."""
+"""Read the parts of a run that a comparison uses, for `figures`."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
 __all__ = ["CpuSample", "RoundMeasured", "RunMeasured", "read_json", "read_measured_run"]
 
 CpuSample = tuple[float, dict[str, float]]
-"""A Unix timestamp, and the CPU seconds by then of each group of processes."""
+"""A Unix timestamp, and the CPU seconds up to it for each group of processes."""
 
 _FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """One run, by its ``report``."""
+    """One run, represented by its ``report``."""
 
     report: Mapping[str, Any]
 
     @property
     def first_epoch(self) -> int:
-        """The first that it did: a run that went on from another's checkpoint has its warm-up from there."""
+        """The first epoch that this run trained; a resumed run has its warm-up from there."""
         return int(self.report["epochs"][0]["epoch"]) if self.report["epochs"] else 0
 
     def after(self, warmup_epochs: int) -> list[dict[str, Any]]:
-        """Its epochs without the first ones that it did."""
+        """Return the epochs after this run's first ``warmup_epochs``."""
         least = self.first_epoch + warmup_epochs
         return [one for one in self.report["epochs"] if one["epoch"] >= least]
 
     def end_s(self, epochs: int) -> float | None:
-        """When so many epochs had ended: a timestamp; of none, when its start had."""
+        """Return the timestamp when ``epochs`` epochs had ended; for 0, the end of the start phase."""
         epoch = self.first_epoch + epochs - 1 if epochs else None
         ends = [phase.get("ended_at_s") for phase in self.phases if phase["epoch"] == epoch]
         return ends[-1] if ends else None
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """What its processes used in its start and in each pass; empty where nobody looked."""
+        """Process usage in the start phase and in each pass; empty without monitoring."""
         return list((self.report["utilization"] or {}).get("phases", ()))
 
     @property
     def priced_bill(self) -> dict[str, Any] | None:
-        """Its bill; None where its machine has no price, since the most would be missing."""
+        """The bill; None if the machine, usually the largest part, has no price."""
         bill = self.report["bill"]
         lines = {line["name"]: line["usd"] for line in (bill or {}).get("lines", ())}
         return None if lines.get("training machine") is None else bill
@@ -58,11 +58,11 @@ class RunMeasured:
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
-    """One go of an arm: its runs, which went on at once.
+    """One repeat of an arm: its runs, which ran at the same time.
 
     ``wall_s`` is from the start of the first process until the last run has reported, ``cpu_s`` the CPU time
-    of all processes that came of it, as the system accounts for them; ``services`` are samples of what the
-    runs shared, which took ``services_start_s`` to start. All are absent for runs that were found, not made.
+    of all processes that descend from it, as the system accounts for them; ``services`` samples the services
+    shared by the runs, which took ``services_start_s`` to start. All are absent for runs made elsewhere.
     """
 
     runs: tuple[RunMeasured, ...]
@@ -73,11 +73,10 @@ class RoundMeasured:
 
 
 def read_measured_run(directory: Path) -> RunMeasured:
-    """Read the run that has left ``directory``.
+    """Read the run in ``directory``.
 
     Raises:
-        ConfigError: there is no report of ``superdl run`` in it, or not one of this version's.
-
+        ConfigError: it holds no report of ``superdl run``, or one of another version.
     """
     path = directory / REPORT_NAME
     if not path.exists():
@@ -89,8 +88,7 @@ def read_json(path: Path, expected: int) -> dict[str, Any]:
     """Read a file that names its format.
 
     Raises:
-        ConfigError: it cannot be read, or is of another format.
-
+        ConfigError: the file cannot be read, or has another format.
     """
     try:
         content = user_text.read_json(path)

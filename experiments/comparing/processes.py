@@ -1,8 +1,8 @@
-"""The processes of a round: a run each, started together, watched until the last has ended.
+"""The processes of a round: one per run, started together and watched until the last has ended.
 
 ``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
-WORD...``, or a launcher with ``--launch``, tied to the one that started it. At its end it waits for what the
-run started, so that its parent gets the CPU time of all.
+WORD...``, or a launcher with ``--launch``, tied to the process that started it. At its end it waits for the
+processes that the run started, so that its parent gets the CPU time of all.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["RunProcess", "main", "run_together"]
 _TICK_S = 1.0
 _POLL_S = 0.05
 _END_WAIT_S = 20.0
-"""For an interrupted run to write its report and end what it started; after that it is killed."""
+"""Time for an interrupted run to write its report and end its processes; then it is killed."""
 _LAST_LINES = 12
 _LAST_BYTES = 8192
 _RANK_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR"}
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 )
-"""Of a launcher around the comparison: with them, runs would take themselves for ranks of one."""
+"""Variables of a launcher around the comparison, which would make each run a rank of it."""
 _LAUNCH = "--launch"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass
 class RunProcess:
-    """A run: who it is to people, its spec's file, and the file that gets all it prints.
+    """A run: its title, its spec's file, and the file that receives its output.
 
-    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_told_to`` says that it was ended from here,
-    because another failed or a person asked.
+    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_told_to`` is set if the comparison ended
+    the run because another failed or the user interrupted.
     """
 
     title: str
@@ -56,7 +56,7 @@ class RunProcess:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         module = "superdl.experiments.comparing.processes"
         run = ["run", "--no-page", str(self.spec_file)]
         if self.launch:
@@ -69,34 +69,35 @@ class RunProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=kept | {"PYTHONUNBUFFERED": "1"},  # so that a run that was killed can be looked into
-                process_group=0,  # Ctrl-C in the terminal is this process's to pass on, to trainers alone
+                env=kept | {"PYTHONUNBUFFERED": "1"},  # so that the output of a killed run is complete
+                process_group=0,  # on Ctrl-C in the terminal, this process interrupts the trainers alone
             )
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it goes on."""
+        """The exit code, or None while it runs."""
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt it, so that it writes down what it has, or kill it and its workers.
+        """Interrupt the run, so that it writes its report, or kill it and its workers.
 
-        The services that it started end by themselves.
+        The services that it started end on their own.
         """
         if self.process is not None and self.code is None:
             self.was_told_to = True
             with contextlib.suppress(ProcessLookupError):
+                # Kill the whole group, workers included; interrupt only the trainer, which ends the others.
                 send = os.killpg if number == signal.SIGKILL else os.kill
                 send(self.process.pid, number)
 
     def wait(self, until_s: float) -> None:
-        """Wait for its end, until a time of the monotonic clock at most."""
+        """Wait for its end, at most until ``until_s`` of the monotonic clock."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, until_s - time.monotonic()))
 
     def last_lines(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of its output."""
         text = self.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
         return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
 
@@ -104,14 +105,13 @@ class RunProcess:
 def run_together(
     runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
 ) -> None:
-    """Start all runs and wait until they, and what they started, have ended; ``tick`` is called each second.
+    """Start all runs and wait for them and the processes they start; call ``tick`` each second.
 
     A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
-    later. Call it from the main thread: the system ties the runs to the thread that starts them.
+    later. Call this from the main thread: the system ties the runs to the thread that starts them.
 
     Raises:
-        KeyboardInterrupt: a person ended it; the runs were interrupted, and have written their reports.
-
+        KeyboardInterrupt: the user interrupted; the runs were interrupted, and have written their reports.
     """
     kill_at_s, tick_at_s = math.inf, 0.0
     try:
@@ -134,7 +134,7 @@ def run_together(
             until_s = time.monotonic() + _END_WAIT_S
             for run in runs:
                 run.wait(until_s)
-        finally:  # it has not ended in time, or a person insists
+        finally:  # a run has not ended in time, or the user interrupts again
             _signal(runs, signal.SIGKILL)
             for run in runs:
                 run.wait(time.monotonic() + _END_WAIT_S)
@@ -146,13 +146,13 @@ def _signal(runs: Sequence[RunProcess], number: signal.Signals) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be ``superdl`` with these words, after the process id of the parent."""
+    """Run ``superdl`` with these words, after the process id of the parent."""
     parent, *words = arguments
-    # Where a shell started all of it in the background, SIGINT came ignored, and nothing could end the run.
+    # A shell starts background jobs with SIGINT ignored, and then nothing could interrupt the run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Interrupted when the parent goes, so that the run still writes its report.
+    # Interrupt this process when its parent dies, so that the run still writes its report.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
-    if os.getppid() != int(parent):  # it died before the call above
+    if os.getppid() != int(parent):  # the parent died before the call above
         sys.exit(1)
     if words[0] == _LAUNCH:
         sys.exit(_run_command(words[1:]))
@@ -166,13 +166,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _found(word: str) -> str:
-    """``python`` is this one, and what this environment's folder holds is taken from there."""
+    """Resolve a command in this environment's folder, where ``python`` is the current interpreter."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 
 
 def _run_command(words: Sequence[str]) -> int:
-    """Run a command to its end, and pass on what interrupts it; its exit code."""
+    """Run a command, forward interrupts to it, and return its exit code."""
     with subprocess.Popen(words) as process:
         while True:
             try:

@@ -1,9 +1,9 @@
-"""Carries a comparison out, round by round, and keeps on disk what is known after each.
+"""Run a comparison round by round, and write the results to disk after each.
 
-A directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and what `comparison` and
-`show` write. The runs of a round have processes of their own. What the trials of an arm share for a round is
-the embedded default: coordinator, cache and functions, started cold and ended after. The comparison holds it
-as a training process does, and gives the trials its address.
+One directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and the output of
+`comparison` and `show`. Each run of a round is a separate process. The trials of an arm share the embedded
+default for a round: coordinator, cache and functions, started cold and ended afterwards. The comparison holds
+these services like a training process, and passes their address to the trials.
 """
 
 from __future__ import annotations
@@ -49,32 +49,31 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonFailedError", "compare", "publish"]
 
 _GRACE_S = 0.1
-"""Nobody comes back after the last trial."""
+"""No process rejoins the services after the last trial."""
 
 
 class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; names it, with the last lines that it printed."""
+    """A run of a comparison failed; the message names it and quotes its last lines of output."""
 
 
 def compare(
     spec: Spec, *, arms: Sequence[str] | None = None, keep_going: bool = False, console: Console
 ) -> Comparison:
-    """Run the arms of ``spec`` interleaved, print and write what they come to, and return it.
+    """Run the arms of ``spec`` interleaved, print and write the comparison, and return it.
 
-    The report is written after each round and at the end, however that comes.
+    The report is written after each round and at the end, also after an error.
 
     Args:
-        spec: what is compared; its ``compare`` section says how.
+        spec: the work to compare; its ``compare`` section configures the comparison.
         arms: names of the arms; None: all.
-        keep_going: go on after a run failed, without its figures.
+        keep_going: continue after a failed run, without its figures.
         console: for progress and tables.
 
     Raises:
-        ConfigError: an arm or a trial makes a spec that is not allowed; nothing has run.
+        ConfigError: an arm or a trial makes an invalid spec; nothing has run.
         ComparisonFailedError: a run failed, and ``keep_going`` is false.
-        SuperError: the data or what trials share cannot be had.
-        KeyboardInterrupt: the user ended it.
-
+        SuperError: the data or the shared services are not available.
+        KeyboardInterrupt: the user interrupted.
     """
     chosen = arms_of(spec, arms)
     device, directory = pick_device(spec.device), new_directory(spec.output, f"{spec.name}-compare")
@@ -110,7 +109,7 @@ def compare(
 
 
 def publish(report: Comparison, console: Console) -> None:
-    """Write all that people and programs read of a comparison into its directory, and print it."""
+    """Write the comparison's files into its directory, and print it."""
     directory = Path(report.directory)
     write_comparison(report, directory)
     write_whole(comparison_page(report), directory / PAGE_NAME)
@@ -134,7 +133,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
             of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
             report.rounds.append(RoundReport(*one, str(folder), figures))
-        if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second
+        if len(arm.trials) == 1:  # with many trials at once, pages are not worth a second each
             _write_pages(directory / folder, console)
         say(console, f"{place} {report.rounds[-1].phrase()}")
         write_comparison(report, directory)
@@ -144,16 +143,16 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
 
 
 def _write_pages(folder: Path, console: Console) -> None:
-    """Make the pages of a round's runs, now that nothing is timed."""
+    """Write the pages of a round's runs, now that nothing is timed."""
     for path in sorted(folder.rglob("report.json")):
         try:
             write_run_page(path.parent)
-        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
+        except Exception as error:  # noqa: BLE001  # the figures matter more than any error in drawing
             say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
 
 
 def _notes(arm: Arm) -> Iterator[str]:
-    """What a reader must know of how an arm ran."""
+    """Yield notes on how an arm ran that affect its figures."""
     functions = [trial.spec for trial in arm.trials if trial.spec.loader.runs_functions]
     variable = os.environ.get("SUPER_COORDINATOR")
     for address in sorted({spec.loader.coordinator or variable or "" for spec in functions} - {""}):
@@ -170,13 +169,12 @@ def _notes(arm: Arm) -> Iterator[str]:
 
 
 def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
-    """Run every trial of ``arm`` at once, below ``folder``, and read what they have left.
+    """Run every trial of ``arm`` at once, below ``folder``, and read their reports.
 
     Raises:
         ComparisonFailedError: a run failed.
-        SuperError: what the trials share cannot be started, or a run left no report.
-        KeyboardInterrupt: a person ended it; the runs have written their reports.
-
+        SuperError: the shared services do not start, or a run left no report.
+        KeyboardInterrupt: the user interrupted; the runs have written their reports.
     """
     before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
@@ -186,12 +184,13 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
         runs = [_run_of(trial, folder, one, services, arm.launch) for trial in arm.trials]
         start_s = time.time() - begun_at_s
         run_together(runs, services.sample if services else lambda: None)
-    cpu_s = _children_cpu_s() - before_s  # when all has ended, what was shared too
+    cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
     if any(run.code for run in runs):
         raise ComparisonFailedError(_failure(runs, folder))
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
         runs=tuple(map(read_measured_run, places)),
+        # Until the last report: the processes themselves also wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,
         services=tuple(services.samples) if services else (),
@@ -202,7 +201,7 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
 def _run_of(
     trial: Trial, folder: Path, one: Round, services: _SharedServices | None, launch: tuple[str, ...]
 ) -> RunProcess:
-    """Write the trial's spec, whole, so that ``superdl run`` repeats it."""
+    """Write the trial's complete spec, so that ``superdl run`` can repeat it."""
     place = folder / trial.name if trial.name else folder
     place.mkdir(parents=True)
     spec = replace(trial.spec, output=str(place))
@@ -216,13 +215,13 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """The directory of the run in ``place``; where there is none, reading it says so."""
+    """Return the latest run's directory in ``place``; without one, ``place``, which fails when read."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    """Of the first that failed; one that was ended because of it has no fault."""
+    """Describe the first failed run; runs that were ended because of it are not at fault."""
     first = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
     code = first.code or 0
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -231,13 +230,13 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
 
 
 def _children_cpu_s() -> float:
-    """CPU time of all children that were waited for, and of theirs."""
+    """Return the CPU seconds of all children that were waited for, and of their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 class _SharedServices:
-    """The services of one round, and the CPU time that they have used."""
+    """The services of one round, and samples of their CPU time."""
 
     def __init__(self, address: str, coordinator: psutil.Process | None) -> None:
         self.address = address
@@ -245,10 +244,10 @@ class _SharedServices:
         self._groups = None if coordinator is None else ProcessGroups(coordinator)
 
     def sample(self) -> None:
-        """Look at what they have used by now."""
+        """Record the CPU time used so far."""
         if self._groups is None:
             return
-        with contextlib.suppress(psutil.NoSuchProcess):  # killed by somebody: what was seen of it stays
+        with contextlib.suppress(psutil.NoSuchProcess):  # killed from outside: earlier samples stay
             used = {name: reading.cpu_s for name, reading in self._groups.read().items()}
             used["coordinator"] = used.get("coordinator", 0.0) + used.pop("trainer", 0.0)
             self.samples.append((time.time(), used))
@@ -256,14 +255,13 @@ class _SharedServices:
 
 @contextlib.contextmanager
 def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
-    """Start them as the spec's executor wants them; when the block ends, they have ended.
+    """Start the services for the spec's executor, and end them with the block.
 
     Raises:
-        EmbeddedError: they do not start.
-        ConfigError: a variable is wrong, or one is missing that the executor needs.
-
+        EmbeddedError: the services do not start.
+        ConfigError: a variable is invalid, or one is missing that the executor needs.
     """
-    from superdl.sampler.embedded.embedded import Embedded  # with torch: not for a comparison that needs none
+    from superdl.sampler.embedded.embedded import Embedded  # imports torch: only when services are needed
     from superdl.sampler.embedded.settings import EmbeddedSettings
 
     with embedded_executor(spec):

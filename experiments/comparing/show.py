@@ -1,6 +1,6 @@
-"""Shows a comparison: one table and sentences on a console, and ``report.html`` with plots beside.
+"""Display a comparison: one table and sentences on a console, and ``report.html`` with plots.
 
-What the page says beside the figures is in ``reporting/templates/comparison.html``.
+The page's text is in ``reporting/templates/comparison.html``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, and what it says and leaves out."""
+    """Print the table, its conclusions and what it leaves out."""
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, and below it least to most"
         rows = [
@@ -56,9 +56,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     planned = len(comparison.arms) * comparison.repeats
-    if comparison.status == "finished":  # of runs that were found, arms may have several each
+    if comparison.status == "finished":  # arms of runs made elsewhere may have different numbers of runs
         planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
     counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"
@@ -116,21 +116,21 @@ def comparison_page(comparison: Comparison) -> str:
 def _side_by_side(
     comparison: Comparison,
 ) -> Iterator[tuple[Figure, dict[str, Spread | None], tuple[str, float | None] | None]]:
-    """Each figure, its spread by arm, and its winner."""
+    """Yield each figure, its spread by arm, and its winner."""
     for figure in comparison.shown():
         spreads = comparison.spreads(figure.key)
         yield figure, spreads, winner(figure, spreads)
 
 
 def _winner_cell(best: tuple[str, float | None] | None) -> str:
-    """The winner, and by what factor."""
+    """Format the winner and its factor."""
     if best is None:
         return ABSENT
     return best[0] if best[1] is None else f"{best[0]}, {number(best[1])} times better"
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
-    """The median, and, where it is not the only value, the least and the most ``between`` it and the end."""
+    """Format the median and, if values differ, the least and the most, joined by ``between``."""
     if spread is None:
         return ABSENT
     if spread.least == spread.most:
@@ -139,7 +139,7 @@ def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
 
 
 def _cpu_by_part(comparison: Comparison, counted: str) -> Table | None:
-    """Whose the CPU time of an image is."""
+    """Tabulate the CPU time per image by group of processes."""
     by_arm = {
         arm.name: mean_by_name([one.cpu_ms_by_group for one in comparison.figures_of(arm.name)])
         for arm in comparison.arms
@@ -175,7 +175,7 @@ def _bars(comparison: Comparison, figure: Figure) -> Drawing:
 
 
 def _settings(comparison: Comparison) -> Iterator[Table]:
-    """What each arm sets, its loader's settings, and what trials set."""
+    """Yield tables of each arm's settings, its loader's settings, and the trials' settings."""
     for arm in comparison.arms:
         if arm.values:
             yield facts_table(f"{arm.name} sets", arm.values)

@@ -1,8 +1,7 @@
-"""The data that experiments train on: sets that are drawn, published ones that are there, or sources that
-users name; and sending sets to a bucket.
+"""The data of experiments: drawn sets, published sets, users' sources, and uploads to a bucket.
 
-Imports fast (no torch, no scikit-learn), as the command line loads it. Reading images is left to
-`experiments.loaders`.
+It imports fast (no torch, no scikit-learn), since the command line loads it. `experiments.loaders` reads the
+images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes an image set once, whole or not at all: scikit-learn's digits, or a set of drawn pictures.
+"""Write an image set once and atomically: scikit-learn's digits, or a set of drawn pictures.
 
 The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
 validation, class by class, by a seeded hash, so that the split is the same on every machine.
@@ -33,10 +33,10 @@ DIGITS_FORMAT: Mapping[str, Any] = {
     "val_percent": 20,
     "counts": {"train": 1438, "val": 359},
 }
-"""What decides the digits; stored in the set's manifest and compared when it is reused."""
+"""The facts that determine the digits; stored in the set's manifest and compared when it is reused."""
 
 _TOLD_TIMES = 10
-_AT_ONCE = 50  # pictures that a thread draws before it tells
+_AT_ONCE = 50  # pictures that a thread draws between progress reports
 _MEGABYTE = 1e6
 
 
@@ -46,14 +46,13 @@ _MEGABYTE = 1e6
 def make_digits(directory: str | Path) -> Path:
     """Write the digits below ``directory`` as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
 
-    A directory that already holds the finished set is checked and left as it is.
+    A directory that already holds the complete set is checked and left as it is.
 
     Returns the directory's absolute path.
 
     Raises:
         SourceError: the directory holds other files, or a set that is damaged.
         ConfigError: the path cannot be a directory, cannot be written, or scikit-learn is not installed.
-
     """
     target = Path(directory).expanduser().absolute()
     written_once(target, DIGITS_FORMAT, "the digits", _write_digits)
@@ -83,7 +82,7 @@ def _write_digits(root: Path) -> None:
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
-    """Return the indices held out: of each class the same share, chosen by a seeded hash of the index."""
+    """Return the held-out indices: the same share of each class, chosen by a seeded hash of the index."""
 
     def split_key(index: int) -> bytes:
         return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
@@ -99,7 +98,7 @@ def _validation_indices(labels: list[int]) -> set[int]:
 
 
 def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
-    """Refuse a set that lacks images."""
+    """Raise an error if the set lacks images."""
     found = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if found != counts:
         raise SourceError(
@@ -124,24 +123,23 @@ def make_set(
     """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``.
 
     A directory that already holds exactly this set is checked and left as it is. Equal ``samples`` and
-    ``seed`` give equal files, however many threads draw them.
+    ``seed`` give equal files, whatever the number of threads.
 
     Args:
-        made: which set.
-        directory: where; nothing may be there but this set or an empty directory.
-        samples: how many training images; None: as many as the whole set has.
-        seed: of all that is drawn.
-        threads: how many draw; None: one for each core. numpy and Pillow let go of the interpreter.
-        tell: gets lines for people.
+        made: the set.
+        directory: the place; it may hold only this set or nothing.
+        samples: the number of training images; None: those of the whole set.
+        seed: of all random draws.
+        threads: the number of drawing threads; None: one per core. numpy and Pillow release the GIL.
+        tell: receives lines for people.
 
     Returns the directory's absolute path.
 
     Raises:
         ConfigError: too few samples, no room, or a place that cannot be written.
-        SourceError: something else is there, or a set that is damaged.
-
+        SourceError: the directory has other content, or a set that is damaged.
     """
-    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # numpy: not for a look
+    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # numpy: only to make a set
 
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
@@ -177,7 +175,7 @@ def _draw(
     threads: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Draw all pictures below ``root``, and tell each tenth with the rate."""
+    """Draw all pictures below ``root``, and report each tenth with the rate."""
     from superdl.experiments.data.pictures import label_of, picture_file
 
     def draw_some(split: str, start: int, digits: int) -> int:
@@ -212,11 +210,10 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """The manifest of the drawn set that stands in a directory; None where there is none.
+    """Return the manifest of the drawn set in a directory; None if there is none.
 
     Raises:
-        SourceError: there is one that cannot be read, or says nothing of counts.
-
+        SourceError: there is one that cannot be read, or has no counts.
     """
     manifest = manifest_of(directory)
     if manifest is None or not isinstance(manifest.get("made"), dict):

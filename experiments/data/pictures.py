@@ -1,10 +1,10 @@
-"""Draws one picture of a made set and encodes it: a figure with a texture, before noise as photos have it.
+"""Draw one picture of a made set and encode it: a textured figure in front of photo-like noise.
 
-What tells the class is the texture's direction (mirrored or not, so that a flip changes no class), its kind
-and width, and the figure's outline, in this order of importance. Colours, brightness, place and size are
-drawn for each picture, whatever its class: the mean colour tells nothing. Pictures are the same for the same
-seed under the same numpy and Pillow, in whatever order they are drawn. Writing them is left to
-`experiments.data.making`.
+The class determines the texture's direction (mirrored or not, so that a flip changes no class), its kind and
+width, and the figure's outline, in this order of importance. Colours, brightness, place and size are drawn
+for each picture, whatever its class: the mean colour carries no information. The same seed gives the same
+pictures under the same numpy and Pillow, in whatever order they are drawn. `experiments.data.making` writes
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DISTINCT_CLASSES", "PICTURE_FORMAT", "colour_mode", "label_of", "picture_file", "picture_pixels"]
 
 PICTURE_FORMAT = 1
-"""Changes whenever the same seed would give other pictures."""
+"""Raise this whenever the same seed would give other pictures."""
 
 _DIRECTIONS = tuple(math.radians(degrees) for degrees in (0.0, 90.0, 45.0, 22.5, 67.5))
 _KINDS = 2  # stripes, dashes
@@ -44,7 +44,7 @@ _BESIDE_GREY = 20  # CMYK falls on other indices than grey
 
 
 def picture_file(made: MadeSet, seed: int, split: str, index: int) -> bytes:
-    """The ``index``-th picture of a split, encoded."""
+    """Return the ``index``-th picture of a split, encoded."""
     image = Image.fromarray(picture_pixels(made, seed, split, index))
     mode = colour_mode(made, index)
     if mode != "RGB":
@@ -58,19 +58,20 @@ def picture_file(made: MadeSet, seed: int, split: str, index: int) -> bytes:
 
 
 def label_of(made: MadeSet, index: int) -> int:
-    """The class of a split's ``index``-th picture."""
+    """Return the class of a split's ``index``-th picture."""
     return index % made.classes
 
 
 def colour_mode(made: MadeSet, index: int) -> str:
-    """Pillow's mode of a picture: those that are not RGB lie evenly among the others, in any split."""
+    """Return Pillow's mode of a picture; modes other than RGB are spread evenly in any split."""
     if made.grey or _falls_on(made.grey_share, index):
         return "L"
     return "CMYK" if _falls_on(made.cmyk_share, index + _BESIDE_GREY) else "RGB"
 
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
-    """The pixels of a picture, shape (height, width, 3), before its colours are taken away."""
+    """Return the pixels of a picture, shape (height, width, 3), before conversion to its colour mode."""
+    # A generator per picture makes the drawing order irrelevant. 0 is the noise bank's.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
     bank = _noise_bank(seed, max(_BANK_SIDE, 2 * max(width, height)))
@@ -90,19 +91,19 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
 
 
 def _falls_on(share: float, index: int) -> bool:
-    """Whether an evenly spaced share of all indices, the first half a space from the beginning, has this."""
+    """Check whether ``index`` is in an evenly spaced share of all indices, offset by half a space."""
     return math.floor((index + 1) * share + _HALF) > math.floor(index * share + _HALF)
 
 
 def _figure_and_texture(
     label: int, random: np.random.Generator, width: int, height: int
 ) -> tuple[Plane, Plane]:
-    """Where the figure is (0 to 1), and its texture (-1 to 1, 0 outside)."""
+    """Return the figure's mask (0 to 1), and its texture (-1 to 1, 0 outside)."""
     direction = _DIRECTIONS[label % len(_DIRECTIONS)]
     rest = label // len(_DIRECTIONS)
     dashed, rest = rest % _KINDS, rest // _KINDS
     widest, turn = rest % len(_WIDTHS), rest // len(_WIDTHS)
-    outline = (turn + label) % _OUTLINES  # another for each direction too, so that few classes differ in both
+    outline = (turn + label) % _OUTLINES  # varies with the direction too, so that few classes differ in both
 
     side = min(width, height)
     angle = direction * (1 if random.random() < _HALF else -1) + math.radians(random.uniform(-3, 3))
@@ -136,7 +137,7 @@ def _outline(outline: int, x: Plane, y: Plane, radius: np.float32) -> Plane:
 
 
 def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> Plane:
-    """A piece of noise from anywhere in ``plane``, mirrored or not."""
+    """Cut a random piece of noise from ``plane``, mirrored or not."""
     top = int(random.integers(plane.shape[0] - height + 1))
     left = int(random.integers(plane.shape[1] - width + 1))
     piece = plane[top : top + height, left : left + width]
@@ -146,7 +147,7 @@ def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> 
 
 @lru_cache(maxsize=2)
 def _noise_bank(seed: int, side: int) -> tuple[Plane, Plane, Plane]:
-    """Three planes of noise of every scale, deviation 1, made once: drawing it for each picture is slow."""
+    """Return three planes of noise of every scale, deviation 1; cached, since drawing them is slow."""
     random = np.random.default_rng([seed, 0])
     return _noise(random, side), _noise(random, side), _noise(random, side)
 

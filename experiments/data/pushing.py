@@ -1,4 +1,4 @@
-"""Uploads a directory to S3: in parallel, each file whole or not at all, and later only what is not there.
+"""Upload a directory to S3 in parallel, each file atomically, and skip files that are already there.
 
 A file is there if the object has its size and, as ETag, its MD5. Buckets encrypted by KMS give other ETags:
 there everything is sent again. Memory is bounded by the workers and by the largest folder's names.
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["push"]
 
-_MOST_BYTES = 5 * 2**30  # of an object that is sent by one request
+_MOST_BYTES = 5 * 2**30  # of an object in a single request
 _MOST_FAILURES = 20
-_AHEAD = 4  # files for each worker that wait for it
+_AHEAD = 4  # queued files for each worker
 
 
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Send all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
 
-    ``done`` gets the size of each file that has been sent or was there, and the size of all.
+    ``done`` is called for each file that was sent or already there, with its size and the total size.
 
-    Returns how many ``files`` there are, were ``sent`` and were ``there``, and the ``bytes`` of those sent.
+    Returns the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
 
     Raises:
-        ConfigError: ``url`` is none of S3.
+        ConfigError: ``url`` is not on S3.
         SourceNotFoundError: there is no such directory.
-        SourceError: the bucket cannot be listed, something below the directory is no file that can be read,
-            or some files were not sent: the message names up to 20, after which no more are tried.
+        SourceError: the bucket cannot be listed, an entry below the directory is not a readable file, or some
+            files were not sent: the message names up to 20, after which no more are tried.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
@@ -58,7 +58,7 @@ def push(
     pending = deque[Future[tuple[bool, int]]]()
 
     def settle(most: int) -> None:
-        """Wait until no more than so many files are on their way."""
+        """Wait until at most ``most`` files are pending."""
         while len(pending) > most:
             try:
                 sent, size_bytes = pending.popleft().result()
@@ -73,6 +73,7 @@ def push(
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
+                # One listing per folder bounds memory, and saves a request for each file.
                 known = _objects(client, below)
                 for name in sizes:
                     if len(failed) < _MOST_FAILURES:
@@ -92,7 +93,7 @@ def push(
 
 
 def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
-    """Size and ETag of each object of a folder, by key."""
+    """Return size and ETag of each object of a folder, by key."""
     try:
         pages = client.pages(below, folders=True)
         return {item.key: (item.size, item.version) for page in pages for item in page.objects}
@@ -104,7 +105,7 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
 
 
 def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Whether it was sent, as it was not there, and its size."""
+    """Send a file unless it was sent before; return whether it was sent now, and its size."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -114,7 +115,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
             if size_bytes > _MOST_BYTES:
                 raise SourceError(f"{path}: it has over {_MOST_BYTES:,} bytes")
             kind = mimetypes.guess_type(key)[0] or ""
-            # What arrives otherwise than this digest says is refused.
+            # The store refuses content that does not match this digest.
             client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())
     except (OSError, ValueError, ObjectError) as error:
         raise SourceError(f"{path}: {error}") from error
@@ -122,7 +123,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Each folder with its files' names and sizes, in order; what would be left out is refused."""
+    """Yield each folder with its files' names and sizes, in order; reject entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -130,6 +131,7 @@ def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
     if not directory.is_dir():
         raise SourceNotFoundError(f"there is no directory {directory.absolute()}")
     for place, below, names in os.walk(directory, onerror=refuse):
+        # os.walk descends in this order.
         below.sort()
         folder, sizes = Path(place), {}
         for name in sorted(names):

@@ -1,8 +1,8 @@
-"""Turns a spec's `data` section into source URLs, writing a set first where it is asked for and not there.
+"""Turn a spec's `data` section into source URLs, and write a missing set first if necessary.
 
-A published set is found in the layout that its archive unpacks to. Nothing is unpickled: of CIFAR-10 the
-binary version is taken. Nothing is written into a user's set. What it lacks for our loaders (labels of
-validation images in folders, images in files) is written once beside it, into ``<directory>-superdl``.
+A published set is recognised in the layout that its archive unpacks to. Nothing is unpickled: CIFAR-10 is
+read in its binary version. Nothing is written into a user's set. Parts that SUPER's loaders need (labels of
+validation images in folders, images in files) are written once beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one split's samples live, and the key list that names them where folders do not.
+    """The location of one split's samples, and the key list that names them if folders do not.
 
-    ``alias``, ``versions`` and ``classes`` (empty: as they are found) are those of
+    ``alias``, ``versions`` and ``classes`` (empty: taken from the source) are those of
     :class:`superdl.SuperDataset`.
     """
 
@@ -52,9 +52,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """The sources of a run; without ``val`` nothing is validated.
+    """The sources of a run; without ``val`` there is no validation.
 
-    ``note`` says which images these are, where the spec leaves that to what is found.
+    ``note`` identifies the images if the spec allows several.
     """
 
     train: Source
@@ -63,15 +63,14 @@ class PreparedData:
 
 
 def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -> PreparedData:
-    """Return the sources that ``data`` names; if none is named, its set is found or written.
+    """Return the sources that ``data`` names; without any, find or write its set.
 
-    ``tell`` gets lines for people while a set is written.
+    ``tell`` receives lines for people while a set is written.
 
     Raises:
         ConfigError: a URL has an unknown scheme or contradicts ``data.kind``, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
-        SourceError: a directory holds something else than the set, or a damaged one.
-
+        SourceError: a directory has other content than the set, or a damaged set.
     """
     if data.train is None:
         if data.kind in PUBLISHED_SETS:
@@ -88,9 +87,9 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
 
 
 def directories_of(data: DataSpec) -> list[Path]:
-    """Where the images of ``data`` are, or will be written: absolute, the set first; none for buckets alone.
+    """Return the absolute directories of the images of ``data``, written or not, the set first.
 
-    Key lists that are files count too.
+    Key lists in files are included; buckets are not.
     """
     named = [data.train, data.val, data.train_key_list, data.val_key_list]
     if data.train is None:
@@ -105,7 +104,7 @@ def directories_of(data: DataSpec) -> list[Path]:
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
-    """The published set where it is, else the drawn one that stands in for it, and never silently."""
+    """Return the published set if present, else the drawn set that replaces it, always with a note."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
     found = None if made_in(place) is not None else find_published(data.kind, place, tell)
@@ -124,7 +123,7 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
 
 
 def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
-    """The made set, written if it is not there; one that is there serves in any size, unless one is named."""
+    """Return the made set, written if missing; one of any size is used unless ``samples`` is set."""
     directory = Path(data.directory or default_directory(made, data.samples)).expanduser()
     samples, seed = data.samples, 0
     if samples is None:
@@ -176,12 +175,11 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set called ``name`` in ``directory``; None if nothing at all is there.
+    """Find the set called ``name`` in ``directory``; return None if the directory is empty or missing.
 
     Raises:
-        SourceError: something is there, but not this set, or parts of it are missing or damaged.
-        ConfigError: what has to be written beside the set cannot be.
-
+        SourceError: the directory holds something else, or the set is incomplete or damaged.
+        ConfigError: the parts beside the set cannot be written.
     """
     directory = directory.expanduser().absolute()
     try:
@@ -217,7 +215,7 @@ def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedDa
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
-    """The first directory of ``names`` that has folders in it, other than one called images."""
+    """Return the first directory of ``names`` that has folders in it, other than one called images."""
     for name in names:
         try:
             with os.scandir(directory / name) as entries:
@@ -229,9 +227,9 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Tiny ImageNet, whose validation images lie in one folder: their classes become a key list.
+    """Make a key list of Tiny ImageNet's validation images, which share one folder.
 
-    A line of its annotations has an image's file, its class and a box, with tabs between.
+    Each line of its annotations has an image's file, its class and a box, separated by tabs.
     """
     annotations = directory / "val" / _ANNOTATIONS
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
@@ -248,7 +246,7 @@ def _beside(directory: Path) -> Path:
 
 
 def _write_once(path: Path, content: str) -> None:
-    """Write a file whole, unless it is there and the same."""
+    """Write a file atomically, unless it already has this content."""
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == content:
             return
@@ -273,20 +271,20 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "val": ("test_batch.bin",),
     },
 }
-"""Of sets that are published so, by split: MNIST's images and labels, CIFAR-10's batches (binary version)."""
+"""Files of sets published as arrays, by split: MNIST's images and labels, CIFAR-10's binary batches."""
 _PLACES = {"mnist": (".", "raw", "MNIST/raw", "mnist/raw"), "cifar10": (".", "cifar-10-batches-bin")}
 _CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
     "cifar10": ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
 }
-_MNIST_BYTES = 0x800  # bytes, in so many dimensions
+_MNIST_BYTES = 0x800  # type code for bytes; the number of dimensions is added
 _CIFAR_ROW_BYTES = 1 + 3 * 32 * 32  # the class, then the planes of red, green and blue
 _FILE_BYTES = 4096
 _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
-    """Find a set's files in a directory, or where its archive or torchvision puts them, if they are there."""
+    """Find a set's files in a directory, or in the subdirectories used by its archive and torchvision."""
     for place in _PLACES[name]:
         splits = {
             split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
@@ -304,7 +302,7 @@ def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
 
 
 def _file(directory: Path, name: str) -> Path:
-    """Where a file is, packed or as torchvision names it; where it should be, if it is not there."""
+    """Return a file's path, unpacked, packed or as torchvision names it; if missing, its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
     return next((directory / one for one in names if (directory / one).is_file()), directory / name)
 
@@ -338,8 +336,8 @@ def _convert(
 
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
-    """Images and labels of two files: a magic number with the dimensions, their sizes, then the bytes."""
-    import numpy as np  # not for a look at which sets there are
+    """Read images and labels of two files: a magic number with the dimensions, sizes, then bytes."""
+    import numpy as np  # not needed to list the sets
 
     arrays = []
     for path, dimensions in zip(paths, (3, 1), strict=True):
@@ -357,7 +355,7 @@ def _read_mnist(paths: Sequence[Path]) -> _Arrays:
 
 
 def _read_cifar(paths: Sequence[Path]) -> _Arrays:
-    """Images and labels of the batches of CIFAR-10's binary version."""
+    """Read images and labels of the batches of CIFAR-10's binary version."""
     import numpy as np
 
     content = b"".join(path.read_bytes() for path in paths)

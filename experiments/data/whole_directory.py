@@ -1,4 +1,4 @@
-"""Writes a directory once, whole or not at all: beside its place, then renamed, where there is room."""
+"""Write a directory once and atomically: beside its place, if there is room, then renamed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "check_room", "manifest_of", "written_once"]
 
 MANIFEST = "manifest.json"
-_SPARE_BYTES = 256 * 2**20  # left free beside what is written
+_SPARE_BYTES = 256 * 2**20  # left free in addition
 _MEGABYTE = 1e6
 
 
 def manifest_of(directory: Path) -> dict[str, Any] | None:
-    """What the manifest of a directory says; None where there is none that is a JSON object."""
+    """Return the manifest of a directory; None if there is none that is a JSON object."""
     try:
         manifest = read_json(directory / MANIFEST)
     except FileNotFoundError:
@@ -37,11 +37,10 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 
 
 def check_room(directory: Path, size_bytes: int, what: str) -> None:
-    """See that so many bytes fit where ``directory`` will be; ``what`` they are, for the message.
+    """Check that ``size_bytes`` fit where ``directory`` will be; ``what`` names them in the message.
 
     Raises:
-        ConfigError: they do not fit; the message says how much is needed and how much is free.
-
+        ConfigError: they do not fit; the message has the required and the free space.
     """
     free = shutil.disk_usage(next(one for one in (directory, *directory.parents) if one.is_dir())).free
     if free < size_bytes + _SPARE_BYTES:
@@ -53,27 +52,28 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
 
 
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
-    """Write a directory unless it stands there with the same manifest.
+    """Write a directory unless it already exists with the same manifest.
 
-    Of several processes that want it at once one writes and the others wait. What a writer that was killed
-    left is deleted by the next.
+    If several processes want to write it, one writes and the others wait. The next writer deletes the remains
+    of a killed one.
 
     Args:
-        target: the place; nothing may be there but this directory or an empty one.
-        manifest: what decides the content, for JSON; it is kept with it.
+        target: the place; it must not exist, except as this directory or an empty one.
+        manifest: the facts that determine the content, for JSON; it is stored in the directory.
         what: the content's name, for messages.
         fill: writes the content into an empty directory.
 
     Raises:
-        SourceError: something else stands there.
+        SourceError: the directory has other content.
         ConfigError: the place cannot be written.
-
     """
+    # Compare what JSON gives back: tuples become lists.
     wanted = json.loads(json.dumps(manifest))
     if _stands(target, wanted, what):
         return
     try:
         with _alone_beside(target):
+            # Another process may have written it while this one waited.
             if _stands(target, wanted, what):
                 return
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
@@ -109,7 +109,7 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
 
 @contextmanager
 def _alone_beside(target: Path) -> Iterator[None]:
-    """Hold a lock on the directory above, which ends with this process, however it ends."""
+    """Hold a lock on the parent directory, which is released even if this process is killed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
@@ -125,6 +125,6 @@ def _write(target: Path, manifest: Mapping[str, Any], fill: Callable[[Path], Non
         fill(staging)
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         staging.chmod(0o755)  # mkdtemp makes it private; the functions that read it may be another user
-        staging.replace(target)  # also onto an empty directory
+        staging.replace(target)  # also replaces an empty directory
     finally:
         shutil.rmtree(staging, ignore_errors=True)

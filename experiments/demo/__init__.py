@@ -1,7 +1,7 @@
-"""SUPER beside a DataLoader with Pillow, on this machine and these images: what ``superdl demo`` runs.
+"""``superdl demo``: compare SUPER to a DataLoader with Pillow, on this machine and these images.
 
-`measuring` is a process that reads epochs with one of them, `running` starts such processes one after the
-other, `showing` says what they took. Nothing is trained.
+`measuring` is a process that reads epochs with one of them, `running` starts these processes one after the
+other, `showing` presents the results. Nothing is trained.
 """
 
 from __future__ import annotations

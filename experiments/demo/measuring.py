@@ -1,7 +1,6 @@
 """A process that reads epochs with one loader: ``python -m MODULE TASK`` prints figures.
 
-Imports are over before the clock starts. Opening the loader, with all that it starts, is part of the first
-epoch.
+The clock starts after imports. The first epoch includes opening the loader and its services.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from torch.utils.data import DataLoader, Dataset
 
-from superdl.coordinator import catalog  # noqa: F401  # list_samples imports it when it is called
+from superdl.coordinator import catalog  # noqa: F401  # else list_samples would import it while timed
 from superdl.experiments.data import Source
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
 from superdl.experiments.loaders.workers import stack
@@ -38,9 +37,9 @@ SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to read: a directory of class folders, or the images of it that a key list names.
+    """The images to read: a directory of class folders, or those of it named by a key list.
 
-    ``workers`` are the DataLoader's. Images are resized to ``resize`` pixels and cropped to ``crop``.
+    ``workers`` is the DataLoader's. Images are resized to ``resize`` pixels and cropped to ``crop``.
     """
 
     loader: str
@@ -55,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Images that came, images decoded for them, wall time, and the CPU time of all processes, in seconds."""
+    """Images read, images decoded for them, wall time, and CPU time of all processes, in seconds."""
 
     images: int
     decodes: int
@@ -64,7 +63,7 @@ class Epoch:
 
 
 class _Images(Dataset[Any]):
-    """An ImageFolder: what is decoded when it is asked for; None in place of a broken image."""
+    """An ImageFolder that decodes on access; a broken image is None."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples, self._make = samples, make
@@ -76,7 +75,7 @@ class _Images(Dataset[Any]):
         content = self._samples.read(index)
         try:
             pixels = self._make(content, self._samples.keys[index], 0)
-        except BadSampleError:  # SUPER is told to skip it, too
+        except BadSampleError:  # SUPER skips it too
             return None
         return pixels, self._samples.labels[index]
 
@@ -87,7 +86,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """A DataLoader as its documentation has it, whose workers stay from epoch to epoch."""
+    """Open a DataLoader as in its documentation, with workers that persist across epochs."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(
@@ -101,7 +100,7 @@ def _open_pillow(task: Task) -> Any:
 
 
 def _open_super(task: Task) -> Any:
-    """SUPER as README has it."""
+    """Open SUPER as in its README."""
     dataset = SuperDataset(
         task.directory,
         recipe=Recipe.image(resize=task.resize, crop=task.crop),
@@ -112,17 +111,17 @@ def _open_super(task: Task) -> Any:
 
 
 def _cpu_s() -> float:
-    """CPU seconds until now of this process and all that came of it, ended ones with them."""
+    """Return the CPU seconds so far of this process and its descendants, including ended ones."""
     own, total_s = psutil.Process(), 0.0
     for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # its parent has its time by now
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent counts its time
             times = process.cpu_times()
             total_s += times.user + times.system + times.children_user + times.children_system
     return total_s
 
 
 def measure(task: Task) -> list[Epoch]:
-    """Read the epochs of a task in this process, which is fresh."""
+    """Read the epochs of a task in this fresh process."""
     cpu_s, began_s, produced, epochs = _cpu_s(), time.perf_counter(), 0, []
     loader = _open_super(task) if task.loader == SUPER else _open_pillow(task)
     for _ in range(task.epochs):
@@ -137,7 +136,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the task of the command line; print its epochs and the processes that end after this one."""
+    """Measure the task of the command line; print its epochs and the services that are still running."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

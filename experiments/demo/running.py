@@ -1,4 +1,4 @@
-"""Chooses images, has a process read them with each loader in turn, and hands their figures on."""
+"""Choose images, measure each loader in separate processes, and present the results."""
 
 from __future__ import annotations
 
@@ -36,25 +36,24 @@ __all__ = ["demo"]
 
 _MADE_IN, _MADE_SET = "data/demo", "imagenet-like"
 _IMAGES, _FEWEST = 1500, 64
-_DECODING_S = 50.0  # of large photos fewer are read, so that all epochs decode for so long
+_DECODING_S = 50.0  # limits the number of large photos, so that all epochs decode for about this long
 _DECODING_EPOCHS = 4
 _PROBED = 8
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
 _BUSY = 0.5
-_ENDING_S = 20.0  # for SUPER's services, before the next process is measured
+_ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders, print what they took, and write it as a page; what there is to tell, for JSON.
+    """Measure both loaders, print the figures, write them as a page, and return them for JSON.
 
     Args:
-        named: a folder of images, with a folder for each class; None: drawn ones, in ``data/demo``.
-        images: how many of them to read; None: 1,500, and fewer where decoding takes long.
-        console: gets all words.
+        named: a folder of images, with a folder for each class; None: drawn images, in ``data/demo``.
+        images: the number of images to read; None: 1,500, or fewer if decoding is slow.
+        console: receives all output.
 
     Raises:
         SuperError: the images cannot be read, or a process failed; the message has its reason.
-
     """
     tell, cores = partial(say, console), usable_cores()
     load, _, _ = os.getloadavg()
@@ -71,6 +70,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
         page = new_directory("runs", "demo") / PAGE_NAME
         workers = min(cores, -(-count // _BATCH_SIZE))
         task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
+        # The last epochs start in fresh processes: the cache is lost, the store is kept.
         for number, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
             tell(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")
@@ -82,7 +82,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
 
 
 def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
-    """The user's folder, or that of drawn images, which are made once."""
+    """Return the user's folder, or that of drawn images, which are made once."""
     if named is not None:
         directory = Path(named).expanduser().absolute()
         if not directory.is_dir():
@@ -92,9 +92,9 @@ def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """How many images are read of how many, after a key list of them, evenly spread; None: all are.
+    """Choose images, evenly spaced; return a key list (None: all), their number and the total.
 
-    Each is read here, so that the loaders, whichever comes first, find it in the page cache.
+    Each is read here, so that both loaders find it in the page cache.
     """
     samples = list_samples(Source(f"file://{directory}"), "torch")
     total = len(samples)
@@ -121,8 +121,8 @@ def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tu
 
 
 def _measured(task: Task, store: str) -> list[Epoch]:
-    """Read by a process of its own; its services have ended when this returns."""
-    # A coordinator, cache or store that the user has would be measured along.
+    """Run a task in a fresh process, and wait until its services have ended."""
+    # The user's own coordinator, cache or store would be measured too.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     command = [sys.executable, "-P", "-m", "superdl.experiments.demo.measuring", json.dumps(asdict(task))]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a demo shows: table, bars and sentences, in a terminal and as a page; lines for a script."""
+"""Present a demo: table, bars and sentences, in a terminal and as a page, and lines for a script."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Shown"]
 
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
-_BAR = 44  # characters of the longest
-_FEW = 1.5  # times; less is a percentage
+_BAR = 44  # characters of the longest bar
+_FEW = 1.5  # smaller factors are shown as a percentage
 
 _NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
 _WHYS = (
@@ -51,7 +51,7 @@ for epoch in range(3):
 
 
 class _Figure(NamedTuple):
-    """What a row has of an epoch."""
+    """A figure of an epoch, shown as a row."""
 
     title: str
     better: str
@@ -65,7 +65,7 @@ _DECODES = _Figure("images decoded", "less", lambda epoch: epoch.decodes)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What was measured: ``count`` images, as ``read`` and ``task`` describe them; epochs by loader."""
+    """The measurements: ``count`` images, as described by ``read`` and ``task``; epochs by loader."""
 
     read: str
     count: int
@@ -73,12 +73,12 @@ class Shown:
     epochs: Mapping[str, Sequence[Epoch]]
 
     def lines(self) -> str:
-        """The lines of a script that reads as SUPER was measured."""
+        """Return the lines of a script that reads as SUPER did in the demo."""
         fields = asdict(self.task)
         return _LINES.format(**fields | {"directory": json.dumps(self.task.directory, ensure_ascii=False)})
 
     def print(self, console: Console, page: Path) -> None:
-        """Print all of it."""
+        """Print everything."""
         print_rows(console, ("", *_COLUMNS), self._rows(), title=_NOTHING_TRAINED)
         rates = self._bars(_RATE)
         width, longest = max(map(len, rates)), max(rates.values())
@@ -89,7 +89,7 @@ class Shown:
         say(console, f"\nwritten to {page}\n\nIn your script:\n\n{self.lines()}")
 
     def page(self) -> str:
-        """The same as HTML."""
+        """Return the same as HTML."""
         drawings = [
             partial(
                 draw_bars,

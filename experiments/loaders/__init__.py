@@ -1,6 +1,6 @@
-"""The loaders that a spec may name, behind one small interface, fed the same files and the same seed.
+"""The loaders that a spec may name, behind one small interface, with the same files and the same seed.
 
-A new loader is one `open_*` function in a module here, and one row in `LOADERS`.
+To add a loader, write one `open_*` function in a module here, and add one row to `LOADERS`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ _OF_ONE_RANK = ("webdataset", "mds", "litdata")
 
 
 def open_loader(request: LoaderRequest) -> Loader:
-    """Open one split with the loader that the request names.
+    """Open one split with the requested loader.
 
     Raises:
-        ConfigError: this loader cannot read such a source, or not for several ranks.
-
+        ConfigError: the loader does not support this source, or several ranks.
     """
     kind = request.loader.kind
     if request.replicas > 1 and kind in _OF_ONE_RANK:

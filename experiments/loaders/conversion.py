@@ -1,6 +1,6 @@
-"""Brings a source's images into another loader's format, once: files as they are, packed into shards.
+"""Convert a source's images into another loader's format, once: unchanged files, packed into shards.
 
-What it took is kept beside the shards and reported, since users of such a loader pay it.
+The time it took is stored beside the shards and reported, since users of such a loader pay it.
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ __all__ = ["Converted", "Write", "convert_once", "need_package"]
 
 _COST = "conversion.json"
 _IMAGES = "images"
-_SHUFFLE_SEED = 0  # of the order in which shards are written, whatever a run's own shuffle is
-_VERSION = 1  # raised whenever a loader's samples are written otherwise than before
+_SHUFFLE_SEED = 0  # of the order of samples in shards, independent of a run's own shuffle
+_VERSION = 1  # raised whenever a loader's samples are written differently
 _MEGABYTE = 1e6
 
 
 Write: TypeAlias = "Callable[[Samples, Sequence[int], int, Path], None]"
-"""Writes samples into an empty directory; takes their places in the wanted order and the bytes of all."""
+"""Writes samples into an empty directory; arguments are their indices in order, and their total bytes."""
 
 
 class Converted(NamedTuple):
-    """Images in another format: where they are, and the seconds that writing them took."""
+    """Images in another format: their directory, and the seconds that writing them took."""
 
     directory: Path
     seconds: float
 
 
 def need_package(module: str, kind: str, note: str = "") -> None:
-    """See that the package that a loader imports is installed; ``kind`` names the loader and its extra.
+    """Check that a loader's package is installed; ``kind`` names the loader and its extra.
 
     Raises:
-        ConfigError: it is not; ``note`` says what else its user should know.
-
+        ConfigError: it is not installed; ``note`` is added to the message.
     """
     if find_spec(module) is None:
         raise ConfigError(
@@ -58,16 +57,15 @@ def need_package(module: str, kind: str, note: str = "") -> None:
 
 
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> Converted:
-    """The images in the format of loader ``kind``, written now unless they are there.
+    """Return the images in the format of loader ``kind``, and write them first if necessary.
 
-    For training they are written in shuffled order, as each of the packages advises, since it then reads them
-    in sequence; for validation in key order. Samples that changed since, by size, time or ETag, make another
+    Training images are written in shuffled order, as all these packages recommend, since they then read
+    sequentially; validation images in key order. Samples with another size, time or ETag go to another
     directory.
 
     Raises:
         ConfigError: the place cannot be written, or has no room.
-        SourceError: a file cannot be read, or what is there is damaged.
-
+        SourceError: a file cannot be read, or the existing conversion is damaged.
     """
     manifest = {
         "format": kind,

@@ -1,4 +1,4 @@
-"""What training asks of a loader: batches with their figures, the classes, and the job's counters."""
+"""The interface of a loader for training: batches with their figures, the classes, the job's counters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What a worker measured while it made one batch; there is no cache to read, hit or miss.
+    """A worker's measurements while it made one batch; there is no cache to read, hit or miss.
 
-    ``batch_id`` tells which samples it holds, in which order. Seconds are sums over them. ``padding`` marks
-    samples that are there only to make ranks equally long; None: none of them.
+    ``batch_id`` identifies the samples and their order. Seconds are sums over them. ``padding`` marks samples
+    that only make ranks equally long; None: there are none.
     """
 
     batch_id: bytes
@@ -40,7 +40,7 @@ class WorkerFigures:
 
 
 BatchFigures: TypeAlias = "BatchInfo | WorkerFigures"
-"""What is known of one batch."""
+"""Figures of one batch."""
 
 Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
 """uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures."""
@@ -55,51 +55,50 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def sample_count(self) -> int:
-        """How many samples the split has."""
+        """The number of samples in the split."""
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """What it was opened with, by the names of its own documentation, for the report."""
+        """The settings of the loader, named as in its own documentation, for the report."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the listing: keys, versions (of files, sizes and times), labels and classes."""
+        """The fingerprint of the listing: keys, versions (of files, sizes and times), labels and classes."""
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """Whether it can go on in the middle of an epoch with just the samples that are left of it."""
+        """True if it can resume in the middle of an epoch with exactly the remaining samples."""
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins; a place in it that was just loaded stays."""
+        """Set the epoch of the next iteration, and keep a position in it that was just loaded."""
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """The place after so many batches of the latest iteration, as plain values."""
+        """Return the place after ``batches`` batches of the latest iteration, as plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a place that any rank's loader told.
+        """Start the next iteration at a place from any rank's loader.
 
         Raises:
-            ConfigError: it is a place in other batches than this loader's.
-
+            ConfigError: the place belongs to other batches than this loader's.
         """
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch."""
 
     def close(self) -> None:
-        """End the workers and the job; the loader is of no use after it."""
+        """Stop the workers and the job; the loader cannot be used afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """All that a loader is opened with; ``training`` means shuffled by ``seed``, else in key order.
+    """The arguments of a loader; ``training`` means shuffled by ``seed``, else in key order.
 
-    Of each epoch the loader gives the part of ``rank``, one of ``replicas``; the batch size is a rank's.
-    ``converted`` is where a loader with a format of its own keeps the images in it, and ``tell`` gets a line
-    for people when it writes them.
+    The loader gives the part of ``rank``, one of ``replicas``, in each epoch; the batch size is per rank.
+    ``converted`` holds the images of loaders with their own format, and ``tell`` receives a line for people
+    when they are written.
     """
 
     source: Source
@@ -114,7 +113,7 @@ class LoaderRequest:
     tell: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
-        """The options of a DataLoader that the spec decides; they are settings of the report, too."""
+        """Return a DataLoader's options from the spec, which are also settings in the report."""
         return {
             "num_workers": self.loader.num_workers,
             "persistent_workers": self.loader.num_workers > 0,

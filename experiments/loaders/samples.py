@@ -1,8 +1,8 @@
-"""What the loaders that decode by themselves read: a source's samples, listed as SUPER's coordinator does it.
+"""A source's samples, listed as by SUPER's coordinator, for loaders that decode on their own.
 
-Decoding is in the process that calls. ``recipe.resize`` and ``recipe.crop`` are done by Pillow as a torch
-user writes it, without the functions' code, so that a fault in that shows as a difference. ``recipe.steps``,
-which may be random, are done by the functions' own code: the same pixels for the same CPU time.
+Decoding runs in the calling process. ``recipe.resize`` and ``recipe.crop`` use Pillow as a torch user would,
+without the functions' code, so that a bug there shows as a difference. ``recipe.steps``, which may be random,
+use the functions' own code: the same pixels for the same CPU time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["ImageMaker", "Samples", "decode_image", "list_samples"]
 
 _CHANNELS = 3
-_SIZED = 64  # objects whose size is asked for, where the listing does not tell it
+_SIZED = 64  # objects whose sizes are requested, if the listing has none
 
 
 @dataclass
 class Samples:
-    """The samples of a source in key order; it pickles.
+    """The samples of a source in key order; it can be pickled.
 
     ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
-    with paths below it. ``id_bucket`` and keys without ``prefix`` are those of sample ids. ``labels`` are
-    places in ``classes``.
-    ``fingerprint`` is of all that the listing told, sizes and modification times of files with it.
+    with paths below it. Sample ids use ``id_bucket`` and keys without ``prefix``. ``labels`` are indices into
+    ``classes``. ``fingerprint`` covers the whole listing, including sizes and modification times of files.
     """
 
     bucket: str
@@ -50,30 +49,29 @@ class Samples:
     prefix: str = ""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return len(self.keys)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one object.
+        """Read one object.
 
         Raises:
-            SourceNotFoundError: it is gone.
-            SourceForbiddenError: it may not be read.
-            SourceError: the store did not give it.
-
+            SourceNotFoundError: the object no longer exists.
+            SourceForbiddenError: access is denied.
+            SourceError: the store did not deliver it.
         """
         if self.bucket.startswith("s3://"):
             with source_failures(f"{self.bucket}/{self.keys[index]}"):
                 return bytes(open_bucket(self.bucket).read(self.keys[index]))
         path = f"{self.bucket.removeprefix('file://')}/{self.keys[index]}"
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # half the time of a Path
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path takes twice the time
                 return file.read()
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
 
     def size_bytes(self) -> int:
-        """Bytes of all objects; of a bucket, about, from a few of them."""
+        """Return the bytes of all objects; for a bucket, an estimate from a few of them."""
         if not self.bucket.startswith("s3://"):
             root = Path(self.bucket.removeprefix("file://"))
             return sum((root / key).stat().st_size for key in self.keys)
@@ -87,13 +85,12 @@ def list_samples(source: Source, kind: str) -> Samples:
     """List a source by its class folders or its key list.
 
     Args:
-        source: what to list.
-        kind: the loader that asks, for messages.
+        source: the source.
+        kind: the requesting loader, for messages.
 
     Raises:
-        SourceError: it cannot be listed; as `coordinator.catalog.lister.list_source` says.
-        ConfigError: the labels of its key list are no class names.
-
+        SourceError: it cannot be listed; see `coordinator.catalog.lister.list_source`.
+        ConfigError: the labels of its key list are not class names.
     """
     from superdl.coordinator.catalog.lister import list_source
 
@@ -118,16 +115,15 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 class ImageMaker:
-    """Makes images by one recipe; it pickles.
+    """Makes images by one recipe; it can be pickled.
 
     Args:
-        recipe: what to do.
-        samples: what it will make, as sample ids have them: that names them for random steps.
+        recipe: the steps.
+        samples: the samples to be made, whose ids seed random steps.
 
     Raises:
-        RecipeError: ``recipe.steps`` are none.
+        RecipeError: ``recipe.steps`` is invalid.
         ConfigError: a custom step may not be imported here.
-
     """
 
     def __init__(self, recipe: RecipeSpec, samples: Samples) -> None:
@@ -140,26 +136,26 @@ class ImageMaker:
         self._program: Any = None
         if recipe.steps is not None:
             self._modules = FunctionSettings.from_environment().step_modules
-            self._program_of(0)  # a recipe that cannot be is refused now, not in a worker
+            self._program_of(0)  # rejects an impossible recipe now, not in a worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the program, which a worker makes again."""
+        """Return the state without the program, which a worker makes again."""
         return {**self.__dict__, "_epoch": -1, "_program": None}
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        """The pixels of one file: uint8 of shape (height, width, 3).
+        """Return the pixels of one file: uint8 of shape (height, width, 3).
 
         Raises:
             BadSampleError: it cannot be decoded; the message names bucket and key.
             ConfigError: ``recipe.steps`` give something else than such pixels.
-
         """
         if self._recipe.steps is None:
             try:
                 return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
+            # Too little memory is not the image's fault.
             except MemoryError:
                 raise
-            except Exception as error:  # broken bytes make Pillow's decoders raise anything
+            except Exception as error:  # Pillow's decoders can raise anything on broken bytes
                 raise BadSampleError(
                     f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
                 ) from error
@@ -201,7 +197,7 @@ class ImageMaker:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Decode one image file: upright RGB of shape (crop, crop, 3), its shorter side resized before."""
+    """Decode one image file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     width, height = image.size

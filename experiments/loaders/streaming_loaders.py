@@ -1,8 +1,8 @@
-"""MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, read from local disk.
+"""MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, on local disk.
 
-As their documentation writes it: a dataset of one's own whose ``__getitem__`` decodes, and a DataLoader. MDS
-takes the batch size; LitData has a DataLoader of its own, and its validation asks for samples by index, which
-keeps their order.
+They follow the documentation: a custom dataset whose ``__getitem__`` decodes, and a DataLoader. MDS takes the
+batch size; LitData has its own DataLoader, and its validation requests samples by index, which keeps their
+order.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["open_litdata", "open_mds", "write_chunks", "write_shards"]
 
 _MDS, _LITDATA = "mds", "litdata"
 _MDS_NOTE = "it holds numpy below 2.2, so best in an environment of its own"
-_SHARD_BYTES = 2**26  # the default of both packages, the most here
+_SHARD_BYTES = 2**26  # the default of both packages, the maximum here
 _CHUNK_BYTES_MIN = 2**20
-_CHUNKS = 48  # of a set that is too small for so many of them
-_BATCH_DECODE = 1  # what LitData's "auto" takes for rows that are images
+_CHUNKS = 48  # the number for sets too small for full chunks
+_BATCH_DECODE = 1  # LitData's "auto" for rows that are images
 
 
 def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The files in an order, with their labels and places in key order."""
+    """Yield the files in an order, with their labels and indices."""
     for index in order:
         yield {"image": samples.read(index), "label": samples.labels[index], "index": index}
 
 
 @functools.cache
 def _images_class(kind: str) -> Any:
-    """The dataset's class, made once the package is there to derive it from."""
+    """Return the dataset's class, made on demand because its base needs the package."""
     declare_operators()
     base: Any
     if kind == _MDS:
@@ -59,7 +59,7 @@ def _images_class(kind: str) -> Any:
         base = LitDataset
 
     class Images(base):  # type: ignore[misc]  # untyped
-        """Decodes; each iteration in a process is the next epoch."""
+        """Decodes samples; each iteration in a process is the next epoch."""
 
         def __init__(self, samples: Samples, make: ImageMaker, **options: Any) -> None:
             super().__init__(**options)
@@ -85,7 +85,7 @@ def _images_class(kind: str) -> Any:
 
 
 def _restored(kind: str, state: dict[str, Any]) -> Any:
-    """A dataset that was pickled for a worker which was not forked."""
+    """Restore a pickled dataset in a worker that was not forked."""
     dataset = object.__new__(_images_class(kind))
     dataset.__dict__.update(state)
     return dataset
@@ -108,12 +108,11 @@ def _write_mds(samples: Samples, order: Sequence[int], _size_bytes: int, directo
 
 
 def open_mds(request: LoaderRequest) -> Loader:
-    """Open a split, converted into shards first unless it has been.
+    """Open a split, converted into shards first if necessary.
 
     Raises:
         ConfigError: the package is not installed, or the shards cannot be written.
         SourceError: the source cannot be listed or read.
-
     """
     need_package("streaming", _MDS, _MDS_NOTE)
     images = _images_class(_MDS)
@@ -124,7 +123,7 @@ def open_mds(request: LoaderRequest) -> Loader:
     if request.training:
         arguments |= {"shuffle_algo": "py1e", "shuffle_seed": request.seed}
     else:
-        arguments |= {"num_canonical_nodes": 1}  # what keeps the order
+        arguments |= {"num_canonical_nodes": 1}  # keeps the order
     dataset = images(samples, make, local=str(converted.directory), **arguments)
     return DecodingLoader(
         data_loader(dataset, request, batch_size=request.loader.batch_size, collate_fn=collate),
@@ -143,12 +142,12 @@ def open_mds(request: LoaderRequest) -> Loader:
 
 
 def write_chunks(items: Iterable[dict[str, Any]], chunk_bytes: int, directory: Path) -> None:
-    """Write items as LitData chunks of about that size into an empty directory."""
+    """Write items as LitData chunks of about ``chunk_bytes`` into an empty directory."""
     from litdata.streaming.writer import BinaryWriter
 
     writer = BinaryWriter(str(directory), chunk_bytes=chunk_bytes)
-    # One rank writes all; else it would wait for what the others write.
-    writer._distributed_env = type(writer._distributed_env)(1, 0, 1)  # noqa: SLF001  # it has no other way
+    # One rank writes all; otherwise the writer would wait for other ranks.
+    writer._distributed_env = type(writer._distributed_env)(1, 0, 1)  # noqa: SLF001  # no public way
     for place, item in enumerate(items):
         writer[place] = item
     writer.done()
@@ -161,12 +160,11 @@ def _write_litdata(samples: Samples, order: Sequence[int], size_bytes: int, dire
 
 
 def open_litdata(request: LoaderRequest) -> Loader:
-    """Open a split, converted into chunks first unless it has been.
+    """Open a split, converted into chunks first if necessary.
 
     Raises:
         ConfigError: the package is not installed, or the chunks cannot be written.
         SourceError: the source cannot be listed or read.
-
     """
     need_package("litdata", _LITDATA)
     images = _images_class(_LITDATA)
@@ -203,7 +201,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
 
 
 class _ByIndex(Dataset[Any]):
-    """A map-style dataset over one that knows more ways."""
+    """A map-style view of a dataset that also supports streaming."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""SUPER itself, through its public names only, as a user would write it."""
+"""SUPER itself, used through its public names only, as a user would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_super(request: LoaderRequest) -> Loader:
 
 
 def open_super_threads(request: LoaderRequest) -> Loader:
-    """The same by threads of this process; ``num_workers`` of the spec has no part in it."""
+    """Open a split with threads of this process; the spec's ``num_workers`` is not used."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
@@ -35,7 +35,7 @@ def open_super_threads(request: LoaderRequest) -> Loader:
 
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
-    from superdl.sampler import SuperSampler  # a run with another loader needs neither
+    from superdl.sampler import SuperSampler  # not needed with other loaders
     from superdl.super_dataset import SuperDataset
 
     dataset = SuperDataset(
@@ -47,7 +47,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         classes=request.source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,
-        on_bad_sample=request.loader.on_bad_sample,  # type: ignore[arg-type]  # the spec has checked it
+        on_bad_sample=request.loader.on_bad_sample,  # type: ignore[arg-type]  # checked by the spec
     )
     sampler = SuperSampler(
         dataset,
@@ -59,18 +59,19 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         num_replicas=request.replicas,
     )
     if sampler.kept and (request.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
-        request.tell(sampler.kept)  # an embedded one says so itself
+        request.tell(sampler.kept)  # an embedded coordinator prints it itself
     if request.training:
         try:
             _try_out(request, sampler.coordinator)
         except BaseException:
+            # The caller has no loader to close yet.
             sampler.close()
             raise
     return dataset, sampler
 
 
 def _try_out(request: LoaderRequest, coordinator: str) -> None:
-    """Each rank's host has to reach the cache; what functions do is the same for all."""
+    """Check that this rank's host reaches the cache; only rank 0 tests the functions, which are shared."""
     from superdl.doctor import preflight
 
     preflight(
@@ -132,7 +133,7 @@ class _SuperLoader:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        # A SuperLoader knows which batches it left out, for bad samples alone.
+        # A SuperLoader also counts batches left out because all of their samples are bad.
         place = getattr(self._batches, "state_dict", None)
         return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
 
@@ -142,7 +143,7 @@ class _SuperLoader:
         return iter(self._batches)
 
     def close(self) -> None:
-        batches, self._batches = self._batches, None  # the last reference: threads end with it
+        batches, self._batches = self._batches, None  # drops the last reference, which ends the threads
         end_workers(batches)
         del batches
         self._sampler.close()

@@ -1,6 +1,6 @@
-"""The loader whose workers decode, and the plain way of one: a map-style dataset, Pillow, DataLoader workers.
+"""A loader whose workers decode, and its plain form: a map-style dataset, Pillow, DataLoader workers.
 
-The plain one is the baseline that SUPER is measured against. It reads files, or objects of a bucket.
+The plain form is the baseline for SUPER. It reads files, or objects of a bucket.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ _FORMAT = "counted batches"
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode; what they decode is counted as a job's functions are.
+    """A DataLoader whose workers decode; their work is counted like that of a job's functions.
 
-    It cannot seek. In a resumed epoch it reads from the epoch's start and drops the batches before the place,
-    which the log says; one that cannot have its order again refuses.
+    It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
+    and logs this. A loader that cannot repeat an order raises an error instead.
 
     Args:
-        batches: a DataLoader that gives the batches of an epoch, those of one rank, each time it is iterated.
-        length: how many there are.
+        batches: a DataLoader that yields one rank's batches of an epoch each time it is iterated.
+        length: the number of batches.
         samples: those of the split, all ranks together.
-        settings: what it was opened with, for the report.
-        tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
-        pads: whether this rank's last sample is only there to make ranks equally long.
-        requests: for each sample it makes, those to a bucket, which are billed.
-
+        settings: the settings of the loader, for the report.
+        tell_epoch: sets the epoch of the next iteration of ``batches``; None: they count from 0.
+        pads: whether this rank's last sample only pads it to the length of other ranks.
+        requests: the billed requests to a bucket for each sample.
     """
 
     def __init__(
@@ -68,9 +67,9 @@ class DecodingLoader:
         self._requests = requests
         self._fetch_s = self._decode_s = 0.0
         self._samples = 0
-        self._epoch = self._batch = 0  # where the next iteration begins
-        self._begun = 0  # iterations
-        self._began_at = (0, 0)  # the latest one, epoch and batch
+        self._epoch = self._batch = 0  # start of the next iteration
+        self._begun = 0  # iterations so far
+        self._began_at = (0, 0)  # epoch and batch at which the latest iteration began
 
     @property
     def classes(self) -> Sequence[str]:
@@ -79,34 +78,34 @@ class DecodingLoader:
 
     @property
     def sample_count(self) -> int:
-        """How many samples the split has."""
+        """The number of samples in the split."""
         return len(self._split)
 
     @property
     def fingerprint(self) -> str:
-        """Of the listing."""
+        """The fingerprint of the listing."""
         return self._split.fingerprint.hex()
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """Whether it can have the order of an epoch again, whose first batches are then dropped."""
+        """True if it can repeat the order of an epoch, whose first batches are then dropped."""
         return self._tell_epoch is not None
 
     def __len__(self) -> int:
-        """How many batches an epoch has; none once it is closed."""
+        """Return the number of batches in an epoch; 0 once closed."""
         return 0 if self._batches is None else self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next; a batch in it that a state named stays."""
+        """Make ``epoch`` the next, and keep a loaded batch position in it."""
         if epoch != self._epoch:
             self._epoch, self._batch = epoch, 0
 
     def _facts(self) -> dict[str, int]:
-        """What decides which samples a batch has."""
+        """Return the facts that determine the samples of a batch."""
         return {"samples": len(self._split), "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """The place after so many batches of the latest iteration."""
+        """Return the place after ``batches`` batches of the latest iteration."""
         epoch, batch = self._began_at
         return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
 
@@ -114,9 +113,9 @@ class DecodingLoader:
         """Begin the next iteration at ``state``.
 
         Raises:
-            ConfigError: it is another loader's, of other samples or batches, or of the middle of an epoch,
-                whose order this loader cannot have again.
-
+            ConfigError: the state belongs to another loader, other samples or batches, or is in the middle of
+            an
+                epoch whose order this loader cannot repeat.
         """
         if state.get("format") != _FORMAT:
             raise ConfigError(
@@ -136,7 +135,7 @@ class DecodingLoader:
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 
     def _begin(self) -> int:
-        """Begin the next iteration; returns how many of its batches are to be dropped."""
+        """Begin the next iteration, and return the number of its batches to drop."""
         epoch, batch = self._epoch, self._batch
         if self._tell_epoch is not None:
             self._tell_epoch(epoch)
@@ -159,6 +158,7 @@ class DecodingLoader:
             raise RuntimeError("the loader is closed")
         dropped = self._begin()
         for count, (images, labels, figures) in enumerate(self._batches, 1):
+            # Dropped batches are counted too, since they cost as much.
             self._fetch_s += figures.fetch_s
             self._decode_s += figures.decode_s
             self._samples += len(labels)
@@ -169,7 +169,7 @@ class DecodingLoader:
             yield images, labels, figures
 
     def job_stats(self) -> LoaderCounters:
-        """What was decoded until now."""
+        """Return the work done so far."""
         return LoaderCounters(
             fetch_s=self._fetch_s,
             decode_s=self._decode_s,
@@ -178,13 +178,13 @@ class DecodingLoader:
         )
 
     def close(self) -> None:
-        """End the workers at once: those of a loader in a reference cycle the collector would end badly."""
+        """Stop the workers at once: the garbage collector would stop those in a reference cycle badly."""
         batches, self._batches = self._batches, None
         end_workers(batches)
 
 
 class SourceImages(Dataset[DecodedSample]):
-    """The images of a source, decoded when they are asked for, by epoch and index."""
+    """The images of a source, decoded on access by epoch and index."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples = samples
@@ -195,7 +195,7 @@ class SourceImages(Dataset[DecodedSample]):
         return len(self._samples)
 
     def __getitem__(self, place: tuple[int, int]) -> DecodedSample:
-        """Read and decode one image; errors as `Samples.read` and `ImageMaker` have them."""
+        """Read and decode one image; errors are those of `Samples.read` and `ImageMaker`."""
         epoch, index = place
         samples = self._samples
         start_s = time.perf_counter()
@@ -205,14 +205,14 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """What a DistributedSampler gives, each index with its epoch; each iteration is the next epoch."""
+    """A DistributedSampler that adds the epoch to each index; each iteration is the next epoch."""
 
     def __init__(self, indices: DistributedSampler[Any]) -> None:
         self._indices = indices
         self._epoch = -1
 
     def __len__(self) -> int:
-        """How many samples this rank has."""
+        """Return the number of samples of this rank."""
         return len(self._indices)
 
     def set_epoch(self, epoch: int) -> None:
@@ -223,11 +223,12 @@ class EpochSampler(Sampler[tuple[int, int]]):
         """Begin the next epoch."""
         self._epoch += 1
         self._indices.set_epoch(self._epoch)
+        # Workers persist across epochs, so that each index must carry its epoch.
         return ((self._epoch, index) for index in self._indices)
 
 
 def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler:
-    """The order of a rank: shuffled afresh each epoch by the seed for training, else in key order."""
+    """Return the order of a rank: for training a new shuffle per epoch by the seed, else key order."""
     return EpochSampler(
         DistributedSampler(
             dataset,
@@ -244,8 +245,7 @@ def open_torch(request: LoaderRequest) -> Loader:
 
     Raises:
         SourceError: it cannot be listed.
-        ConfigError: the labels of its key list are no class names.
-
+        ConfigError: the labels of its key list are not class names.
     """
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")
@@ -264,6 +264,6 @@ def open_torch(request: LoaderRequest) -> Loader:
             "reads": "objects of a bucket" if in_bucket else "files",
         },
         tell_epoch=sampler.set_epoch,
-        pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler fills up so
+        pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler pads these ranks
         requests=int(in_bucket),
     )

@@ -1,6 +1,6 @@
 """WebDataset: tar shards that hold the files unchanged, read in sequence and shuffled in a buffer.
 
-As its documentation writes it: shards in random order, split over workers, a buffer of samples to shuffle,
+It follows the documentation: shards in random order, split over workers, a buffer of samples to shuffle,
 decoding and batches in the workers. Its shuffles are the deterministic ones (``detshuffle``): the others are
 seeded by the clock or repeat one order in every epoch.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["open_webdataset", "shuffled"]
 
 _KIND = "webdataset"
-_SHARDS = 48  # workers share them out: a number that many numbers divide
-_SHARD_BYTES = 2**29  # at most; the documentation's shards have some hundred megabytes
+_SHARDS = 48  # divisible by many numbers of workers
+_SHARD_BYTES = 2**29  # at most; shards in the documentation have some hundred megabytes
 _SHARD_SHUFFLE = 100
 _SAMPLE_SHUFFLE = 1000
 
@@ -47,12 +47,12 @@ _Raw = dict[str, Any]
 
 
 def shard_count(samples: int, size_bytes: int) -> int:
-    """How many shards so many samples are written into: a multiple of 48, unless there are fewer samples."""
+    """Return the number of shards for these samples: a multiple of 48, but at most one per sample."""
     return min(_SHARDS * max(ceil(size_bytes / (_SHARDS * _SHARD_BYTES)), 1), samples)
 
 
 def _write(samples: Samples, order: Sequence[int], size_bytes: int, directory: Path) -> None:
-    """Write shards of equal counts, as equal as can be."""
+    """Write shards with counts as equal as possible."""
     import webdataset
 
     shards = shard_count(len(samples), size_bytes)
@@ -65,17 +65,16 @@ def _write(samples: Samples, order: Sequence[int], size_bytes: int, directory: P
 
 
 def _bounds(samples: int, shards: int) -> list[tuple[int, int]]:
-    """Where each shard begins and ends in the order."""
+    """Return the start and end of each shard in the order."""
     return [(samples * shard // shards, samples * (shard + 1) // shards) for shard in range(shards)]
 
 
 def open_webdataset(request: LoaderRequest) -> Loader:
-    """Open a split, converted into shards first unless it has been.
+    """Open a split, converted into shards first if necessary.
 
     Raises:
         ConfigError: the package is not installed, or the shards cannot be written.
         SourceError: the source cannot be listed or read.
-
     """
     need_package("webdataset", _KIND)
     import webdataset
@@ -90,7 +89,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
         sizes = [end - start for start, end in _bounds(len(samples), len(shards))]
         length = sum(ceil(sum(sizes[worker::workers]) / batch) for worker in range(workers))
         stages = [shuffled(shards, request.seed)]
-    else:  # each worker reads all and decodes its own batches, so that order is kept
+    else:  # each worker reads all and decodes its own batches, which keeps the order
         length = ceil(len(samples) / batch)
         read = webdataset.WebDataset(shards, shardshuffle=False, workersplitter=None, empty_check=False)
         stages = [read, partial(_batches_of_worker, batch)]
@@ -110,7 +109,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
 
 
 def shuffled(shards: Sequence[str], seed: int) -> Any:
-    """The samples of shards for training: shards in random order, split over workers, then a buffer."""
+    """Read training samples: shards in random order, split over workers, then a shuffle buffer."""
     import webdataset
 
     read = webdataset.WebDataset(
@@ -126,7 +125,7 @@ def _batches_of_worker(batch_size: int, source: Iterator[_Raw]) -> Iterator[_Raw
 
 
 class _Decode:
-    """The stage that decodes; each run of it is the next epoch. Fetching is the stages before it."""
+    """The decoding stage; each run is the next epoch. Fetching happens in earlier stages."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples = samples

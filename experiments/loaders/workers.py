@@ -1,4 +1,4 @@
-"""What happens in the worker processes of a DataLoader: samples are decoded and become batches.
+"""Decode samples and form batches in the worker processes of a DataLoader.
 
 Workers leave SIGTERM to the run: a scheduler sends it to a whole process group (torchrun, Slurm, systemd),
 and the run then takes its last step and keeps a checkpoint, for which it needs its workers.
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DecodedSample:
-    """Pixels of shape (height, width, 3) with label and key, and what it took to fetch and to decode them."""
+    """Pixels of shape (height, width, 3) with label and key, and the seconds to fetch and to decode them."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -62,11 +62,10 @@ def decoded(
 
 
 def collate(samples: Sequence[DecodedSample]) -> Batch:
-    """Stack with one copy: in a worker into shared memory, as torch's own collate does; never transposed.
+    """Stack with one copy: in a worker into shared memory, like torch's own collate; never transposed.
 
     Raises:
         ConfigError: the images have different sizes.
-
     """
     first = samples[0].pixels
     if any(sample.pixels.shape != first.shape for sample in samples):
@@ -87,7 +86,7 @@ def collate(samples: Sequence[DecodedSample]) -> Batch:
 
 
 def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Images of one shape and their labels as a batch; see :func:`collate`."""
+    """Stack images of one shape and their labels into a batch; see :func:`collate`."""
     first = pixels[0]
     shape = (len(pixels), *first.shape)
     if get_worker_info() is None:
@@ -99,14 +98,14 @@ def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tup
 
 
 def shared_bytes(size: int) -> Tensor:
-    """Fresh shared memory, as a tensor of bytes."""
-    new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # what torch's own collate calls
+    """Allocate shared memory as a tensor of bytes."""
+    new_shared: Any = torch.UntypedStorage._new_shared  # noqa: SLF001  # as in torch's own collate
     storage: torch.UntypedStorage = new_shared(size)
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
 
 def data_loader(dataset: Any, request: LoaderRequest, kind: Any = DataLoader, **options: Any) -> Any:
-    """A DataLoader with the workers that a spec asks for."""
+    """Make a DataLoader with the workers that a spec requests."""
     return kind(dataset, **request.worker_options(), **options)
 
 
@@ -114,8 +113,8 @@ def data_loader(dataset: Any, request: LoaderRequest, kind: Any = DataLoader, **
 def starting_workers() -> Iterator[None]:
     """Block SIGTERM in this thread, which the workers that it starts inherit.
 
-    They leave the signal to the run, and end when their loader is closed or gone. Other threads of this
-    process receive it meanwhile.
+    They leave the signal to the run, and end when their loader is closed or deleted. Other threads of this
+    process still receive it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -125,8 +124,8 @@ def starting_workers() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """End a DataLoader's workers at once; one that hangs, and would only be sent SIGTERM, is killed."""
-    # What torch does itself when the last reference goes; it has no public name for it.
+    """Stop a DataLoader's workers at once; kill one that hangs, which torch would only send SIGTERM."""
+    # Torch itself does this when the last reference goes; it has no public name for it.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:

@@ -1,6 +1,6 @@
-"""What a run uses while it goes on: CPU and memory of its processes by their part, and its GPU.
+"""Resource use of a run: CPU and memory of its processes by group, and its GPU.
 
-Sampled in one thread whose cost is bounded; what a step or a pass took is measured in `experiments.training`.
+One thread of bounded cost takes samples; `experiments.training` measures steps and passes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU of the workers of a run, as they tell their coordinator with each heartbeat."""
+"""CPU use of a run's workers, which they report to their coordinator with each heartbeat."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OWN = "local"
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """What the worker of a host used from the first training step to the end of the last epoch.
+    """The use of a host's worker from the first training step to the end of the last epoch.
 
-    ``cpu_cores`` are CPU seconds per second of ``wall_s``.
+    ``cpu_cores`` is CPU seconds per second of ``wall_s``.
     """
 
     host: str
@@ -35,10 +35,10 @@ class HostUsage:
 def host_usages(
     before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
 ) -> tuple[HostUsage, ...]:
-    """The hosts with workers of their own, by name, between two looks.
+    """Return the use of each remote host's worker, by name, between two readings.
 
-    A worker that was started meanwhile counts from its start. The coordinator's own is not among them: its
-    CPU is seen where the coordinator's is.
+    A worker that was started in between counts from its start. The coordinator's own worker is excluded: its
+    CPU is part of the coordinator's.
 
     >>> from superdl.sampler.stats import WorkerUse
     >>> host_usages([WorkerUse("cpu-1", 8, 10.0)], [WorkerUse("cpu-1", 8, 40.0)], 5.0)[0].cpu_cores
@@ -48,6 +48,7 @@ def host_usages(
     usages = []
     for one in after:
         used_s = one.cpu_s - began.get(one.name, 0.0)
+        # The counter of a worker that restarted begins at zero.
         cpu_s = used_s if used_s >= 0 else one.cpu_s
         if one.name != _OWN and wall_s > 0:
             usages.append(HostUsage(one.name, one.slots, wall_s, cpu_s, cpu_s / wall_s))
@@ -55,7 +56,7 @@ def host_usages(
 
 
 def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """The workers of the coordinator that a loader reads by; none where it does not answer."""
+    """Return the workers of a loader's coordinator; empty if it does not answer."""
     try:
         workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
     except SuperError:

@@ -1,7 +1,7 @@
-"""Samples what a run uses, in the background and at the borders of its passes, and sums it up by phase.
+"""Sample resource use in the background and at the borders of passes, and summarise it by phase.
 
-A phase is the start, then each pass. Each sample is written as it is taken. What one look reads is left to
-`experiments.monitoring.readings`.
+The phases are the start, then each pass. Each sample is written as it is taken.
+`experiments.monitoring.readings` reads the values of a sample.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ UTILIZATION_COLUMNS = (
 
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
-"""Of one core, for the thread: after a costly sample it rests so long that this is kept to."""
+"""Bound for the thread, in cores: after a costly sample it sleeps longer to stay below."""
 
 
 class Sample(NamedTuple):
-    """One look at everything; ``clock_s`` is of a clock that never jumps, ``at_s`` a Unix timestamp."""
+    """One sample of everything; ``clock_s`` is from a monotonic clock, ``at_s`` a Unix timestamp."""
 
     clock_s: float
     at_s: float
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """What a group of processes used in a phase; ``cpu_cores`` is CPU seconds per second."""
+    """The use of a group of processes in a phase; ``cpu_cores`` is CPU seconds per second."""
 
     processes_max: int
     cpu_s: float
@@ -70,9 +70,9 @@ class GroupUsage:
 class PhaseUsage:
     """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
 
-    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; highest
-    figures and the GPU's mean are of ``samples``. What was not there, a group or the GPU, is absent, not 0.
-    ``ended_at_s`` is a Unix timestamp.
+    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; maxima and the
+    GPU's mean are over ``samples``. A missing group or GPU is absent, not 0. ``ended_at_s`` is a Unix
+    timestamp.
     """
 
     epoch: int | None
@@ -87,17 +87,17 @@ class PhaseUsage:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """All phases of a run that have ended."""
+    """All completed phases of a run."""
 
     phases: tuple[PhaseUsage, ...]
 
 
 class UtilizationMonitor(Listener):
-    """A listener that samples this process and all that it starts, from its making until it is closed.
+    """A listener that samples this process and its descendants, from construction until `close`.
 
-    One thread takes a sample every ``interval_s``, or less often where a sample costs so much that the thread
-    would take more than a hundredth of a core; the main thread takes one more at each border of a pass. A
-    file that cannot be written ends the writing, not the training; `failure` then says why.
+    One thread takes a sample every ``interval_s``, or less often if sampling would take more than a hundredth
+    of a core; the main thread takes one more at each border of a pass. A file that cannot be written stops
+    the writing, not the training; `failure` then has the reason.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class UtilizationMonitor(Listener):
         name: str = "utilization",
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        """Make ``<name>.jsonl`` in ``directory`` and begin."""
+        """Create ``<name>.jsonl`` in ``directory`` and start sampling."""
         self.failure: str | None = None
         self.last_gpu: GpuReading | None = None
-        """The GPU as it was last seen; None where there is none."""
+        """The last reading of the GPU; None without one."""
         self._rows = RowLog(directory, name)
         self._gpu = gpu
         self._interval_s = interval_s
@@ -126,12 +126,12 @@ class UtilizationMonitor(Listener):
         self._thread.start()
 
     def utilization(self) -> Utilization:
-        """Return all phases that have ended."""
+        """Return all completed phases."""
         with self._lock:
             return Utilization(tuple(self._phases))
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """End the phase before; a pass begins with the same sample."""
+        """End the previous phase; the pass begins with the same sample."""
         self._turn((epoch, split))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:  # noqa: ARG002  # the same
@@ -139,7 +139,7 @@ class UtilizationMonitor(Listener):
         self._turn(None)
 
     def close(self) -> None:
-        """End the thread and the phase that goes on, and close the files and the GPU's meter."""
+        """Stop the thread, end the current phase, and close the files and the GPU's meter."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -156,7 +156,7 @@ class UtilizationMonitor(Listener):
                 rest_s = rest_after(self._sample(), self._interval_s)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
-        """Take the sample with which one phase ends and the next begins."""
+        """Take the sample that ends one phase and begins the next."""
         with self._lock:
             self._sample()
             if self._phase is not None:
@@ -164,7 +164,7 @@ class UtilizationMonitor(Listener):
             self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self) -> float:
-        """Take a sample and write it; returns the CPU seconds of this thread that it took."""
+        """Take and write a sample, and return the CPU seconds that this thread spent on it."""
         begun_s = time.thread_time()
         self.last_gpu = None if self._gpu is None else self._gpu.read()
         sample = Sample(time.perf_counter(), time.time(), self._processes.read(), self.last_gpu)
@@ -181,7 +181,7 @@ class UtilizationMonitor(Listener):
         return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
-        """One row for each group of processes and one for the GPU; columns that are not its own are empty."""
+        """Yield one row for each group of processes and one for the GPU; other columns are empty."""
         epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
@@ -199,18 +199,18 @@ class UtilizationMonitor(Listener):
 
 
 def rest_after(sample_s: float, interval_s: float) -> float:
-    """How long the thread rests after a sample that took so much CPU."""
+    """Return the thread's sleep in seconds after a sample that took ``sample_s`` CPU seconds."""
     return max(interval_s, sample_s / _MAX_SHARE)
 
 
 def _cpu_s(name: str, before: Sample, after: Sample) -> float:
-    """CPU seconds that a group used from one sample to another."""
+    """Return the CPU seconds that a group used between two samples."""
     used_s = before.groups[name].cpu_s if name in before.groups else 0.0
     return max(0.0, after.groups[name].cpu_s - used_s)
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
-    """Sum a phase up from its samples, of which the first is its begin and the last its end."""
+    """Summarise a phase from its samples, which include those at its start and its end."""
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}
@@ -224,7 +224,7 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
             rss_bytes_max=max(one.rss_bytes for one in seen),
             pss_bytes_max=max((one.pss_bytes for one in seen if one.pss_bytes is not None), default=None),
         )
-    # The first sample tells of what the GPU did before the phase.
+    # The first sample covers GPU use before the phase.
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
     memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
     busy = [one.busy_percent for one in gpu if one.busy_percent is not None]

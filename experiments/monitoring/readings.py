@@ -1,8 +1,8 @@
-"""One look at what a run uses: CPU and memory of its processes, group by group, and its GPU through NVML.
+"""Read a run's current resource use: CPU and memory of its processes by group, and its GPU through NVML.
 
-Only processes that descend from the trainer are seen: a coordinator, cache or function elsewhere is absent,
-not zero. The package `nvidia-ml-py` (module `pynvml`) is optional and imported only when a meter is made.
-When to look is left to `experiments.monitoring.monitor`.
+Only descendants of the trainer are visible: a coordinator, cache or function elsewhere is absent, not zero.
+The package `nvidia-ml-py` (module `pynvml`) is optional and imported only to make a meter.
+`experiments.monitoring.monitor` decides when to read.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["GROUPS", "GpuMeter", "GpuReading", "GroupReading", "ProcessGroups", "group_of", "meter_of"]
 
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
-"""The parts of a run, in the order in which tables and plots have them."""
+"""The groups of a run's processes, in the order of tables and plots."""
 
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 _PSS_SHARE = 0.005
-"""Of one core. For PSS the system walks a process's pages: 1.5 ms for a trainer of 500 MB."""
+"""Bound in cores. For PSS the system walks a process's pages: 1.5 ms for a trainer of 500 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """What a group uses now.
+    """The current use of a group.
 
-    ``cpu_s`` is CPU time, user and system, since reading began, of ended processes too, but for what they
-    used after they were last seen. ``pss_bytes`` shares memory out among those who share it, so that it may
-    be added up. It is None where it was not read, since that costs much, or where the system does not tell
-    it (Linux does).
+    ``cpu_s`` is CPU time, user and system, since reading began. It includes ended processes, up to the last
+    reading before they ended. ``pss_bytes`` divides shared memory among its users, so that it can be added
+    up. It is None if skipped because of its cost, or if the system does not report it (Linux does).
     """
 
     processes: int
@@ -57,14 +56,14 @@ class _Seen:
 
 
 class ProcessGroups:
-    """The processes that descend from one, sorted into `GROUPS`."""
+    """The descendants of a process, sorted into `GROUPS`."""
 
     def __init__(
         self, trainer: psutil.Process | None = None, group: Callable[[psutil.Process], str] | None = None
     ) -> None:
-        """Begin to count the CPU time of this process, or of ``trainer``, and of all that it starts.
+        """Start counting the CPU time of this process, or of ``trainer``, and of all its descendants.
 
-        ``group`` says which group a process belongs to, in place of :func:`group_of`.
+        ``group`` returns the group of a process, in place of :func:`group_of`.
         """
         self._trainer = trainer or psutil.Process()
         self._group = group or self._below_a_trainer
@@ -78,7 +77,7 @@ class ProcessGroups:
         rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile: what was last seen of it stays
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile: its last reading counts
                 group = self._see(process)
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
@@ -96,7 +95,7 @@ class ProcessGroups:
         }
 
     def _pss(self, running: Mapping[str, Sequence[psutil.Process]]) -> dict[str, int]:
-        """The PSS of each group, if it is time to read it again."""
+        """Return the PSS of each group, or nothing if the next reading is not due."""
         if time.perf_counter() < self._pss_due_s:
             return {}
         begun_s = time.thread_time()
@@ -105,11 +104,11 @@ class ProcessGroups:
         return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
     def _see(self, process: psutil.Process) -> str:
-        """Remember the process, which psutil tells by id and start, and return its group."""
+        """Record the process, which psutil identifies by id and start, and return its group."""
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
-        with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
+        with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but keeps its group
             # Each time: between fork and exec a child still has its parent's command.
             seen.group = self._group(process)
         return seen.group
@@ -121,7 +120,7 @@ class ProcessGroups:
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
-    """The group of a process that descends from a trainer, by its name and both commands."""
+    """Return the group of a trainer's descendant, from its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"
@@ -147,7 +146,7 @@ def _pss_bytes(process: psutil.Process) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at a GPU, all of its processes together; None is what it does not tell (a slice by MIG).
+    """One reading of a GPU, for all of its processes; None if unavailable (as for a slice by MIG).
 
     ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
     which some kernel ran: 100 means never idle, not fully used.
@@ -159,15 +158,14 @@ class GpuReading:
 
 
 def meter_of(device: torch.device) -> GpuMeter | None:
-    """The meter of the GPU that is ``device``; None for a device that is no GPU.
+    """Return the meter of the GPU ``device``; None for other devices.
 
     Raises:
-        ConfigError: there is a GPU, but it cannot be read; the message says why.
-
+        ConfigError: the GPU cannot be read; the message has the reason.
     """
     if device.type != "cuda":
         return None
-    import torch  # in a run it is there; a reader of reports needs none
+    import torch  # always available in a run; reading reports needs none
 
     return GpuMeter(str(torch.cuda.get_device_properties(device).uuid))
 
@@ -179,8 +177,7 @@ class GpuMeter:
         """Find the GPU.
 
         Raises:
-            ConfigError: the package is not installed, or the driver does not know such a GPU.
-
+            ConfigError: the package is not installed, or the driver does not know this GPU.
         """
         try:
             import pynvml  # needs the optional package
@@ -200,7 +197,7 @@ class GpuMeter:
             ) from error
 
     def read(self) -> GpuReading:
-        """Look now; takes well below a millisecond."""
+        """Read the GPU now; takes well below a millisecond."""
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
         rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
         return GpuReading(
@@ -210,11 +207,11 @@ class GpuMeter:
         )
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """What NVML answers; None where this GPU, or its driver, has no answer now."""
+        """Return NVML's answer; None if this GPU, or its driver, has none."""
         try:
             return question(self._handle)
         except self._nvml.NVMLError:

@@ -1,7 +1,7 @@
-"""Pages of figures: one HTML file each, with tables and plots that also work in print and without a network.
+"""Pages of figures: one HTML file each, with tables and plots that also work in print and offline.
 
-`page` draws plots and renders templates, `quantities` writes numbers; they know nothing of runs. The page
-of a run is made of its files by the modules that begin with ``run``.
+`page` draws plots and renders templates, `quantities` formats numbers; neither depends on runs. The modules
+that begin with ``run`` build the page of a run from its files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A log book: a row for each run below a directory, made from what the runs left, as a page and as CSV.
+"""A log book of all runs below a directory, one row each, as an HTML page and as CSV.
 
-What cannot be read is named beside the rows; it keeps no other run from its row.
+A run that cannot be read is named beside the rows and does not affect the other rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["Book", "read_book", "write_book"]
 
 _ODD = (ArithmeticError, AttributeError, ConfigError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a report raises that has other things than figures where figures stand."""
+"""Errors raised while reading a report whose values have unexpected types or are missing."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet takes text that begins so for a formula."""
+"""First characters that make a spreadsheet treat text as a formula."""
 
 
 class Book(NamedTuple):
-    """Rows by the columns' heads, the oldest run first; and what could not be read, by its path."""
+    """Rows, keyed by column head, oldest run first, and the reason for each unreadable path."""
 
     directory: Path
     rows: list[dict[str, Cell]]
@@ -37,10 +37,10 @@ class Book(NamedTuple):
 
 
 def read_book(directory: Path) -> Book:
-    """Read all runs below a directory, those of comparisons too.
+    """Read all runs below a directory, including those of comparisons.
 
     Raises:
-        ConfigError: there is no such directory, or nothing in it.
+        ConfigError: the directory does not exist or is empty.
     """
     broken: dict[str, str] = {}
     try:
@@ -69,7 +69,7 @@ def read_book(directory: Path) -> Book:
 
 
 def write_book(book: Book) -> tuple[Path, Path]:
-    """Write ``book.html`` and ``book.csv`` into its directory; where they are."""
+    """Write ``book.html`` and ``book.csv`` into its directory and return their paths."""
     heads = list(book.rows[0]) if book.rows else []
     shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
     table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
@@ -96,11 +96,12 @@ def _cell(value: Any) -> Cell:
 
 
 def _harmless(cell: Cell) -> Cell:
+    # A leading quote makes a spreadsheet show the text instead of evaluating it.
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _row(run: RunFiles) -> dict[str, Any]:
-    """A run by the columns' heads; the accuracies are the last validation's."""
+    """Return a run's row, keyed by column head; accuracies are those of the last validation."""
     facts, loader = run.facts, run.spec.get("loader") or {}
     hired, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{hired.get('machines') or 1} x {hired['machine']}" if hired.get("machine") else None

@@ -1,10 +1,9 @@
-"""A page is a Jinja2 template and its values: tables, plots, words. It becomes one HTML file.
+"""Render a page, a Jinja2 template filled with tables, plots and text, as one HTML file.
 
-No script, no font, no image from elsewhere. Every text is escaped; what a page says is in its template. Bars,
-lines and areas are drawn by matplotlib as SVG images that lie in the page itself. Matplotlib is optional
-(`superdl[train]`) and imported only when something is drawn. Neither its state for interactive use (pyplot)
-nor a user's settings of it have a part, so the same figures give the same image. Series differ by hatch, dash
-and marker too: a black and white print loses nothing. None leaves a gap.
+Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
+areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
+pyplot's global state nor the user's matplotlib settings are used, so equal figures give equal images. Series
+also differ by hatch, dash and marker, so that a black and white print loses nothing. None leaves a gap.
 """
 
 from __future__ import annotations
@@ -47,12 +46,13 @@ __all__ = [
 PAGE_NAME = "report.html"
 
 Cell = str | float | None
-"""Words, a number, or nothing that is known."""
+"""Text, a number, or None for an unknown value."""
 
 
 class Table(NamedTuple):
-    """Rows of cells under heads, which name the unit; ``total``: the last row is the sum of the others;
-    ``best``: in which column each row has its best value.
+    """A table whose column heads name the units.
+
+    ``total``: the last row is the sum of the others; ``best``: the column of the best value, for each row.
     """
 
     caption: str
@@ -73,15 +73,16 @@ class Table(NamedTuple):
 
 
 def facts_table(caption: str, facts: Mapping[str, object]) -> Table:
-    """A table of two columns: what, and its value."""
+    """Return a table of two columns, names and values."""
     return Table(caption, ("what", "value"), [(str(name), str(value)) for name, value in facts.items()])
 
 
 def render(template: str, **values: Any) -> str:
-    """The whole page that a file below ``templates/`` makes of the values."""
+    """Render a template below ``templates/`` with the values as a whole page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        # A misspelt name fails instead of showing nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -92,7 +93,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def _written(cell: Cell) -> str:
-    """A cell's text: things that are counted have all their digits, what is measured has three."""
+    """Format a cell: integers are counts and keep all digits, floats get three."""
     if isinstance(cell, str):
         return cell
     return count(cell) if isinstance(cell, int) else number(cell)
@@ -113,12 +114,12 @@ _FILLS = (
     ("#b0708f", "----"),
     ("#e6e6e6", "++++"),
 )
-"""Colour and hatch of areas, in turn."""
+"""Colour and hatch of areas, used in turn."""
 _WIDTH_IN = 8.2
 _ROW_IN = 3.0
 _NAME_WIDTH = 24
 _MARKERS = 25
-"""A line has so many markers at most."""
+"""The maximum number of markers on a line."""
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "path",  # letters are shapes: no font is looked for where the page is read
     "svg.hashsalt": "superdl",
@@ -140,16 +141,16 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Plot(NamedTuple):
-    """An image for a page: its caption, and the address of data that holds all of it."""
+    """An image for a page: its caption, and a data URL with the whole image."""
 
     caption: str
     image: str
 
 
 def plots_missing() -> str | None:
-    """Why nothing can be drawn here; None where it can."""
+    """Return the reason why plots cannot be drawn here, or None if they can."""
     try:
-        import matplotlib.figure  # noqa: F401  # to see whether it is there
+        import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
         return f"{_NEEDED} ({error})"
     return None
@@ -158,9 +159,9 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts side by side in so many columns, each by a function that gets its axes.
+    """Draw charts side by side in ``columns`` columns, calling each drawing with its axes.
 
-    ``row_in`` is the height of a row in inches. None: there is nothing to draw, or nothing to draw it with.
+    ``row_in`` is the height of a row in inches. Return None if there are no drawings or no matplotlib.
     """
     if not drawings or plots_missing() is not None:
         return None
@@ -180,20 +181,21 @@ def plot_of(
             draw(axes)
             if len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=max(1, 4 // columns))
+        # Without a date, the same figures give the same bytes.
         undated = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=undated, transparent=True)
     return Plot(caption, "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode())
 
 
 def height_of_bars(bars: int) -> float:
-    """The height in inches of a chart with so many bars."""
+    """Return the height in inches of a chart with this number of bars."""
     return 0.9 + 0.34 * bars
 
 
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:
-    """Lying bars with their values, by name; ``spread`` is how far each reaches below and above."""
+    """Draw named horizontal bars with their values; ``spread`` holds their error bars, below and above."""
     lengths = [value or 0.0 for value in bars.values()]
     reach = [[value or 0.0 for value in side] for side in spread] or None
     drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=reach, capsize=4, color=_FILLS[0][0])
@@ -216,7 +218,7 @@ def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Values]],
     top: float | None = None,
 ) -> None:
-    """Lines by name, each of its places and values, from zero up to ``top``, or to what is drawn."""
+    """Draw named lines of (xs, values), on a y axis from zero to ``top``, or to the largest value."""
     for name, (xs, values) in lines.items():
         ys = [float("nan") if value is None else value for value in values]
         # The axes end where the data end; what is not clipped shows its last marker whole.
@@ -236,7 +238,7 @@ def draw_stack(
     end: float,
     top: float | None = None,
 ) -> None:
-    """Areas on each other, by name; each holds from its place on to the next, the last to ``end``."""
+    """Draw named areas stacked on each other; each value holds until the next x, the last until ``end``."""
     low = [0.0] * (len(xs) + 1)
     for (name, heights), (colour, hatch) in zip(layers.items(), itertools.cycle(_FILLS), strict=False):
         high = [under + height for under, height in zip(low, [*heights, *heights[-1:]], strict=True)]

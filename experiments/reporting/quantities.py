@@ -1,4 +1,4 @@
-"""How quantities are written for people: with a unit, and with no more digits than mean anything."""
+"""Format quantities for people: with a unit, and with no more digits than are significant."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 __all__ = ["ABSENT", "count", "number", "percent", "seconds", "share", "usd"]
 
 ABSENT = "-"
-"""Stands where nothing was measured, which is not zero."""
+"""Marks a value that was not measured, as opposed to zero."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """So many significant digits, with commas between thousands; whole digits are never cut."""
+    """Format with ``digits`` significant digits and thousands separators; whole digits are never cut."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -21,14 +21,14 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: float | None, one: str = "") -> str:
-    """A number of things; with their name, ``one`` for a single one."""
+    """Format a count, followed by the thing's name if given: ``one`` is its singular."""
     if value is None:
         return ABSENT
     return f"{value:,.0f} {one}{'' if value == 1 else 's'}" if one else f"{value:,.0f}"
 
 
 def seconds(value: float | None) -> str:
-    """A time: 85.0 ms, 1.25 s, 12 min 3 s, 2 h 5 min."""
+    """Format a duration: 85.0 ms, 1.25 s, 12 min 3 s, 2 h 5 min."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if 0 < abs(value) < 1:
@@ -42,15 +42,15 @@ def seconds(value: float | None) -> str:
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """What share of the whole a part is; None where either is not known or the whole is nothing."""
+    """Return ``part / whole``, or None if either is unknown or the whole is zero."""
     return None if part is None or not whole else part / whole
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage, to the tenth."""
+    """Format a share as a percentage with one decimal."""
     return ABSENT if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
 def usd(value: float | None) -> str:
-    """Money in US dollars: $0.00, $0.526, $1,250."""
+    """Format US dollars: $0.00, $0.526, $1,250."""
     return ABSENT if value is None else f"${number(value) if value else '0.00'}"

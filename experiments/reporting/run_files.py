@@ -1,7 +1,7 @@
-"""Reads what a run has left in its directory, whole or not: report, steps, utilisation.
+"""Read the files in a run's directory: report, steps and utilisation, complete or not.
 
-A run writes its report at its start and after each epoch, so one that was killed has the epochs before. What
-is made of it all is left to `run_page`.
+A run writes its report at its start and after each epoch, so a killed run still has its earlier epochs.
+`run_page` interprets the files.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
 
 
 class StepColumns:
-    """The steps of one pass, in order: columns of seconds and of what was learnt, NaN where it is absent."""
+    """The steps of one pass, in order: columns of seconds, loss and accuracy, NaN where a value is absent."""
 
     def __init__(self) -> None:
+        # Compact columns: a run may have millions of steps.
         self._columns = {name: array("d") for name in ("wait_s", "compute_s", "total_s", "loss", "accuracy")}
         self.begun_at_s = float("nan")
 
@@ -56,7 +57,7 @@ class StepColumns:
 
 
 class Pass(NamedTuple):
-    """A pass over a split and its figures, as `experiments.records.PassSummary` names them."""
+    """A pass over a split and its figures, named as in `experiments.records.PassSummary`."""
 
     epoch: int
     split: str
@@ -64,17 +65,17 @@ class Pass(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As tables name it; epochs are counted from 1 for people."""
+        """The name used in tables, with epochs counted from 1."""
         return f"{self.epoch + 1} {self.split}"
 
     @property
     def job(self) -> dict[str, Any]:
-        """What the job counted meanwhile; empty where nobody told."""
+        """The job's counters for this pass; empty if they were not reported."""
         return self.figures.get("job") or {}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause, as `super_wire.waits` names them; empty where none is reported."""
+        """Seconds of waiting by cause, named as in `super_wire.waits`; empty if none is reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
@@ -82,7 +83,7 @@ class Pass(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A part's sample, as ``utilization.jsonl`` has it."""
+    """One sample of a part, as in ``utilization.jsonl``."""
 
     at_s: float
     subject: str
@@ -94,7 +95,7 @@ class UsageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run has left. ``facts`` are its report; ``troubles`` say in sentences what could not be read."""
+    """The files of a run. ``facts`` is its report; ``troubles`` describes what could not be read."""
 
     directory: Path
     facts: dict[str, Any]
@@ -110,22 +111,22 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The run's name."""
         return str(self.facts.get("name") or self.directory.name)
 
     @property
     def status(self) -> str:
-        """How it ended: finished, interrupted, failed; running, of one that goes on or was killed."""
+        """Finished, interrupted or failed; running, if the run continues or was killed."""
         return str(self.facts.get("status") or "running")
 
     @property
     def ranks(self) -> int:
-        """How many ranks trained."""
+        """The number of ranks that trained."""
         return int(self.facts.get("ranks") or 1)
 
     @property
     def rank_0_note(self) -> str:
-        """A sentence for what is of rank 0 alone, where there are more."""
+        """A sentence for figures that cover rank 0 only; empty for a single rank."""
         return f" Of {self.ranks} ranks this is rank 0, with what it started." if self.ranks > 1 else ""
 
     @property
@@ -138,8 +139,7 @@ def read_run(directory: Path) -> RunFiles:
     """Read the files of a run.
 
     Raises:
-        ConfigError: the directory is of no run.
-
+        ConfigError: the directory holds no run.
     """
     if not (directory / REPORT_NAME).is_file():
         remedy = "name one that superdl run has written"
@@ -158,12 +158,12 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def run_of_report(report: dict[str, Any]) -> RunFiles:
-    """A run as its report alone tells it."""
+    """Build a run from its report alone."""
     return RunFiles(Path(report["directory"]), report, {}, {}, _passes(report), ())
 
 
 def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
-    """All passes of the report's epochs, in order."""
+    """Return all passes of the report's epochs, in order."""
     return tuple(
         Pass(one["epoch"], split, one[split])
         for one in facts.get("epochs", ())
@@ -173,7 +173,7 @@ def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
 
 
 class _Files:
-    """The files of a directory, and in sentences what of them could not be read."""
+    """The files of a directory, and a description of everything that could not be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -190,7 +190,9 @@ class _Files:
         return content if isinstance(content, dict) else {}
 
     def rows(self, name: str, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
-        """What ``make`` makes of each row; of a run that was killed, the last may be half of one."""
+        """Yield ``make(row)`` for each row, counting broken ones: a killed run may leave half a row at the
+        end.
+        """
         broken = 0
         try:
             with (self._directory / name).open(encoding="utf-8", errors="replace") as file:
@@ -210,7 +212,7 @@ class _Files:
 
 
 def _step(row: dict[str, Any]) -> StepRecord:
-    if row["loss"] is None:  # what is not finite is null
+    if row["loss"] is None:  # JSON has null for values that are not finite
         row["loss"] = float("nan")
     return StepRecord(**{name: row[name] for name in _STEP_FIELDS if name in row})
 

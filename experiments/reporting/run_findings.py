@@ -1,4 +1,4 @@
-"""What a run's figures mean, in sentences that follow from them by plain rules.
+"""Describe a run's figures in sentences, by fixed rules.
 
 All rules are here, so that two runs with equal figures are described alike.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Tile", "causes_of", "findings", "tiles"]
 
 _NO_LIMIT = 0.05
-"""Waiting for less of a pass than this does not matter."""
+"""Waiting for a smaller share of a pass does not matter."""
 _LIMIT = 0.2
-"""Waiting for more of it than this limits the pass."""
+"""Waiting for a larger share limits the pass."""
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page: its value, what it is, and what to know about it."""
+    """A figure at the top of a page: its value, title and a note."""
 
     value: str
     title: str
@@ -33,12 +33,12 @@ class Tile(NamedTuple):
 
 
 def causes_of(passes: Sequence[Pass]) -> list[str]:
-    """The causes of some passes' stalls, in the order in which docs have them."""
+    """Return the stall causes of these passes, in the order used by the docs."""
     return [cause for cause in WAITS if any(cause in one.stalls for one in passes)]
 
 
 def tiles(run: RunFiles) -> list[Tile]:
-    """Throughput, waiting and cost, as far as they are known."""
+    """Return tiles for throughput, waiting and cost, where known."""
     bill, first, later = run.facts.get("bill"), run.trained[:1], run.trained[1:]
     made = []
     if first:
@@ -53,7 +53,7 @@ def tiles(run: RunFiles) -> list[Tile]:
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """The run in a few sentences, each with its subject first: what to change, then what happened."""
+    """Describe the run in (subject, text) pairs: first what to change, then what happened."""
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
@@ -73,7 +73,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    """How far the run came, and from where, if it went on from another's checkpoint."""
+    """Describe the run's progress, and its first epoch if it resumed from another run's checkpoint."""
     planned = run.spec.get("epochs")
     done = [one.epoch + 1 for one in run.trained]
     if done and done[0] > 1:
@@ -118,7 +118,7 @@ def _waiting(run: RunFiles) -> tuple[str, str]:
 
 
 def _first_epoch(run: RunFiles) -> str:
-    """The first that this run did: one that went on from another's checkpoint begins with a later one."""
+    """Name the first epoch of this run, which is a later one if it resumed from another run's checkpoint."""
     epoch = run.trained[0].epoch
     return f"epoch {epoch + 1}" if epoch else "the first epoch"
 
@@ -128,7 +128,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """What most of the waiting was for, and how long; None where it does not matter or is not known."""
+    """Return the largest cause of waiting and its seconds; None if negligible or unknown."""
     waits: Counter[str] = Counter()
     for one in passes:
         waits.update(one.stalls)
@@ -141,7 +141,7 @@ def _why(passes: Sequence[Pass]) -> str:
 
 
 def _change(run: RunFiles) -> str:
-    """What would make the run faster: what later epochs wait for counts more than a first epoch."""
+    """Suggest how to make the run faster, starting with later epochs, which count more than the first."""
     first, later = run.trained[:1], run.trained[1:]
     for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)
@@ -163,7 +163,7 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
 
 
 def _about_cost(bill: Mapping[str, Any]) -> str:
-    """What a bill's sum is for, and what is not in it because its price is not known."""
+    """Describe what the bill covers, and what it leaves out for lack of a price."""
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
     each = bill["usd_per_million_images"] if bill["usd"] else None
     said = [] if each is None else [f"{usd(each)} for a million training images"]

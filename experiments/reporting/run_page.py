@@ -1,8 +1,8 @@
-"""The page of a run, ``report.html``, with its tables: made from its directory's files, and of nothing else.
+"""The page of a run, ``report.html``, with its tables, made from the files in its directory alone.
 
-So ``superdl report DIRECTORY`` can make it at any time, also of a run that was killed. What it says beside
-the figures is in ``templates/run.html``. A table by pass is a mapping of heads to values: a further figure of
-a pass is one more line in one of these.
+So ``superdl report DIRECTORY`` can make it at any time, also for a killed run. Its text is in
+``templates/run.html``. A table by pass is a mapping of heads to functions: to add a figure of a pass, add one
+line to one of these mappings.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _Value = Callable[[Pass], Cell]
 
 
 def write_run_page(directory: Path) -> Path:
-    """Make the page of a run in its directory; returns where it is.
+    """Write the page of a run into its directory and return its path.
 
     Raises:
-        ConfigError: the directory is of no run.
-
+        ConfigError: the directory holds no run.
     """
     path = directory / PAGE_NAME
     write_whole(run_page(read_run(directory)), path)
@@ -42,7 +41,7 @@ def write_run_page(directory: Path) -> Path:
 
 
 def run_page(run: RunFiles) -> str:
-    """The page of a run as HTML."""
+    """Return the page of a run as HTML."""
     facts, loader = run.facts, (run.spec.get("loader") or {}).get("kind", "")
     environment = facts.get("environment") or {}
     told = {
@@ -76,7 +75,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Every value of a spec by its dotted key, as the command line takes it; empty sections are left out."""
+    """Yield each value of a spec as ``dotted.key=value``, as on the command line; skip empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -88,7 +87,7 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def run_tables(run: RunFiles) -> dict[str, Table | None]:
-    """All tables by name; None where the files do not tell."""
+    """Return all tables by name; None where the files lack the data."""
     bill = run.facts.get("bill")
     return {
         "passes": _by_pass("Passes over the data", run.passes, _PASSES),
@@ -129,7 +128,7 @@ _PASSES: dict[str, _Value] = {
     "first batch (s)": _figure("first_batch_s"),
     "skipped (steps, float16)": lambda one: one.figures.get("skipped") or None,
 }
-"""How each pass went."""
+"""Columns of the table of passes."""
 _TIME: dict[str, _Value] = {
     "time (s)": _figure("wall_s"),
     "waiting (s)": _figure("wait_s"),
@@ -145,11 +144,14 @@ _TIME: dict[str, _Value] = {
     "retried (samples)": _counter("retries"),
     "failed (samples)": _counter("samples_failed"),
 }
-"""Where the time of loading went, and what was done."""
+"""Columns of the table of loading time and work."""
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
-    """A row for each pass; figures that no pass has are left out, and of very many passes the middle."""
+    """Build a table with a row for each pass.
+
+    Columns without any value are dropped. With more than 40 passes, only the first and last 20 are shown.
+    """
     columns = {head: [value(one) for one in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     rows: list[Sequence[Cell]] = list(zip([one.name for one in passes], *columns.values(), strict=True))
@@ -160,7 +162,7 @@ def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value])
 
 
 def _stalls(run: RunFiles) -> Table | None:
-    """Why the trainer waited, by pass, with a column for each cause that there was."""
+    """Tabulate waiting by cause for each pass, with a column for each cause that occurred."""
     told = [one for one in run.passes if one.figures.get("stalls")]
 
     def of_stalls(name: str) -> _Value:
@@ -190,14 +192,14 @@ def _stalls(run: RunFiles) -> Table | None:
 
 
 def _causes(run: RunFiles) -> Table | None:
-    """What the causes that there were mean."""
+    """Explain the causes that occurred."""
     rows = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes_of(run.passes)]
     heads = ("cause", "the trainer waited because", "what helps")
     return Table("What the causes mean", heads, rows) if rows else None
 
 
 def _processors(run: RunFiles) -> Table | None:
-    """What each phase used of processors, memory and the GPU."""
+    """Tabulate the CPU, memory and GPU use of each phase."""
     figures = {(one.epoch, one.split): one.figures for one in run.passes}
     rows: list[dict[str, Cell]] = []
     for phase in (run.facts.get("utilization") or {}).get("phases") or ():
@@ -212,7 +214,7 @@ def _processors(run: RunFiles) -> Table | None:
         }
         row |= {f"{name} (cores)": groups.get(name, {}).get("cpu_cores") for name in GROUPS}
         row["all (cores)"] = share(cpu_s, wall_s)
-        # With several ranks the CPU is rank 0's, and the images are of all.
+        # With several ranks, CPU covers rank 0 only but images cover all ranks.
         images = of_pass.get("samples") if run.ranks == 1 else None
         row["CPU (ms/image)"] = _times(share(cpu_s, images), 1000)
         row["memory (most, MB)"] = None if None in memory else sum(memory) / 1e6
@@ -225,7 +227,7 @@ def _processors(run: RunFiles) -> Table | None:
 
 
 def _hosts(run: RunFiles) -> Table | None:
-    """What the worker of each host used while the run trained."""
+    """Tabulate the CPU use of each host's worker during training."""
     hosts = [one for one in run.facts.get("hosts") or () if "slots" in one]
     heads = ("worker", "slots", "CPU (% of slots)", "CPU (s)")
     rows = [
@@ -235,7 +237,7 @@ def _hosts(run: RunFiles) -> Table | None:
 
 
 def _bill(bill: dict[str, Any]) -> Table:
-    """What was paid for what, in the whole run, in its first epoch, and in an epoch after it."""
+    """Tabulate the cost of each item: the whole run, its first epoch, and the mean of later epochs."""
     epochs = [one["usd"] for one in bill["epochs"]]
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {

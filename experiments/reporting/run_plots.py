@@ -1,4 +1,4 @@
-"""The plots of a run's page, each from the run's files alone."""
+"""The plots of a run's page, drawn from the run's files alone."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["run_plots", "thinned"]
 
 _POINTS = 80
-"""A plot of a pass has so many at most: what is between them would not be seen."""
+"""The maximum number of points in a plot of a pass; more would not be visible."""
 _USUAL_PERCENT = 95.0
 _CLIPPED_AT = 1.5
-"""A chart of steps ends at so many times what 95% of them stay below, if some take more than twice that."""
+"""Clip a chart of steps at this multiple of the 95th percentile if a step exceeds twice that."""
 _TIMES = 240
 _LEAST_S = 0.5
 _PERCENT_TOP = 102.0
-"""So that a line at 100% is seen whole."""
+"""Leaves room above 100%, so that a line there is fully visible."""
 
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
-    """All plots by name; None where the files do not tell, or plots cannot be drawn."""
+    """Return all plots by name; None if the files lack the data or plots cannot be drawn."""
     return {
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
@@ -62,7 +62,7 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
 
 
 def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[list[int], list[float]]:
-    """At most ``most`` means over neighbours in place of many values, and where the first of each stood."""
+    """Average neighbours to get at most ``most`` means, and return the index of each group and its mean."""
     if not len(values):
         return [], []
     starts = np.arange(0, len(values), -(-len(values) // most))
@@ -76,7 +76,7 @@ def _over_passes(passes: Iterable[Pass], name: str, factor: float = 1.0) -> Line
 
 
 def _learning(run: RunFiles) -> list[Drawing]:
-    """Loss and accuracy over epochs; within an epoch, of its steps."""
+    """Plot loss and accuracy over epochs, with training steps within each epoch."""
     losses = {"training, by step": _over_steps(run, "loss")}
     accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
     validated = [one for one in run.passes if one.split == "val"]
@@ -93,7 +93,7 @@ def _learning(run: RunFiles) -> list[Drawing]:
 
 
 def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> Line:
-    """A column of the training steps, over the share of epochs done."""
+    """Return a column of the training steps over the number of epochs done."""
     xs: list[float] = []
     ys: list[float | None] = []
     most = max(10, 4 * _POINTS // max(1, len(run.trained)))
@@ -106,7 +106,7 @@ def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> Line:
 
 
 def _step_parts(run: RunFiles) -> list[Drawing]:
-    """What the steps of the first training pass and of the last consist of, on one scale."""
+    """Plot the parts of the steps in the first and the last training pass, on one scale."""
     there = [one for one in run.trained if (one.epoch, one.split) in run.steps]
     drawings = []
     heights: list[float] = []
@@ -128,7 +128,7 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
 
 
 def _stalls(run: RunFiles) -> list[Drawing]:
-    """Seconds of stalls by cause, for each epoch."""
+    """Plot the seconds stalled by cause, for each epoch."""
     layers = {cause: [one.stalls.get(cause, 0.0) for one in run.trained] for cause in causes_of(run.trained)}
     epochs = [one.epoch + 1 for one in run.trained]
     draw = partial(
@@ -138,7 +138,7 @@ def _stalls(run: RunFiles) -> list[Drawing]:
 
 
 def _usage(run: RunFiles) -> list[Drawing]:
-    """Cores in use by part, and the GPUs, over the time of the run, with the begin of each epoch marked."""
+    """Plot cores in use by part, and the GPUs, over the run's time, and mark the start of each epoch."""
     rows = run.usage_by_rank.get(0, [])
     times = sorted({row.at_s for row in rows})
     if len(times) < 2:  # noqa: PLR2004  # from one look to the next
@@ -154,9 +154,9 @@ def _usage(run: RunFiles) -> list[Drawing]:
 
 
 def _cores_in_use(rows: Sequence[UsageRow], times: Sequence[float]) -> Drawing:
-    """Means of the cores that each part uses, over half a second at least: samples on borders of passes
-    follow others at once. Each sample tells of the time since the one before.
-    """
+    """Plot the mean number of cores used by each part, over intervals of at least half a second."""
+    # Samples at pass borders follow others at once, so short intervals would be noisy. Each sample covers the
+    # time since the previous.
     span_s = times[-1] - times[0]
     edges = np.linspace(times[0], times[-1], max(2, min(_TIMES, int(span_s / _LEAST_S)) + 1))
     passed_s = dict(zip(times[1:], np.diff(times), strict=True))
@@ -174,7 +174,7 @@ def _cores_in_use(rows: Sequence[UsageRow], times: Sequence[float]) -> Drawing:
 
 
 def _gpus(run: RunFiles, begin_s: float) -> list[Drawing]:
-    """How busy the GPUs are and what of their memory is used, a line for each rank."""
+    """Plot GPU utilisation and memory in use, a line for each rank."""
     drawings: list[Drawing] = []
     for title, unit, name, factor, top in (
         ("GPU: time in which some kernel ran", "%", "gpu_percent", 1.0, _PERCENT_TOP),

@@ -24,13 +24,16 @@ REPORT_FORMAT = 2
 
 @dataclass(slots=True)
 class RunReport:
-    """All that is known of a run, gathered while it goes on.
+    """Everything known about a run, gathered while it runs.
 
-    ``status`` is ``running``, ``finished``, ``interrupted`` or ``failed``, the latter two with a ``reason``.
-    ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
-    the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
-    in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of
-    ``utilization`` of rank 0 and what it started; ``hosts`` are those with workers.
+    Attributes:
+        status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.
+        executor: runs the functions; ``None`` if the loader has none.
+        loader_settings: the settings with which the training loader was opened.
+        rest: counts after the last pass of either split or in an unfinished one; ``None`` if not reported.
+        epochs: passes whose figures cover all ``ranks``.
+        utilization: figures of rank 0 and the processes it started.
+        hosts: the hosts that run workers.
     """
 
     name: str
@@ -60,7 +63,7 @@ class RunReport:
 
     @property
     def validated(self) -> tuple[int, PassSummary] | None:
-        """The last epoch that was validated, and that validation; None if none was."""
+        """The last validated epoch and its validation; None if there was none."""
         return next(((one.epoch, one.val) for one in reversed(self.epochs) if one.val is not None), None)
 
     @property
@@ -79,7 +82,7 @@ class RunReport:
 
     @property
     def images_per_s(self) -> float | None:
-        """Training images per second over all epochs, validation left out."""
+        """Training images per second over all epochs, without validation."""
         wall_s = sum(epoch.train.wall_s for epoch in self.epochs)
         return sum(epoch.train.samples for epoch in self.epochs) / wall_s if wall_s > 0 else None
 
@@ -97,12 +100,12 @@ class RunReport:
 
 
 def _plain(value: object) -> object:
-    """A setting as JSON has it; what it has not, by its name."""
+    """Return a setting as a JSON value, and other objects as their string."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the table, what a reader needs to understand it, and what the figures say, as the page does."""
+    """Print the table with its explanation, then the same findings as the page."""
     if report.epochs:
         heads = ("\npass", *_cells(report.epochs[0].train))
         rows = [
@@ -127,14 +130,14 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def _host_line(one: HostUsage) -> str:
-    """A host in a line: what its worker used while the run trained."""
+    """Describe in one line the CPU use of a host's worker during training."""
     return (
         f"CPU of the worker {one.host}: {one.cpu_cores:.2f} cores for {one.slots} slots ({one.cpu_s:.1f} s)"
     )
 
 
 def _cells(figures: PassSummary) -> dict[str, str]:
-    """A row of the table, by its headings."""
+    """Return a row of the table, keyed by heading."""
     return {
         "\ntop-1": f"{figures.accuracy:.4f}",
         "images\n/s": f"{figures.images_per_s:,.0f}",

@@ -1,6 +1,6 @@
 """One run of a spec from its start to its report, and the search for its largest batch.
 
-`training_run` carries a spec out, `listeners` and `state` write what comes of it.
+`training_run` executes a spec, `listeners` and `state` write its results.
 """
 
 from __future__ import annotations

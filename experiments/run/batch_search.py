@@ -1,9 +1,9 @@
-"""``superdl run SPEC --find-batch-size``: the largest batch whose step fits: forward, backward, optimiser.
+"""``superdl run SPEC --find-batch-size``: find the largest batch whose training step fits into memory.
 
-Steps are taken with images made up, under the spec's strategy, for each size by new processes, one of each
-rank: a process keeps its peak, and one that runs out of memory takes nobody with it. A step that runs out of
-memory does not fit; on a CPU the system holds the process to its part. The loader is open meanwhile, its
-workers run, and the batches that it would hold are counted.
+Steps use synthetic images, under the spec's strategy, in new processes for each size, one per rank: a process
+keeps its peak, and one that runs out of memory does not affect others. A step that runs out of memory does
+not fit; on a CPU the system limits the process to its part. The loader is open meanwhile, its workers run,
+and the batches that it would hold are counted.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ __all__ = [
 ]
 
 _SHARE = 0.8
-"""Of the memory that is free, for step and loader: the rest is for what else the trainer does."""
+"""Share of the free memory for step and loader: the trainer needs the rest for other things."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One size, and the most memory that its step took, which is not known of one that does not fit.
+    """One size, and the peak memory of its step, which is unknown if it does not fit.
 
-    ``by_rank`` is each rank's. ``loader_bytes``, of the host's memory, are the batches that a rank's loader
-    would hold; on a CPU ``memory_bytes`` has them in it.
+    ``by_rank`` has each rank's peak. ``loader_bytes``, of the host's memory, are the batches that a rank's
+    loader would hold; on a CPU they are included in ``memory_bytes``.
     """
 
     batch_size: int
@@ -72,7 +72,7 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """What was found: the largest ``batch_size`` of a rank, below ``limit_bytes``, and all that was tried."""
+    """The result: the largest ``batch_size`` of a rank, below ``limit_bytes``, and all sizes tried."""
 
     batch_size: int
     device: str
@@ -86,11 +86,10 @@ def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> 
     """Double the size while it fits, then halve the gap between what fits and what does not.
 
     The gap is closed to a sixteenth of the size, since a batch is seldom worth tuning further. ``at_most`` is
-    the number of samples that a rank has; ``tell`` gets a line for each size.
+    the number of samples that a rank has; ``tell`` receives a line for each size.
 
     Raises:
         ConfigError: a batch of one does not fit.
-
     """
     tried: list[TriedBatch] = []
 
@@ -137,9 +136,9 @@ def _gib(size_bytes: int) -> str:
 
 
 class Probe:
-    """Tries sizes under a spec's strategy, on all ranks at once, each time by new processes.
+    """Tries sizes under a spec's strategy, on all ranks at once, each time in new processes.
 
-    All ranks try the same sizes in the same order, and each learns of all.
+    All ranks try the same sizes in the same order, and know each other's results.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Probe:
         self._ranks = ranks
         self._on_gpu = device.type == "cuda"
         self._tries = 0
-        self._fitted = False  # some size
+        self._fitted = False  # whether any size has fitted
         self._host_bytes = int(ranks.smallest([host_bytes])[0])
         self.device, self.limit_bytes = "cpu", self._host_bytes
         if self._on_gpu:
@@ -159,7 +158,7 @@ class Probe:
             self.limit_bytes = int(ranks.smallest([torch.cuda.mem_get_info(device)[0]])[0])
 
     def _held_by_loader(self, batch_size: int) -> int:
-        """Bytes of the batches that a rank's loader holds: two of each worker, one on its way, one in use."""
+        """Return the bytes of a loader's batches: two of each worker, one in transfer, one in use."""
         batches = 2 * max(self._spec.loader.num_workers, 1) + 2
         return batches * batch_size * 3 * self._spec.recipe.crop**2
 
@@ -167,7 +166,7 @@ class Probe:
         """Take a step of this size on all ranks.
 
         Raises:
-            ConfigError: the smallest one failed, and not for want of memory.
+            ConfigError: the smallest size failed for another reason than memory.
         """
         loader = self._held_by_loader(batch_size)
         room = self._host_bytes - loader
@@ -179,7 +178,7 @@ class Probe:
         return TriedBatch(batch_size, True, memory, by_rank=peaks, loader_bytes=loader)
 
     def _peaks(self, batch_size: int, room: int) -> tuple[int, ...]:
-        """What the step took on each rank, in bytes; none: one has not enough."""
+        """Return the peak bytes of the step on each rank; empty if a rank has too little memory."""
         self._tries += 1
         peak, failure = 0, None
         tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size, room)
@@ -190,25 +189,24 @@ class Probe:
             failure = error
         is_short = isinstance(failure, torch.OutOfMemoryError | MemoryError)
         short, failed = self._ranks.largest([float(is_short), float(failure is not None)])
-        if failure is not None and not short and not self._fitted:  # a larger one fails as memory is short
+        if failure is not None and not short and not self._fitted:  # later: too little memory
             raise ConfigError(f"a step of {batch_size} image(s) failed: {failure}") from failure
         return () if failed else tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
 
 
 def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int, room: int) -> int:
-    """Take two steps of images made up, as the optimiser's state comes with the first; the most memory that
-    they took, in bytes. It is called in a process of its own, by all ranks at once. On a CPU it may take
-    ``room`` bytes.
+    """Take two steps on synthetic images and return their peak memory in bytes.
 
-    ``getrusage`` would count the parent's memory too on Linux; ``VmHWM`` does not.
+    All ranks call this at once, each in a new process. On a CPU it may use ``room`` bytes.
 
     Raises:
-        OutOfMemoryError: a GPU has not enough.
-        RuntimeError: a CPU has not enough, or the step failed otherwise.
-        OtherRankError: another rank's.
+        OutOfMemoryError: a GPU has too little memory.
+        RuntimeError: a CPU has too little memory, or the step failed otherwise.
+        OtherRankError: another rank failed.
     """
     device = pick_device(spec.device, process)
     if device.type == "cpu":
+        # The limit is on mapped memory, of which only a part is resident.
         most = max(_memory("VmData") + room - _memory("VmRSS"), 0)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     name = strategy_name(spec.training.strategy, process)
@@ -219,6 +217,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         scaled_on = device.type if strategy.scales else None
         updater = Updater(strategy.model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
+        # The first step creates the optimiser's state, so that the second has the peak.
         for _ in range(2):
             size = max(batch_size, 2)  # batch norm over one pixel needs two images
             shape = (size, 3, spec.recipe.crop, spec.recipe.crop)
@@ -230,32 +229,32 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
                 )
             updater.update(loss)
         synchronise(device)
+        # getrusage would count the parent's memory too on Linux; VmHWM does not.
         return torch.cuda.max_memory_reserved() if device.type == "cuda" else _memory("VmHWM")
 
 
 def _memory(name: str) -> int:
-    """A figure of this process's memory in bytes, by its name in Linux."""
+    """Return a figure of this process's memory in bytes, by its name in Linux."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
-    """Find it, print each size that was tried and what it took, and train nothing.
+    """Find the largest batch and print each size tried with its memory; nothing is trained.
 
     Raises:
-        SuperError: the data or the device cannot be had, or not even one image fits.
-
+        SuperError: the data or the device is not available, or not even one image fits.
     """
     tell = partial(say, console_of_rank(console))
     with begun(spec) as (ranks, device, strategy):
         process = ranks.process
-        # Opened for training: what is written in a format of its own is then what training reads. Batches are
-        # of one image, since what the loader holds of larger ones is computed.
+        # Opened for training, so that a converted format is written as training reads it. Batches have one
+        # image, since the memory for larger batches in the loader is computed.
         small = replace(spec, loader=replace(spec.loader, batch_size=1))
         data = images_of(spec, ranks, tell)
         loader = opened_loader(small, data.train, ranks, tell, training=True)
         with closing(loader):
-            next(iter(loader))  # workers have started
+            next(iter(loader))  # starts the workers
             ranks.barrier()
             share = -(-loader.sample_count // process.replicas)
             probe = Probe(spec, len(loader.classes), device, ranks, host_bytes=_free_bytes(spec, loader))
@@ -272,7 +271,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
 
 def _free_bytes(spec: Spec, loader: Loader) -> int:
-    """A rank's part of the host's free memory, but for what a cache that was started here may still take."""
+    """Return a rank's part of the host's free memory, without what a cache started here may still take."""
     free = available_memory_bytes()
     if spec.loader.runs_functions and not (spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
         stats: Any = loader.job_stats()

@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: a checkpoint on validation images, its own or others, exactly, over all ranks."""
+"""``superdl evaluate RUN``: evaluate a checkpoint exactly on validation or other images, over all ranks."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _STEPS_HELD = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a checkpoint is worth on ``data``.
+    """The figures of a checkpoint on ``data``.
 
-    Each of ``samples`` images counts once, however many ranks there were; ``loss`` is their mean; ``top5`` is
+    Each of ``samples`` images counts once, whatever the number of ranks; ``loss`` is their mean; ``top5`` is
     None for five classes or fewer.
     """
 
@@ -77,13 +77,12 @@ def evaluate(
     Args:
         run: the directory of a run that kept checkpoints.
         overrides: of its spec, such as ``data.val=s3://bucket/test``.
-        checkpoint: ``best`` or ``last``; None: the best one where it is, else the last.
-        console: gets a line at the start.
+        checkpoint: ``best`` or ``last``; None: the best if present, else the last.
+        console: receives a line at the start.
 
     Raises:
-        ConfigError: there is no such checkpoint, no validation data, or its classes are others.
-        SuperError: the data or the device cannot be had.
-
+        ConfigError: the checkpoint or the validation data is missing, or the classes differ.
+        SuperError: the data or the device is not available.
     """
     spec = _spec_of(run, overrides)
     path = _checkpoint_of(run, checkpoint)
@@ -122,7 +121,7 @@ def evaluate(
 
 
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
-    """The run's spec; ``data.val`` alone takes the place of a set that has images of its own."""
+    """Return the run's spec; ``data.val`` alone replaces a set with its own images."""
     path = run / "spec.yaml"
     if not path.is_file():
         raise ConfigError(f"{run} is no directory of a run: it has no spec.yaml")
@@ -146,17 +145,17 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
-    """Return the classes that the checkpoint tells apart; none where the run's report does not name them."""
+    """Return the checkpoint's classes; empty if the run's report does not name them."""
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])
-    except (OSError, ValueError, LookupError, TypeError):  # _check_classes compares digests
+    except (OSError, ValueError, LookupError, TypeError):  # then _check_classes compares digests
         return ()
     return tuple(classes) if known.facts.get("digest of the classes") == digest(classes) else ()
 
 
 def _check_classes(known: Checkpoint, loader: Loader) -> None:
-    """A label is an index into the classes, so both must count them alike."""
+    """Check that images and model have the same classes, since a label is an index into them."""
     if known.facts.get("digest of the classes") != digest(list(loader.classes)):
         raise ConfigError(
             f"the images have {len(loader.classes)} classes, and the model tells "
@@ -173,7 +172,7 @@ def _load(strategy: Strategy, known: Checkpoint, path: Path) -> None:
 
 
 def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
-    """Go over the images once, as validation does, over all ranks."""
+    """Process the images once, as in validation, over all ranks."""
     totals, held = PassTotals(), list[HeldStep]()
 
     def release() -> None:
@@ -185,6 +184,7 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     batches = Batches(loader, "val", ranks)
     batches.begin()
     strategy.evaluated.eval()
+    # All ranks start the clock together.
     ranks.barrier()
     start_s = time.perf_counter()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What listens while a run trains: progress on the screen, step times, a log of steps, TensorBoard events."""
+"""Listeners of a run: progress on the screen, step times, a log of steps, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _STEP_FIGURES = (
 
 
 class Progress(Listener):
-    """A line each quarter of a pass, and each half minute of a long one."""
+    """Reports a line each quarter of a pass, and each half minute of a long one."""
 
     def __init__(self, tell: Callable[[str], None], epochs: int) -> None:
-        """Give the lines to ``tell``."""
+        """Send the lines to ``tell``."""
         self._tell = tell
         self._epochs = epochs
         self._begin("", 0)
@@ -43,11 +43,11 @@ class Progress(Listener):
         self._start_s = self._told_s = time.perf_counter()
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
-        """Count from zero."""
+        """Reset the counts."""
         self._begin(f"epoch {epoch + 1}/{self._epochs} {split}", batches)
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Count the steps; print a line where one is due."""
+        """Count the steps, and report a line if one is due."""
         self._done += len(steps)
         self._samples += sum(step.samples for step in steps)
         self._wait_s += sum(step.wait_s for step in steps)
@@ -66,7 +66,7 @@ class Progress(Listener):
         )
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Print the epoch."""
+        """Report the epoch."""
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
         if train.skipped:
@@ -79,19 +79,20 @@ class Progress(Listener):
 
 
 def _gpu_of(step: StepRecord) -> str:
-    """What is known of the GPU, for a line."""
+    """Describe the GPU's use, if known, for a line."""
     busy = "" if step.gpu_percent is None else f"  GPU {step.gpu_percent:.0f}%"
     return busy + ("" if step.gpu_memory_bytes is None else f"  {step.gpu_memory_bytes / 2**30:.1f} GiB")
 
 
 class StepTimes(Listener):
-    """Takes the time from training step to training step, waiting and everything else with it.
+    """Measures the time from training step to training step, including waiting and everything else.
 
-    Of each group, and since the pass began: what a buffer hides at first shows in the difference.
+    It reports the mean of each group, and since the pass began: the difference shows the initial effect of a
+    buffer.
     """
 
     def __init__(self, every: int, tell: Callable[[str], None]) -> None:
-        """Tell a line after each ``every`` steps."""
+        """Report a line after each ``every`` steps."""
         self._every = every
         self._tell = tell
         self._begun_s = self._since_s = 0.0
@@ -99,19 +100,17 @@ class StepTimes(Listener):
         self.times: list[StepTime] = []
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """Count from zero."""
+        """Reset the counts."""
         self._begun_s = self._since_s = time.time()
         self._steps = 0
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Take the time of what is whole.
-
-        On a GPU a step is given out before it is done: of the last of those told, which are, it is now.
-        """
+        """Record the time of each complete group."""
         now_s = time.time()
         for step in steps:
             if step.split != "train":
                 continue
+            # On a GPU steps are issued before they are done, but the last one here is done now.
             done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:
@@ -126,10 +125,10 @@ class StepTimes(Listener):
 
 
 class StepLog(Listener):
-    """Writes every step as it happens to ``steps.jsonl``, all fields of it."""
+    """Writes every step, with all its fields, to ``steps.jsonl`` as it happens."""
 
     def __init__(self, directory: Path, name: str = "steps") -> None:
-        """Make the file in ``directory``."""
+        """Create the file in ``directory``."""
         self._rows = RowLog(directory, name)
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
@@ -149,7 +148,6 @@ class TensorBoardLog(Listener):
 
         Raises:
             ConfigError: the package `tensorboard` is not installed.
-
         """
         try:
             from torch.utils.tensorboard import SummaryWriter  # needs the optional package
@@ -183,5 +181,5 @@ class TensorBoardLog(Listener):
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Flush and close the file."""
         self._writer.close()

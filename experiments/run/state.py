@@ -1,6 +1,6 @@
-"""What is known of a run, what is written of it, and how it goes on from another's checkpoint.
+"""The state and files of a run, and the resumption from another run's checkpoint.
 
-A run's files are begun at its start and ended at its end, however that comes.
+A run's files are created at its start and completed at its end, also after an error.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _log = logging.getLogger(__name__)
 
 
 class RunState(Listener):
-    """A run's report, which grows while it goes on, and its files."""
+    """A run's report, which grows during the run, and its files."""
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
     workers_now: Callable[[], Sequence[WorkerUse]] = staticmethod(lambda: ())
-    """The workers that the run's coordinator has."""
+    """Returns the present workers of the run's coordinator."""
     _workers: tuple[Sequence[WorkerUse], Sequence[WorkerUse]] = (), ()
     _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
     ) -> None:
-        """Write what is known at the start."""
+        """Write the facts known at the start."""
         self.spec = spec
         self.directory = directory
         self.device = device
@@ -90,31 +90,31 @@ class RunState(Listener):
         self._write()
 
     def note(self, line: str) -> None:
-        """Keep a line for the report."""
+        """Add a line to the report."""
         self.report.notes = (*self.report.notes, line)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """Note when training begins."""
+        """Record the start of training."""
         if not self._trained_from_s:
             self._trained_from_s, self._workers = time.time(), (self.workers_now(), ())
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch, so that a run that fails, or is killed, reports those it did."""
+        """Keep the epoch, so that a failed or killed run reports its epochs so far."""
         self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
         self._write()
 
     def file_name(self, name: str) -> str:
-        """The name of a file that each rank writes: rank 0's is the plain one."""
+        """Return the name of a file that each rank writes: rank 0's is the plain one."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:
-        """Say how the run ends."""
+        """Record the error that ended the run."""
         self.report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self.report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
 
     def _write(self) -> None:
-        """Write the report as it stands."""
+        """Write the report in its present state."""
         report = self.report
         report.wall_s = time.perf_counter() - self._start_s
         report.utilization = None if self.monitor is None else self.monitor.utilization()
@@ -131,7 +131,7 @@ class RunState(Listener):
             write_json(report.to_mapping(), self.directory / REPORT_NAME)
 
     def end(self, console: Console, *, page: bool) -> None:
-        """Write and print how it went, as a ``page`` too if that is wanted."""
+        """Write and print the final report, and a page if ``page``."""
         report = self.report
         if report.status == "running":
             report.status = "finished"
@@ -144,17 +144,18 @@ class RunState(Listener):
             return
         try:
             say(console, f"tables and plots: {write_run_page(self.directory)}")
-        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
+        except Exception as error:  # noqa: BLE001  # the run's own end matters more than any error in drawing
             _log.exception("the page of %s could not be made", self.directory)
             say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
 
     def send(self, console: Console) -> None:
-        """Send all files to the bucket that the spec names as output, if it does; each host sends its own.
+        """Upload all files if the spec's output is a bucket; each host uploads its own.
 
         Raises:
-            SourceError: they are not there; they stay here. Of a run that failed, its own error counts.
+            SourceError: the upload failed and the files stay here. A failed run raises its own error instead.
         """
         output = self.spec.output
+        # One process sends the files of its host.
         if not in_bucket(output) or self.ranks.process.local_rank:
             return
         place = f"{output.rstrip('/')}/{self.directory.name}"
@@ -169,23 +170,23 @@ class RunState(Listener):
 
 
 def in_bucket(output: str) -> bool:
-    """Whether a run's files go to S3."""
+    """Check whether a run's files go to S3."""
     return output.startswith("s3://")
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
-    """An epoch as the bill has it. What the coordinator did not tell of one pass is counted for the next."""
+    """Return an epoch's use for the bill. Counts missing from one pass are included in the next."""
     passes = [one for _, one in epoch.splits()]
     counted = added([one.job for one in passes if one.job is not None])
     return EpochUse(epoch.epoch, sum(one.wall_s for one in passes), epoch.train.samples, counted)
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """What decides whether a run can go on from another's checkpoint; the same on all ranks."""
+    """Return the facts that must match to resume from another run's checkpoint; the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     recipe = dict(spec.to_mapping()["recipe"])
     steps = recipe.pop("steps")
-    listings = ranks.text_of_first(  # files of another host have times of their own
+    listings = ranks.text_of_first(  # file times differ between hosts
         lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
     )
     of_train, of_val = json.loads(listings)
@@ -209,11 +210,10 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
 
 
 def checkpoints_of(state: RunState, train: Loader, facts: Mapping[str, Any]) -> Checkpoints | None:
-    """The keeper of checkpoints, if the spec asks for any.
+    """Return the run's checkpoints, if the spec requires any.
 
     Raises:
-        ConfigError: some are to be kept in mid-epoch, where the loader cannot go on.
-
+        ConfigError: checkpoints are required in mid-epoch, where the loader cannot resume.
     """
     training = state.spec.training
     if training.checkpoint_steps is not None and not train.resumes_within_epochs:
@@ -227,7 +227,7 @@ def checkpoints_of(state: RunState, train: Loader, facts: Mapping[str, Any]) -> 
 
 
 def _spec_digest(spec: Spec) -> str:
-    """Of all that a resumed run has the same, if it is resumed as it was."""
+    """Return a digest of the keys that are equal in an unchanged resumed run."""
     mapping = spec.to_mapping()
     for name in ("name", "output", "device"):
         del mapping[name]
@@ -236,7 +236,7 @@ def _spec_digest(spec: Spec) -> str:
 
 
 def digest(value: Any) -> str:
-    """A digest of plain values, the same for equal ones."""
+    """Return a digest of plain values, the same for equal ones."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -247,11 +247,10 @@ def go_on(
     checkpoints: Checkpoints | None,
     console: Console,
 ) -> None:
-    """Have ``trainer`` go on from the checkpoint that the spec names, and say so.
+    """Resume ``trainer`` from the spec's checkpoint, and report it.
 
     Raises:
-        ConfigError: there is none, it is damaged, or it is of another training.
-
+        ConfigError: the checkpoint is missing, damaged, or belongs to another training.
     """
     place = str(state.spec.training.resume)
     checkpoint, path = read_checkpoint(place, state.ranks)

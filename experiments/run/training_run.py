@@ -1,7 +1,7 @@
-"""Carries a spec out: data, loaders, training, report; one directory holds all that a run leaves.
+"""Execute a spec: data, loaders, training, report; one directory holds all results of a run.
 
-What a run starts itself, the embedded default and the workers of plain loaders, reads the run's variables. So
-the run tells them by variables what its spec says of functions.
+Processes started by a run, the embedded default and the workers of plain loaders, read the run's environment.
+So the run passes the spec's settings for functions as variables.
 """
 
 from __future__ import annotations
@@ -72,16 +72,15 @@ _UNPINNED = (
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
-    """Carry ``spec`` out, print its table and return the report.
+    """Execute ``spec``, print its table and return the report.
 
-    The directory ``<output>/<name>-<time>`` gets all of it, its ``page`` unless that is not wanted;
-    docs/runs.md says what. A run that fails or is interrupted writes its report too, with the reason, before
-    the error goes on.
+    The directory ``<output>/<name>-<time>`` receives all files, and the page unless ``page`` is false;
+    docs/runs.md describes them. A run that fails or is interrupted also writes its report, with the reason,
+    before it raises the error.
 
     Raises:
-        SuperError: the spec's data, loader or device cannot be had, or a batch cannot be delivered.
+        SuperError: the spec's data, loader or device is not available, or a batch cannot be delivered.
         KeyboardInterrupt: the user ended the run.
-
     """
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
     console = console_of_rank(console)
@@ -92,7 +91,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.send(console)  # before hours of work: the bucket may refuse
+            state.send(console)  # an early test, before hours of work: the bucket may refuse
             _train(state, console)
     except BaseException as error:
         if state is not None:
@@ -138,7 +137,7 @@ def _train(state: RunState, console: Console) -> None:
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
-        stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders can still tell
+        stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders are open
         state.workers_now = partial(workers_of, train)
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
@@ -147,7 +146,7 @@ def _train(state: RunState, console: Console) -> None:
 
 
 def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> tuple[Loader, Loader | None]:
-    """Open both splits, and note what they are; the stack closes them."""
+    """Open both splits, and record them in the report; the stack closes them."""
     spec, ranks = state.spec, state.ranks
     data = images_of(spec, ranks, tell)
     if data.note is not None:
@@ -157,6 +156,7 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
     on_gpu = state.device.type == "cuda"
     train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
+    # Callbacks run in reverse: bad samples are noted before the loader closes.
     stack.callback(train.close)
     stack.callback(_note_bad_samples, state, train)
     val = None
@@ -181,7 +181,7 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
 
 
 def _note_bad_samples(state: RunState, loader: Loader) -> None:
-    """List what was skipped or replaced, which only SUPER's loaders do."""
+    """Note skipped and replaced samples, which only SUPER's loaders have."""
     bad = getattr(loader, "bad_samples", ())
     for sample in bad[:_BAD_SAMPLES_NAMED]:
         what = f"bad sample, {sample.handled}, {counted(sample.times, 'time')}"
@@ -191,7 +191,7 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
-    """Copy the best checkpoint to where the spec wants it, and the best or the last to a service."""
+    """Copy the best checkpoint to ``best_to``, and the best or the last to the service's model directory."""
     if checkpoints is None or not state.ranks.leads:
         return
     if models := os.environ.get(MODEL_DIR):
@@ -207,7 +207,7 @@ def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
 
 
 def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
-    """The model with its weights, the same on all ranks; what it draws at random later differs."""
+    """Make the model with its weights, the same on all ranks, and then seed each rank differently."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
@@ -216,12 +216,13 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
         state.note(note)
         tell(note)
     if ranks.several:
+        # Dropout, for example, must differ between ranks.
         torch.manual_seed(spec.seed + ranks.process.rank)
     return model
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Begin to sample, before anything is started; the stack ends it, after all else has ended."""
+    """Start sampling before anything else; the stack ends it after everything else."""
     gpu = None
     try:
         gpu = meter_of(state.device)
@@ -239,7 +240,7 @@ def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
 
 
 def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -> list[Listener]:
-    """Open all that writes while the run goes on; the stack closes it."""
+    """Open all listeners that write during the run; the stack closes them."""
     steps = StepLog(state.directory, state.file_name("steps"))
     stack.callback(steps.close)
     listeners: list[Listener] = [state, steps]
@@ -259,7 +260,7 @@ def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -
 
 
 def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledStep]], None]:
-    """Open what gets the steps that waited for data; the stack closes it."""
+    """Open the log of steps that waited for data; the stack closes it."""
     rows = RowLog(state.directory, state.file_name("stalls"))
     stack.callback(rows.close)
     return lambda stalls: rows.write([asdict(stall) for stall in stalls])
@@ -269,7 +270,7 @@ def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledS
 
 
 def images_of(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> PreparedData:
-    """Find the images of a run, or draw them: one rank of each host, which the others wait for."""
+    """Find or draw the images of a run, on one rank of each host while the others wait."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, tell)
 
@@ -300,10 +301,10 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """What runs the functions of a run, in a word or two; ``None`` where there are none.
+    """Return a short name for the executor of a run's functions; ``None`` without functions.
 
     Raises:
-        ConfigError: the spec names an executor, and the environment a coordinator, whose affair it is.
+        ConfigError: the spec names an executor, but the environment names a coordinator, which decides it.
     """
     if not spec.loader.runs_functions:
         return None
@@ -319,15 +320,15 @@ def executor_of(spec: Spec) -> str | None:
 
 
 def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
-    """Have the embedded default, if it is started within, run functions as the spec says."""
+    """Make an embedded default that is started in the block use the spec's executor."""
     return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
 
 
 def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
-    """Have what is started within import the steps of `experiments.augmentations` that ``recipe`` names.
+    """Allow processes started in the block to import the steps of `experiments.augmentations` in ``recipe``.
 
-    A function imports a step's module only if its own setting lists it. Of what a run starts, the run is the
-    operator. Functions that somebody else runs have an operator of their own, who lists what they may import.
+    A function imports a step's module only if its own setting lists it. For processes started by the run, the
+    run is the operator. Other functions have their own operator, who lists the allowed modules.
 
     Raises:
         RecipeError: a custom step is not named ``module:function@version``.
@@ -339,10 +340,10 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks, with a spec's seed, threads and steps; gives this rank's device and strategy.
+    """Join the other ranks, with a spec's seed, threads and steps; yield this rank's device and strategy.
 
     Raises:
-        ConfigError: the device or the strategy cannot be had, or the ranks cannot be joined.
+        ConfigError: the device or the strategy is not available, or the ranks cannot be joined.
         RecipeError: a custom step is not named ``module:function@version``.
     """
     process = process_rank()
@@ -358,13 +359,13 @@ def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
 
 
 def console_of_rank(console: Console | None) -> Console:
-    """The console, which only rank 0 prints to."""
+    """Return the console, which prints on rank 0 only."""
     return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
 
 
 @contextlib.contextmanager
 def _torch_threads(threads: int | None) -> Iterator[None]:
-    """Have torch compute what is within with so many threads; None: as many as before."""
+    """Use this number of torch threads in the block; None: no change."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -377,7 +378,7 @@ def _torch_threads(threads: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable of the environment for what is within; None leaves it as it is."""
+    """Set an environment variable for the block; None leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["HEADROOM", "CacheModel"]
 
 HEADROOM = 1.2
-"""The server's memory over the coordinator's budget."""
+"""The server's memory relative to the coordinator's budget."""
 
 
 @dataclass
 class _Rows:
-    """The samples of one set: int32 ``[size]`` record lengths (0 for nothing, -1 for a tombstone) and the
-    memory they take. What is rare is kept apart: when tombstones expire, which records are spoilt, and which
-    are pointers into the store.
+    """The samples of one set.
+
+    Arrays hold int32 ``[size]`` record lengths (0 for nothing, -1 for a tombstone) and the memory they take.
+    Rare states are kept separately: expiry times of tombstones, spoilt records, pointers into the store.
     """
 
     record_bytes: NDArray[np.int32]
@@ -39,13 +40,13 @@ class _Rows:
 
 
 class CacheModel:
-    """What a Redis would hold.
+    """A model of a Redis server.
 
     Args:
-        size_of: how many samples a set has.
-        array_rng: decides what is evicted.
-        budget_bytes: what the coordinator may fill, and less than the server has.
-        refuses: whether a full server refuses writes; else it evicts at random.
+        size_of: returns the number of samples of a set.
+        array_rng: decides which records are evicted.
+        budget_bytes: the coordinator's budget, which is less than the server's memory.
+        refuses: whether a full server refuses writes; otherwise it evicts at random.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class CacheModel:
 
     @property
     def keys(self) -> list[SetKey]:
-        """The sets of which there ever was something since the last loss of everything."""
+        """The sets that ever had an entry since the last flush."""
         return list(self._sets)
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
-        """What a GET of each sample finds: record length, 0 for nothing, -1 for a tombstone."""
+        """Return the result of a GET of each sample: record length, 0 for nothing, -1 for a tombstone."""
         rows = self._rows(key)
         for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
             rows.record_bytes[index] = 0
@@ -79,14 +80,14 @@ class CacheModel:
         return rows.record_bytes[indices].astype(np.int64)
 
     def spoilt(self, key: SetKey, indices: Indices) -> NDArray[np.bool_]:
-        """Which of the records fail their check."""
+        """Return a mask of the records that fail their check."""
         corrupt = self._rows(key).corrupt
         return np.isin(indices, list(corrupt)) if corrupt else np.zeros(indices.size, dtype=np.bool_)
 
     def audit(
         self, key: SetKey, indices: Indices, now: float, *, whole: bool
     ) -> tuple[Indices, NDArray[np.bool_]]:
-        """What :meth:`look` finds, if need be of ``whole`` records alone, and which of it are pointers."""
+        """Return the result of :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
         found, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
             found[self.spoilt(key, indices)] = 0
@@ -95,8 +96,9 @@ class CacheModel:
     def read(
         self, key: SetKey, indices: Indices, now: float, placed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which samples a reader gets, which are corrupt or point to what is not ``placed`` for it, and which
-        of those that it gets are pointers.
+        """Read samples, and return three masks: delivered, corrupt, and delivered through a pointer.
+
+        A pointer to a record that is not ``placed`` for this reader counts as corrupt.
         """
         found, pointed = self.audit(key, indices, now, whole=False)
         corrupt = self.spoilt(key, indices) & (found > 0)
@@ -105,7 +107,7 @@ class CacheModel:
         return (found != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
-        """Memory that the samples take for which ``held`` is true."""
+        """Return the memory of the samples for which ``held`` is true."""
         return int(self._rows(key).taken_bytes[held].sum(dtype=np.int64))
 
     def store(
@@ -117,26 +119,26 @@ class CacheModel:
         corrupt: list[int],
         pointers: Sequence[int] = (),
     ) -> None:
-        """Write records over whatever is there; some (by index) are spoilt, or pointers."""
+        """Write records, replacing any entries; some (by index) are spoilt, or pointers."""
         self._set(key, indices, sizes)
         self._rows(key).corrupt.update(corrupt)
         self._rows(key).pointers.update(pointers)
 
     def make_room(self) -> None:
-        """Evict at random what is beyond the server's memory, unless it refuses such writes."""
+        """Evict at random until the server's memory suffices, unless it refuses such writes."""
         while self.used_bytes > self.budget_bytes * HEADROOM and not self.refuses:
             if not self.evict(0.5):
                 break
 
     def refused(self, sizes: Indices) -> NDArray[np.bool_]:
-        """Which of some more records a server that does not evict refuses for want of memory."""
+        """Return a mask of new records that a server without eviction refuses for lack of memory."""
         refused: NDArray[np.bool_] = (
             np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
         )
         return refused & self.refuses
 
     def write_tombstones(self, key: SetKey, indices: Indices, now: float, *, ttl_s: float = np.inf) -> None:
-        """Write tombstones; those that expire only where there is nothing (NX)."""
+        """Write tombstones; those that expire only where there is no entry (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]
         self._set(key, indices, np.full(indices.size, -1))
@@ -144,7 +146,7 @@ class CacheModel:
             self._rows(key).expires_s.update(dict.fromkeys(indices.tolist(), now + ttl_s))
 
     def drop(self, key: SetKey, indices: Indices) -> None:
-        """Delete whatever is there."""
+        """Delete the entries of these samples."""
         self._set(key, indices, np.zeros(indices.size, dtype=np.int64))
 
     def flush(self) -> None:
@@ -153,7 +155,7 @@ class CacheModel:
         self.used_bytes = 0
 
     def evict(self, share: float) -> int:
-        """Lose a share of the records, at random; returns how many."""
+        """Evict a share of the records, at random, and return their number."""
         self.evicted = True
         lost = 0
         for key, rows in self._sets.items():
@@ -175,6 +177,7 @@ class CacheModel:
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))
         rows.taken_bytes[indices] = taken
         rows.record_bytes[indices] = sizes
+        # Skip the loop in Python unless there are rare states.
         if rows.expires_s or rows.corrupt or rows.pointers:
             for index in indices.tolist():
                 rows.expires_s.pop(index, None)

@@ -1,5 +1,6 @@
-"""The functions of the simulated world: they start cold, queue, take time, push records, answer, and fail in
-all ways. How many work at a time, and for how long, is what is billed.
+"""The functions of the simulated world: cold starts, queues, run times, pushed records, and all failures.
+
+Usage counts the functions at work and their time, on which the bill is based.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["ExecutorModel", "Usage"]
 
 _REFUSAL_S = 0.002
 _ANSWER_S = 0.001
-"""In real life records are there before the answer comes."""
+"""In reality, too, the records arrive before the answer."""
 
 _HANG_S = 3.0
 _STRAGGLER_SHAPE = 1.5
@@ -41,7 +42,7 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
 _DECODED = (_CACHED, _CACHE_ERROR, _CACHE_FULL)
-_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096  # sooner than in real life: more worlds have some
+_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096  # lower than in reality, so that more worlds have pointers
 _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
     OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.NOT_CACHED)
 )
@@ -49,7 +50,7 @@ _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
 
 @dataclass
 class Usage:
-    """What functions have done and cost, by the world's own account, and how many were in use over time."""
+    """Work and cost of the functions, counted by the world itself, and the number in use over time."""
 
     invocations: int = 0
     gb_s: float = 0.0
@@ -67,7 +68,7 @@ class Usage:
     _changed_s: float = 0.0
 
     def change(self, by: int, now: float) -> None:
-        """So many functions more, or fewer, are in use from now on."""
+        """Change the number of functions in use by ``by``."""
         self.function_s += self.in_use * (now - self._changed_s)
         self._changed_s = now
         self.in_use += by
@@ -75,7 +76,7 @@ class Usage:
 
 
 class _Taken(NamedTuple):
-    """A request, the life of the coordinator that made it, and when it came."""
+    """A request, the life of the coordinator that made it, and the time of its arrival."""
 
     request: Prefetch
     life: int
@@ -95,7 +96,7 @@ class ExecutorModel:
         self.usage = Usage()
 
     def submit(self, request: Prefetch) -> None:
-        """Take a request of the coordinator that lives now."""
+        """Accept a request of the current coordinator."""
         taken = _Taken(request, self._world.life, self._world.now_s)
         if any(start_s <= taken.came_s < end_s for start_s, end_s in self._functions.gone_s):
             self._refuse(taken, FailureKind.UNAVAILABLE)
@@ -116,11 +117,12 @@ class ExecutorModel:
                 self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
-        """Whether the instance for the next request starts cold; ``None`` if there can be none now."""
+        """Take an instance for the next request: True if it starts cold, ``None`` if none is available."""
         functions, now = self._functions, self._world.now_s
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
         if self._idle_since:
+            # The most recently used first, so that the others can expire.
             self._idle_since.pop()
             return False
         if self.usage.in_use >= functions.capacity:
@@ -175,13 +177,14 @@ class ExecutorModel:
         functions, rng = self._functions, self._world.rng
         duration_s = functions.typical_s(request.indices.size, restore=not request.kind.decodes)
         if functions.spread:
+            # The location gives the factor a mean of 1.
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
             duration_s *= _STRAGGLER_LEAST * rng.paretovariate(_STRAGGLER_SHAPE)
         return duration_s
 
     def _refuse(self, taken: _Taken, kind: FailureKind) -> None:
-        """No function ran, and nothing is billed."""
+        """Refuse a request; no function runs, and nothing is billed."""
         event = RequestFailed(taken.request.request_id, kind, "simulated")
         self._world.after(_REFUSAL_S, partial(self._world.answer, event, taken.life))
 
@@ -193,7 +196,9 @@ class ExecutorModel:
         cold_s: float,
         pushes_s: float | None = None,
     ) -> None:
-        """It ends so late, and has written a part before, or even after, if ``pushes_s`` says when."""
+        """Fail a request after ``duration_s``; with ``pushes_s``, a part is written then, even after the
+        failure.
+        """
         world, request = self._world, taken.request
         if pushes_s is not None:
             world.after(cold_s + pushes_s, partial(self._push_some, request))
@@ -245,7 +250,7 @@ class ExecutorModel:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
     def _look(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """What a save finds in the cache of its samples."""
+        """Check which samples of a save are in the cache."""
         cache, found = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
         if cache.up:
             there = cache.look(request.samples, indices, self._world.now_s) > 0
@@ -254,7 +259,7 @@ class ExecutorModel:
         return found
 
     def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For which of the samples the cache gets a pointer into a new pack, if it gets anything."""
+        """Return a mask of samples for which the cache receives a pointer into a new pack."""
         lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
         may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
         return may & (request.kind is RequestKind.DECODE_TO_POINTERS and self._world.store.takes)
@@ -266,8 +271,9 @@ class ExecutorModel:
     def _keep(
         self, request: Prefetch, outcomes: NDArray[np.uint8], pointed: NDArray[np.bool_]
     ) -> dict[str, Any]:
-        """Write to the store, if that is asked, what the cache has taken, and what it was to get pointers to,
-        whether it took them or not; what the answer tells of it.
+        """Write to the store if requested, and return the answer's fields about it.
+
+        A pack holds the records that the cache accepted, and those with a pointer, accepted or not.
         """
         store, bucket = self._world.store, self._world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
@@ -288,7 +294,7 @@ class ExecutorModel:
         return {"pack": pack, "stored": stored, "store_requests": requests, "pointers": pointers}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
-        """One invocation; returns its GB-seconds."""
+        """Bill one invocation and return its GB-seconds."""
         gb_s = billed_s * self._functions.memory_gb
         self.usage.invocations += 1
         self.usage.gb_s += gb_s
@@ -302,15 +308,15 @@ class ExecutorModel:
         self._start()
 
     def _push_some(self, request: Prefetch) -> None:
-        """A function that does not live to tell of it has written a part."""
-        if request.kind is RequestKind.SAVE:  # of a pack nothing is to be seen
+        """Write a part of a request, for a function that dies before it answers."""
+        if request.kind is RequestKind.SAVE:  # a partial pack is invisible
             return
         some = request.indices[: self._world.rng.randrange(request.indices.size + 1)]
         written = some[self._push(request, some) == _CACHED]
         self._world.store.write(request.samples.dataset, written[self._pointed(request, written)])
 
     def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Write what can be written of these samples; the outcome of each, uint8 of their shape."""
+        """Write these samples if possible and return the outcome of each, uint8 of their shape."""
         world, faults, key = self._world, self._world.model.faults, request.samples
         data, chance = world.model.datasets[key.dataset], world.array_rng.random
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)

@@ -1,6 +1,6 @@
-"""Runs a spec in the simulated world and shows what came of it: throughput, waiting, functions, dollars.
+"""Run a spec in the simulated world and show its throughput, waiting, functions and cost.
 
-Every row of a table and of the JSON says that it was simulated.
+Every row of a table and of the JSON is marked as simulated.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ class JobPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All that is predicted of one run. Dollars are sums; ``functions`` are those in use at a time. CPU
-    seconds of the core are this machine's.
+    """All predictions for one run.
+
+    Dollars are totals; ``functions_*`` count functions in use at a time. CPU seconds of the core are this
+    machine's.
     """
 
     swept: dict[str, float]
@@ -103,7 +105,7 @@ class Prediction:
 
 
 def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> Prediction:
-    """Simulate ``spec``; ``swept`` is what a sweep has set, to be shown with the row."""
+    """Simulate ``spec``; ``swept`` holds the values set by a sweep, to be shown in the row."""
     began_s = time.perf_counter()
     world = World(build_world_model(spec), log=False).run()
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
@@ -143,7 +145,7 @@ def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> P
 
 
 def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> JobPrediction:
-    """What became of a job, by its slowest rank, with the dollars of its trainers alone."""
+    """Summarise a job by its slowest rank; its dollars cover trainers only."""
     script, ended_s = trainers[0].script, world.ended_s
     start_s = min(script.starts_s, ended_s)
     end_s = max((one.passes[-1].ended_s or ended_s for one in trainers if one.passes), default=start_s)
@@ -173,7 +175,7 @@ def _mean(values: list[float]) -> float:
 
 
 def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return all as plain values for JSON."""
+    """Return all predictions as plain values for JSON."""
     return {
         "format": _FORMAT,
         "simulated": True,
@@ -184,7 +186,7 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each point of the sweep, and the jobs where there is one point and few of them."""
+    """Print a row for each point of the sweep, and the jobs if there is one point and few jobs."""
     _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:

@@ -1,6 +1,6 @@
-"""What is simulated: a YAML file turned into frozen dataclasses, checked when they are made.
+"""The spec of a simulation: a YAML file turned into frozen dataclasses that validate themselves.
 
-How keys are checked is in `experiments.schema`; what becomes of them in `world_model`.
+`experiments.schema` checks the keys; `world_model` builds the world from a spec.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DatasetSpec:
-    """``copies`` catalogs of ``samples`` images. A record is ``image`` by ``image`` pixels of three bytes,
-    or has ``record_bytes``; ``source_bytes`` is the mean size of an object.
+    """``copies`` catalogs of ``samples`` images each.
+
+    A record is ``image`` by ``image`` pixels of three bytes, or has ``record_bytes``; ``source_bytes`` is the
+    mean size of an object.
     """
 
     name: Text = "data"
@@ -71,9 +73,9 @@ class JobSpec:
     """``count`` training runs of ``replicas`` ranks.
 
     Run n reads copy n of the dataset (modulo its copies), shuffles with ``seed`` + n unless ``same_seed``,
-    and starts ``start_every_s`` after the one before. ``batch_size`` is per rank, ``step_s`` what a batch
-    keeps the trainer, ``handover_s`` what taking it over from a worker costs before. ``workers`` read ahead,
-    each at ``read_gb_per_s``. They are of one of the spec's teams, or of none.
+    and starts ``start_every_s`` after the previous. ``batch_size`` is per rank, ``step_s`` the trainer's time
+    for a batch, ``handover_s`` its time to take the batch over from a worker. ``workers`` read ahead, each at
+    ``read_gb_per_s``. ``team`` is one of the spec's teams, or empty.
     """
 
     name: Text = "train"
@@ -98,10 +100,10 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """How functions run; see `experiments.simulator.world_model.FunctionsModel`.
+    """The functions' execution; see `experiments.simulator.world_model.FunctionsModel`.
 
-    A ``pool`` is there from the start and queues; ``lambda`` starts cold, ramps and refuses. ``failures`` is
-    the share of requests whose function crashes, ``throttles`` of those refused for no reason of ours.
+    A ``pool`` exists from the start and queues requests; ``lambda`` starts cold, ramps up and refuses.
+    ``failures`` is the share of requests whose function crashes, ``throttles`` the share refused at random.
     """
 
     kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
@@ -123,14 +125,14 @@ class FunctionsSpec:
     memory_gb: PositiveNumber = 1.769
 
     def __post_init__(self) -> None:
-        """Refuse work that takes no time."""
+        """Reject functions that take no time."""
         if not self.fetch_s + self.decode_s + self.overhead_s:
             raise ConfigError("functions take no time: set functions.decode_s, functions.fetch_s or both")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in units of 2**30 bytes; ``left_over`` is the share that is there at the start."""
+    """Memory for records, in units of 2**30 bytes; ``left_over`` is the share cached at the start."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
@@ -138,9 +140,9 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """A second home for records: ``none``, a ``directory`` whose packs trainers read themselves, or ``s3``.
+    """A second home for records: ``none``, a ``directory`` whose packs trainers read directly, or ``s3``.
 
-    ``left_over`` is the share that lies there at the start, ``restore_s`` what a record takes a function.
+    ``left_over`` is the share of samples stored at the start, ``restore_s`` a function's time per record.
     """
 
     kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
@@ -150,7 +152,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CoordinatorSpec:
-    """Settings of the core, by the names that the coordinator has for them."""
+    """Settings of the core, named as in the coordinator."""
 
     lookahead_batches: AtLeastOne = 64
     request_samples: AtLeastOne = 512
@@ -159,7 +161,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class TeamSpec:
-    """What a team may have beside others, as the coordinator's ``token_file`` says it."""
+    """A team's share and priority, as in the coordinator's ``token_file``."""
 
     name: Text
     share: PositiveNumber = 1.0
@@ -180,7 +182,7 @@ class PricesSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
-    """One run of the simulated world; ``minutes`` of virtual time, or until all jobs are done if null."""
+    """One simulation, for ``minutes`` of virtual time, or until all jobs are done if null."""
 
     name: Text = "simulation"
     seed: AtLeastZero = 0
@@ -197,7 +199,7 @@ class SimulationSpec:
     teams: tuple[TeamSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names that are taken twice or lead nowhere."""
+        """Reject duplicate names and references to unknown ones."""
         for what in ("datasets", "jobs", "teams"):
             names = [one.name for one in getattr(self, what)]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -223,14 +225,14 @@ class SimulationSpec:
 def load_points(
     name: str | Path, overrides: Iterable[str] = ()
 ) -> list[tuple[dict[str, float], SimulationSpec]]:
-    """Read a spec and make one run of each combination of its sweep; a spec without one is one run.
+    """Read a spec and return one run per combination of its sweep; without a sweep, one run.
 
     Args:
-        name: a path, or the bare name of a spec that comes with the package.
+        name: a path, or the bare name of a spec in the package.
         overrides: ``a.b=c``, applied before the sweep.
 
     Returns:
-        The swept keys with their values, and the spec with them.
+        The swept keys with their values, and the resulting spec.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
@@ -247,7 +249,7 @@ def load_points(
 
 
 def _axes(sweep: Any) -> dict[str, list[float]]:
-    """The swept keys and their values."""
+    """Return the swept keys and their values."""
     if not isinstance(sweep, dict | None):
         raise ConfigError(
             f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16]; not {sweep!r}"

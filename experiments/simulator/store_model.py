@@ -1,7 +1,7 @@
-"""The store of the simulated world: which records lie in which packs, and what becomes of packs.
+"""The store of the simulated world: the packs that hold the records, and their faults.
 
-It outlives the cache and the coordinator. Packs vanish, records in them rot, and for a while it does not
-answer or is full.
+It outlives the cache and the coordinator. Packs vanish, records in them rot, and for a while the store does
+not answer or is full.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class StoreModel:
     """Packs of all datasets.
 
     Args:
-        model: what the world is made of.
-        array_rng: decides what is lost and what rots.
-        now_s: tells the time.
+        model: the parts of the world.
+        array_rng: decides which records are lost or rot.
+        now_s: returns the time.
     """
 
     def __init__(self, model: WorldModel, array_rng: np.random.Generator, now_s: Callable[[], float]) -> None:
@@ -41,17 +41,17 @@ class StoreModel:
         self._packs: dict[bytes, NDArray[np.uint32]] = {
             data.name: np.zeros(data.size, dtype=np.uint32) for data in model.datasets.values()
         }
-        """Where each sample's newest record was written, 0 if never."""
+        """The pack of each sample's newest record, 0 if never written."""
         self._good: dict[bytes, NDArray[np.bool_]] = {
             data.name: np.zeros(data.size, dtype=np.bool_) for data in model.datasets.values()
         }
-        """Whether it is still there, whole."""
+        """True for records that are still there and complete."""
         self._next = 1
         if model.settings.store and model.stored:
             self._fill()
 
     def _fill(self) -> None:
-        """What earlier coordinators have left: packs of some of the samples."""
+        """Write packs of some of the samples, as left by earlier coordinators."""
         for data in self._model.datasets.values():
             if data.random:
                 continue
@@ -62,17 +62,17 @@ class StoreModel:
 
     @property
     def answers(self) -> bool:
-        """Whether it can be read now."""
+        """True if the store can be read now."""
         return not any(start_s <= self._now_s() < end_s for start_s, end_s in self._model.faults.store_gone_s)
 
     @property
     def takes(self) -> bool:
-        """Whether it can be written now."""
+        """True if the store can be written now."""
         full = any(start_s <= self._now_s() < end_s for start_s, end_s in self._model.faults.store_full_s)
         return self.answers and not full
 
     def write(self, dataset: bytes, indices: Indices) -> int:
-        """Write a pack of these samples; its number, 0 if there are none."""
+        """Write a pack of these samples and return its number; 0 without samples."""
         if not indices.size:
             return 0
         pack, self._next = self._next, self._next + 1
@@ -81,21 +81,21 @@ class StoreModel:
         return pack
 
     def good(self, key: SetKey, indices: Indices) -> NDArray[np.bool_]:
-        """Which of the samples can be read now."""
+        """Return a mask of the samples that can be read now."""
         good: NDArray[np.bool_] = self._good[key.dataset][indices] & (key.epoch == EVERY_EPOCH)
         return good & self.answers
 
     def packs_of(self, dataset: bytes, indices: Indices) -> int:
-        """How many packs hold these."""
+        """Count the packs that hold these samples."""
         return int(np.unique(self._packs[dataset][indices]).size)
 
     def scanned(self, dataset: bytes) -> RecordsStored:
-        """What a look at the store's packs finds; rot does not show."""
+        """Return the records that a scan of the store finds; it does not detect rot."""
         found = np.flatnonzero(self._packs[dataset])
         return RecordsStored(dataset, found, self._packs[dataset][found])
 
     def lose(self, share: float) -> PacksLost:
-        """A share of all packs goes."""
+        """Lose a share of all packs."""
         numbers = np.unique(np.concatenate(list(self._packs.values())))
         lost = numbers[(numbers > 0) & (self._array_rng.random(numbers.size) < share)]
         for name, packs in self._packs.items():

@@ -1,4 +1,4 @@
-"""One rank of a simulated training run: a sampler that asks for pages, readers, a trainer that consumes."""
+"""One rank of a simulated training run: a sampler that requests pages, readers, a trainer that consumes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class BatchModel:
-    """A batch of the pass of that number, which a reader works on; what it has got it keeps."""
+    """A batch of the pass ``number`` on which a reader works; it keeps the records it has read."""
 
     number: int
     position: int
@@ -47,7 +47,7 @@ class BatchModel:
     began_s: float
     missing: NDArray[np.int64]
     placed: NDArray[np.bool_]
-    """Of which of them the page told a place in the store."""
+    """True for samples that the page places in the store."""
     hits: int = 0
     straight: int = 0
     attempts: int = 0
@@ -55,7 +55,7 @@ class BatchModel:
 
 @dataclass(slots=True)
 class PassFigures:
-    """What one pass has come to."""
+    """The figures of one pass."""
 
     began_s: float
     ended_s: float = 0.0
@@ -63,12 +63,12 @@ class PassFigures:
     samples: int = 0
     hits: int = 0
     wait_s: float = 0.0
-    """The trainer was idle for want of a batch."""
+    """Seconds that the trainer was idle for lack of a batch."""
     first_wait_s: float = 0.0
 
 
 class TrainerModel:
-    """A rank. Everything it does happens by ``world.after``."""
+    """A rank. All of its actions are scheduled by ``world.after``."""
 
     def __init__(self, world: WorldState, script: JobScript, rank: int) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class TrainerModel:
 
     @property
     def waits_s(self) -> float:
-        """For how long the trainer has been waiting for the batch that is next."""
+        """Seconds that the trainer has waited for the next batch."""
         under_way = self.passes and not self.passes[-1].ended_s and not self._busy
         return self.world.now_s - self._idle_since_s if under_way else 0.0
 
@@ -126,7 +126,7 @@ class TrainerModel:
             self.world.post(JobClosed(self.script.name, self.rank))
 
     def _open_job(self) -> bool:
-        """Make the coordinator know this rank; ``False`` while there is none."""
+        """Register this rank with the coordinator; return False while the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False
@@ -147,7 +147,7 @@ class TrainerModel:
         return True
 
     def _ask(self, number: int) -> None:
-        """NextBatches: the next page, tried again while the coordinator is down."""
+        """Request the next page (NextBatches), and retry while the coordinator is down."""
         if number != self._number or self.done:
             return
         if not self._open_job():
@@ -166,7 +166,7 @@ class TrainerModel:
         self._go_on()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of which samples the coordinator knows the place in the store."""
+        """Return a mask of the samples whose place in the store is known to the coordinator."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)
@@ -186,17 +186,19 @@ class TrainerModel:
             self.world.after(self.world.model.heartbeat_s, self._heartbeat)
 
     def _go_on(self) -> None:
-        """Yield batches to idle readers, and consume what is next."""
+        """Hand batches to idle readers, and consume the next one."""
         script = self.script
         if self._consumed == self._stop and not self._busy:
             self._end_pass()
             return
         while len(self._reading) < script.workers and self._yielded < self._stop:
+            # Two batches per worker, like a DataLoader.
             if self._yielded - self._consumed >= 2 * script.workers:
                 break
             if self._yielded not in self._page:
                 break
             self._read_next()
+        # Request the next page when half of this one is left.
         page_is_low = self._asked - self._yielded <= script.page // 2
         if page_is_low and self._asked < script.plan_of(self._epoch).batches_per_epoch and not self._asking:
             self._asking = True
@@ -215,6 +217,7 @@ class TrainerModel:
         self.world.after(0.0, partial(self._attempt, reading))
 
     def _attempt(self, reading: BatchModel) -> None:
+        # The pass was abandoned meanwhile.
         if reading.number != self._number or self.done:
             return
         world = self.world

@@ -1,6 +1,6 @@
 """A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
 
-All of it comes from one seed. The core is the production code, driven through its one door.
+Everything follows from one seed. The core is the production code, driven through its public interface.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _UPKEEP_S = 1.0
 
 
 class World(WorldState):
-    """One run.
+    """One simulation.
 
     Args:
-        model: what it is made of.
+        model: the parts of the world.
         make_core: a seam for planted bugs.
-        watch: what is to see all that happens.
-        log: whether to keep what was requested, a line for each request, in ``log``.
+        watch: observes all events.
+        log: whether to keep a line for each request in ``log``.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class World(WorldState):
         super().__init__(model, self._make_core(model))
         self.ended_s = 0.0
         self.core_cpu_s = self.core_longest_s = 0.0
-        """CPU seconds of this machine that the core took in all, and for one step."""
+        """CPU seconds of this machine spent in the core, in total and for the longest step."""
         self.requested_samples = 0
         self.asked: Counter[str] = Counter()
-        """Requests by the job that they were made for."""
+        """The number of requests per job."""
         self.log: list[str] | None = [] if log else None
         self.executors = [ExecutorModel(self, functions) for functions in model.fleet]
         self._wake_at_s = np.inf
@@ -84,10 +84,10 @@ class World(WorldState):
         self.watch = watch(self)
 
     def run(self) -> World:
-        """Run to the end.
+        """Run until all jobs are done or ``model.until_s``.
 
         Raises:
-            InvariantError: it does not end, or the watch says so.
+            InvariantError: the run does not end, or the watch reports a violation.
         """
         self.begin()
         while self.under_way and self.now_s < self.model.until_s:
@@ -97,13 +97,14 @@ class World(WorldState):
             self.now_s = self.model.until_s
         self.ended_s = self.now_s
         for executor in self.executors:
+            # Close the last interval of use.
             executor.usage.change(0, self.now_s)
         if not self.under_way:
             self.watch.ended()
         return self
 
     def begin(self) -> None:
-        """Let all that is there from the start begin."""
+        """Schedule everything that exists at the start."""
         self._leave_over()
         self._tell_size()
         for script in self.model.jobs:
@@ -112,11 +113,12 @@ class World(WorldState):
         self.after(_UPKEEP_S, self._upkeep)
 
     def post(self, *events: Event) -> None:
-        """Hand events to the core, if there is one, and carry out what it wants."""
+        """Pass events to the core, if the coordinator is up, and execute its actions."""
         if not self.coordinator_up:
             return
         for event in events:
             self.watch.happened(event)
+        # CPU time, so that a busy machine does not distort the figure.
         began_s = thread_time()
         if len(events) == 1:
             actions = self.core.handle(events[0], self.now_s)
@@ -135,14 +137,14 @@ class World(WorldState):
             self.after(max(wake_at_s - self.now_s, 0.0), partial(self._tick, wake_at_s))
 
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """A reader waits, within its time limit."""
+        """Report that a reader waits, and fail if it exceeds its time limit."""
         if waited_s >= self.model.read_timeout_s:
             raise self.broken(f"{job}/{rank} has waited {waited_s:.0f} s for batch {position}")
         self.watch.waits(job, rank, position, waited_s)
 
     def _tick(self, wake_at_s: float) -> None:
         if wake_at_s != self._wake_at_s:
-            return  # the core has asked for another time since
+            return  # the core has requested another time since
         self._wake_at_s = np.inf
         self.post(Tick())
         if self.coordinator_up:
@@ -172,6 +174,7 @@ class World(WorldState):
             self.post(ExecutorResized(*limits, backlog=backlog, executor=number))
 
     def _audit(self, action: Audit, life: int) -> None:
+        # The coordinator has restarted since the request.
         if life != self.life:
             return
         if not self.cache.up:
@@ -191,7 +194,7 @@ class World(WorldState):
         if not self.under_way:
             return
         if self.coordinator_up and self.cache.up:
-            if self.cache.refuses:  # else its size is the same each time
+            if self.cache.refuses:  # else its size never changes
                 self.post(CacheResized(self.cache.budget_bytes))
             if self.cache.evicted:
                 self.cache.evicted = False
@@ -201,7 +204,7 @@ class World(WorldState):
         self.after(_UPKEEP_S, self._upkeep)
 
     def _leave_over(self) -> None:
-        """What an earlier coordinator left in the cache, up to the budget."""
+        """Fill the cache with the records of an earlier coordinator, up to the budget."""
         if not self.model.left_over:
             return
         for data in self.model.datasets.values():

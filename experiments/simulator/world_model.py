@@ -1,6 +1,6 @@
-"""What one simulated run is made of: data, jobs, functions, faults; and how a spec becomes that.
+"""The parts of one simulation, built from a spec: data, jobs, functions, faults.
 
-Plain values; what they do is in `world` and what it has.
+Plain values; `world` and its modules implement the behaviour.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHANNELS = 3
 _READ_TIMEOUT_S = 3600.0
 _MAX_GAP_BYTES = 256 * 1024
 _HEARTBEAT_S = 2.0
-"""As the sampler's pages are asked for again."""
+"""The interval at which the sampler's pages are requested again."""
 
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe: what its records are like and which of its samples are bad.
+    """A catalog under a recipe: the sizes of its records, and its bad samples.
 
     ``record_bytes`` is int64 ``[size]``, the length of each record; ``source_bytes`` the mean of an object.
     """
@@ -43,25 +43,25 @@ class DatasetModel:
     random: bool
     record_bytes: NDArray[np.int64]
     undecodable: frozenset[int] = frozenset()
-    """A function writes a permanent tombstone for these."""
+    """Samples for which a function writes a permanent tombstone."""
     poisonous: frozenset[int] = frozenset()
-    """A function that touches these crashes."""
+    """Samples that crash a function."""
     source_bytes: int = 0
     runs: NDArray[np.int64] | None = None
-    """Where in the catalog runs of neighbours begin; ``None`` where each sample is an object."""
+    """The catalog index at which each run of neighbours begins; ``None`` if each sample is an object."""
 
     @property
     def size(self) -> int:
-        """Samples in the catalog."""
+        """The number of samples in the catalog."""
         return self.record_bytes.size
 
     @property
     def uniform(self) -> bool:
-        """Whether all records are of one length."""
+        """True if all records have the same length."""
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """GETs that bring these: one for those of a run, but for gaps that are too large to read in vain."""
+        """Count the GETs for these samples: one per run, plus one for each gap too large to read through."""
         if self.runs is None or not indices.size:
             return indices.size
         ascending = np.sort(indices)
@@ -72,11 +72,11 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """How functions run, ``capacity`` at once; times in seconds.
+    """The functions' execution, ``capacity`` at once; times in seconds.
 
-    With ``queues`` they are a pool of processes, and what comes beyond waits in line. Else they start when
-    needed, as AWS Lambda's: a new one takes ``cold_start_s``, ``burst`` start at once and ``per_s`` more each
-    second, one that was idle for ``warm_s`` is gone, and what comes beyond is refused. A request varies
+    With ``queues`` they are a pool of processes, and excess requests wait. Otherwise they start on demand,
+    like AWS Lambda: a new one takes ``cold_start_s``, ``burst`` start at once and ``per_s`` more each second,
+    an instance idle for ``warm_s`` is removed, and excess requests are refused. A request's time varies
     log-normally by ``spread``, and a share of ``stragglers`` takes several times as long (Pareto).
     """
 
@@ -92,18 +92,18 @@ class FunctionsModel:
     decode_s: float = 0.0
     push_s: float = 0.0
     restore_s: float = 0.0
-    """Time to bring one record from the store."""
+    """Seconds to fetch one record from the store."""
     spread: float = 0.3
     stragglers: float = 0.0
     timeout_s: float = math.inf
     memory_gb: float = 1.0
     gone_s: tuple[tuple[float, float], ...] = ()
-    """From when to when it cannot be reached, and what is asked of it meanwhile is refused."""
+    """Periods during which the executor is unreachable and refuses requests."""
     wrong_until_s: float = 0.0
-    """Until then its functions raise whatever they are asked."""
+    """Until this time every request raises."""
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """How long a request of so many samples takes, cold starts and chance left out."""
+        """Return the seconds for a request of this many samples, without cold starts and randomness."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -112,10 +112,10 @@ class FunctionsModel:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A training run: its plan, its pace, and what it does out of the ordinary.
+    """A training run: its plan, its pace, and any unusual behaviour.
 
-    ``step_s`` is the time that a batch keeps the trainer, ``read_s`` the time that one of its ``workers``
-    takes to read it from the cache.
+    ``step_s`` is the trainer's time for a batch, ``read_s`` the time that one of its ``workers`` takes to
+    read it from the cache.
     """
 
     name: str
@@ -126,19 +126,19 @@ class JobScript:
     workers: int
     page: int
     passes: Sequence[tuple[int, int, int]]
-    """One for each iteration: epoch, first position, and the position at which it is abandoned."""
+    """For each iteration: the epoch, the first position, and the position at which it is abandoned."""
     ending: str = "close"
-    """``close``, or ``vanish`` without a word."""
+    """``close``, or ``vanish`` without closing the job."""
     pause_s: float = 0.0
-    """A pause in the middle of each pass."""
+    """Seconds of a pause in the middle of each pass."""
     read_s: float = 0.0
     handover_s: float = 0.0
-    """What it takes the trainer to take over a batch that is ready; counted as waiting."""
+    """Seconds that the trainer takes to receive a finished batch; counted as waiting."""
     straight: bool = False
-    """Its readers see the store, where there is one."""
+    """True if the readers can read the store, if there is one."""
     team: str = NO_TEAM
     orders: Mapping[int, Plan] = field(default_factory=dict)
-    """What a sampler of the user's drew for each epoch; empty: the plan holds for all."""
+    """Plans of a user's sampler by epoch; empty: ``plan`` holds for all."""
 
     def plan_of(self, epoch: int) -> Plan:
         """Return the plan of an epoch."""
@@ -147,7 +147,7 @@ class JobScript:
 
 @dataclass(frozen=True)
 class Faults:
-    """How often things go wrong: probabilities by request, sample or report; and what befalls the store."""
+    """Probabilities of faults per request, sample or report; and faults of the store."""
 
     crash: float = 0.0
     hang: float = 0.0
@@ -159,16 +159,16 @@ class Faults:
     lost_report: float = 0.0
     corrupt: float = 0.0
     rots: float = 0.0
-    """Share of the store's records that cannot be read any more."""
+    """The share of the store's records that become unreadable."""
     store_gone_s: tuple[tuple[float, float], ...] = ()
-    """From when to when the store does not answer."""
+    """Periods during which the store does not answer."""
     store_full_s: tuple[tuple[float, float], ...] = ()
-    """From when to when it takes nothing more."""
+    """Periods during which the store accepts no writes."""
 
 
 @dataclass(frozen=True)
 class WorldModel:
-    """One run. ``until_s`` ends it before the jobs end; readers wait no longer than ``read_timeout_s``."""
+    """One simulation. ``until_s`` may end it early; readers wait at most ``read_timeout_s``."""
 
     seed: int
     settings: CoreSettings
@@ -177,15 +177,15 @@ class WorldModel:
     jobs: tuple[JobScript, ...]
     faults: Faults = Faults()
     others: tuple[FunctionsModel, ...] = ()
-    """Functions of further executors, for what those before cannot take."""
+    """Functions of further executors, which take requests beyond the capacity of those before."""
     unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)
-    """Executors, by number, that can produce nothing of a dataset."""
+    """By dataset, the numbers of executors that cannot process it."""
     left_over: float = 0.0
-    """Share of the samples that an earlier coordinator left in the cache."""
+    """The share of samples that an earlier coordinator left in the cache."""
     stored: float = 0.0
-    """Share of the samples that lie in the store from the start, where the settings have one."""
+    """The share of samples that are in the store from the start, if the settings have one."""
     cache_refuses: bool = False
-    """Whether a full cache refuses writes; else it evicts at random."""
+    """Whether a full cache refuses writes; otherwise it evicts at random."""
     read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
@@ -198,11 +198,12 @@ class WorldModel:
 
 
 def build_world_model(spec: SimulationSpec) -> WorldModel:
-    """Everything that the world needs to run ``spec``."""
+    """Build the world of ``spec``."""
     datasets = [
         DatasetModel(
             name=_name(one.name, copy, one.copies).encode(),
             random=one.random,
+            # One value for all samples, without memory for each.
             record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
             source_bytes=one.source_bytes,
         )
@@ -222,12 +223,13 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
         read_timeout_s=_READ_TIMEOUT_S,
         until_s=math.inf if spec.minutes is None else spec.minutes * 60,
         heartbeat_s=_HEARTBEAT_S,
+        # In effect unlimited: the bound is for tests.
         events_max=2**62,
     )
 
 
 def _name(name: str, number: int, count: int) -> str:
-    """The name of one of several alike."""
+    """Number the name if there are several copies."""
     return name if count == 1 else f"{name}-{number}"
 
 
@@ -260,7 +262,7 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
 
 
 def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
-    """What restores and saves in a directory that functions on Lambda do not see: a local process."""
+    """Return a local process that restores and saves in a directory that Lambda functions do not see."""
     if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
         return ()
     return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)

@@ -1,4 +1,4 @@
-"""What the parts of a simulated world share: its clock, chance and cache, and the coordinator that lives."""
+"""State shared by the parts of a simulated world: clock, random numbers, cache, the coordinator's life."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Delivery", "InvariantError", "Watch", "WorldState"]
 
 
 class InvariantError(AssertionError):
-    """A promise of the core is broken; the message names the seed that replays it."""
+    """The core broke a promise; the message names the seed that replays it."""
 
 
 class Delivery(NamedTuple):
-    """A batch of the pass of that number, at its place in the plan: its samples, and which are padding."""
+    """A batch of the pass ``number``, at its position in the plan: its samples, and which are padding."""
 
     number: int
     position: int
@@ -38,38 +38,38 @@ class Delivery(NamedTuple):
 
 
 class Watch:
-    """Sees all that happens in a world; this one lets it go by. What must hold there is checked by tests."""
+    """Observes all events in a world; this base ignores them, and tests check invariants in subclasses."""
 
     def __init__(self, world: WorldState) -> None:
         """Watch a world from before its first event."""
 
     def restarted(self) -> None:
-        """The coordinator was restarted."""
+        """Handle a restart of the coordinator."""
 
     def happened(self, event: Event) -> None:
-        """The core is about to hear of it."""
+        """Handle an event before the core receives it."""
 
     def acted(self, action: Action) -> None:
-        """The world is about to carry it out."""
+        """Handle an action before the world executes it."""
 
     def settled(self) -> None:
-        """All that the core wanted is carried out."""
+        """Handle the end of all actions of one step of the core."""
 
     def ticked(self) -> None:
-        """The core was woken at the time that it had asked for."""
+        """Handle a tick at the time requested by the core."""
 
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """A reader waits for a batch."""
+        """Handle a reader's wait for a batch."""
 
     def consumed(self, job: str, rank: int, batch: Delivery) -> None:
-        """A trainer has consumed a batch."""
+        """Handle the consumption of a batch by a trainer."""
 
     def ended(self) -> None:
-        """All jobs are done."""
+        """Handle the end of all jobs."""
 
 
 class WorldState(ABC):
-    """Virtual time and what is due in it. What an event does to the core is `World`'s."""
+    """Virtual time and its event queue. `World` passes the events to the core."""
 
     watch: Watch
 
@@ -89,19 +89,19 @@ class WorldState(ABC):
         self.coordinator_up = True
         self.cache_was_empty = True
         self.life = 0
-        """How often the coordinator was restarted."""
+        """The number of restarts of the coordinator."""
         self.events = 0
         self.under_way = 0
-        """Trainers that have something left to do."""
+        """The number of trainers that have work left."""
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
     def after(self, delay_s: float, happens: Callable[[], object]) -> None:
-        """Let something happen later; what is due at one time happens in the order of these calls."""
+        """Schedule a call; calls due at the same time run in the order of scheduling."""
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
 
     def step(self, until_s: float = np.inf) -> bool:
-        """Let the next thing happen; False if nothing is due by then."""
+        """Run the next call; return False if none is due by ``until_s``."""
         if not self._heap or self._heap[0][0] > until_s:
             return False
         self.events += 1
@@ -114,17 +114,17 @@ class WorldState(ABC):
 
     @abstractmethod
     def post(self, *events: Event) -> None:
-        """Hand events to the core, all at once, if there is one."""
+        """Pass events to the core, all at once, if the coordinator is up."""
 
     def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
-        """A function answers the coordinator that asked it, if that still lives."""
+        """Deliver a function's answer to the coordinator, unless it has restarted since the request."""
         if life == self.life:
             self.post(event)
 
     @abstractmethod
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """A reader waits, within its time limit."""
+        """Report that a reader waits, and fail if it exceeds its time limit."""
 
     def broken(self, what: str) -> InvariantError:
-        """The error that tells what is broken, and the seed."""
+        """Return an error with the violation and the seed."""
         return InvariantError(f"seed {self.model.seed} at {self.now_s:.3f} s: {what}")

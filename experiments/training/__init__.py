@@ -1,7 +1,7 @@
-"""Training: one plain PyTorch loop, spread over ranks by a strategy, measured step by step, resumable.
+"""Training: one plain PyTorch loop, distributed by a strategy, measured step by step, resumable.
 
-`loop` has the loop, `steps` a step and its record, `ranks` how several processes train one model and end,
-`device` in what numbers and by which strategy, `checkpoints` what is kept.
+`loop` holds the loop, `steps` a step and its record, `ranks` the joint start and end of several processes,
+`device` the precision and the strategy, `checkpoints` the saved state.
 """
 
 from __future__ import annotations

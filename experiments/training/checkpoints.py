@@ -1,6 +1,6 @@
-"""Checkpoints: files that hold all that a run needs to go on, written whole or not at all.
+"""Checkpoints: files with the complete state to resume a run, written atomically.
 
-They are read with ``weights_only``, so that nothing in them is run.
+They are read with ``weights_only``, so that nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _S3 = "s3://"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A run between two steps.
+    """The state of a run between two steps.
 
-    ``facts`` decide whether another run can go on from it, ``epoch`` is the one to go on with, ``batches``
-    the place in it, ``best`` the best validation accuracy until then, ``chance`` the states of random
-    generators, ``scaler`` that of losses in float16.
+    ``facts`` decide whether another run can resume from it, ``epoch`` is the epoch to resume in, ``batches``
+    the place in it, ``best`` the best validation accuracy so far, ``chance`` the states of random generators,
+    ``scaler`` the state of the loss scaler for float16.
     """
 
     facts: dict[str, Any]
@@ -64,11 +64,10 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """See that a run with ``facts`` can go on from it.
+        """Check that a run with ``facts`` can resume from it.
 
         Raises:
-            ConfigError: it is of another one; the message names what differs.
-
+            ConfigError: it belongs to another run; the message names the differences.
         """
         differ = [
             f"{name} is {self.facts.get(name)!r} there and {value!r} here"
@@ -88,37 +87,35 @@ class Checkpoints:
     """The checkpoints of one run; rank 0 has the files."""
 
     def __init__(self, directory: Path, facts: Mapping[str, Any], spec_digest: str) -> None:
-        """Keep them in ``directory``, which is made with the first of them."""
+        """Keep them in ``directory``, which is created with the first checkpoint."""
         self.directory = directory
         self.facts = dict(facts)
         self.spec_digest = spec_digest
 
     @property
     def best(self) -> Path:
-        """Where the best is, if there is one."""
+        """The path of the best checkpoint, which may not exist."""
         return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write one whole, in place of the one of that name.
+        """Write a checkpoint atomically, replacing the one of that name.
 
         Raises:
-            ConfigError: it cannot be written.
-
+            ConfigError: the file cannot be written.
         """
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
                 torch.save({"format": _FORMAT, **content}, file)
-            except RuntimeError as error:  # torch makes it out of a full disk's error
+            except RuntimeError as error:  # torch's form of the error of a full disk
                 cause = error.__cause__ or error.__context__
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Have the best of the run that this one goes on from, until there is a better one; False: none is.
+        """Copy the best checkpoint of the resumed run, until there is a better one; False if it has none.
 
         Raises:
             ConfigError: it cannot be copied.
-
         """
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
@@ -130,9 +127,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of ``path`` when it is whole and on the disk."""
+    """Yield a new file that replaces ``path`` once it is complete and on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same directory: a rename across file systems is not atomic.
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -152,13 +150,12 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
 def read_checkpoint(
     place: str, ranks: Ranks, *, asked_by: str = "training.resume"
 ) -> tuple[Checkpoint, Path]:
-    """Read a checkpoint, of a file or of a run's directory (its last one), on rank 0 for all ranks.
+    """Read a checkpoint, a file or a run's last one, on rank 0 for all ranks.
 
-    ``asked_by`` begins what errors say.
+    ``asked_by`` is the prefix of error messages.
 
     Raises:
         ConfigError: there is none, or it is damaged or something else.
-
     """
     path = Path(place).expanduser()
     content = None
@@ -181,7 +178,7 @@ def read_checkpoint(
 def _parsed(content: bytes, place: str) -> Checkpoint:
     try:
         loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes it raise whatever there is
+    except Exception as error:  # a damaged file can raise any error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{place} is damaged, or no checkpoint: {reason}") from error
     if not isinstance(loaded, dict) or "format" not in loaded:
@@ -198,11 +195,10 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """See at the start that there can be a best checkpoint, and that the place is one.
+    """Check at the start that there can be a best checkpoint, and that its target is valid.
 
     Raises:
-        ConfigError: there is nothing to judge it by, or the place is no bucket and no directory.
-
+        ConfigError: validation is off, or the target is neither a bucket nor a directory.
     """
     place = training.best_to
     if place is None:
@@ -217,11 +213,10 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
 
 
 def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` to ``place``, below a folder of the run's name; returns where it is.
+    """Copy ``best`` below ``place``, in a folder of the run's name, and return its location.
 
     Raises:
-        SourceError: it cannot be brought there; the message names the local file, which stays.
-
+        SourceError: it cannot be copied; the message names the local file, which stays.
     """
     where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
@@ -234,6 +229,7 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
         else:
             target = Path(where).expanduser()
             target.parent.mkdir(parents=True, exist_ok=True)
+            # A reader of the directory never sees half a file.
             whole = shutil.copyfile(best, target.with_name(f".{target.name}"))
             whole.replace(target)
     except (ObjectError, OSError) as error:

@@ -1,7 +1,7 @@
-"""What a model is trained on, in which numbers, from which seeds, and how it is spread over ranks.
+"""The device of training, its precision, its seeds, and the distribution over ranks.
 
-The loop is the same for all. State dicts are whole ones, by the model's own parameter names, so that what one
-strategy saved another loads.
+The loop is the same for all. State dicts are complete and use the model's own parameter names, so that each
+strategy can load what another saved.
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
-    """Return the device that a spec names; ``auto`` is CUDA where there is one.
+    """Return the device that a spec names; ``auto`` is CUDA if available.
 
-    With several ranks, each has the GPU of its number on its host.
+    With several ranks, each uses the GPU with its number on its host.
 
     Raises:
-        ConfigError: CUDA is asked for and not there, or a host has more ranks than GPUs.
-
+        ConfigError: CUDA is requested but not available, or a host has more ranks than GPUs.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,12 +79,11 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
 def compute_type(name: str, device: torch.device) -> torch.dtype:
     """Return the type that ``training.precision`` names for ``device``.
 
-    ``auto`` is bfloat16 where the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
-    AVX512-BF16 or AMX; docs/runs.md has what it was worth. GPUs from 7.0 on compute in float16.
+    ``auto`` is bfloat16 if the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
+    AVX512-BF16 or AMX; docs/runs.md has the gain. GPUs from 7.0 on compute in float16.
 
     Raises:
-        ConfigError: bfloat16 is asked for on a GPU that only emulates it.
-
+        ConfigError: bfloat16 is requested on a GPU that only emulates it.
     """
     if name in ("float32", "float16"):
         return torch.float32 if name == "float32" else torch.float16
@@ -103,7 +101,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return what makes the operations within compute in ``dtype`` where that is safe."""
+    """Return a context in which operations compute in ``dtype`` where that is safe."""
     if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)
@@ -117,20 +115,20 @@ def _computes_in_bf16(device: torch.device) -> bool:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch, and have cuDNN choose the same kernels each time."""
+    """Seed Python, NumPy and torch, and make cuDNN choose the same kernels each time."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # code of the user's may draw from the global state
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # user code may draw from the global state
     torch.manual_seed(seed)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """The states of torch's generators, by rank, and of Python's and NumPy's, as plain values.
+    """Return the states of torch's generators, by rank, and of Python's and NumPy's, as plain values.
 
     A run that is resumed with them draws the same. All ranks take part.
     """
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # what users' code draws from
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # user code draws from it
     version, internal, following = random.getstate()
     return {
         "cpu": ranks.gathered(torch.get_rng_state()),
@@ -141,11 +139,10 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's; False where another number of ranks saved it, whose states fit none here.
+    """Restore this rank's states; return False if they come from a different number of ranks.
 
     Raises:
-        ConfigError: it is no such state.
-
+        ConfigError: the states are damaged.
     """
     try:
         if len(state["cpu"]) != ranks.process.replicas:
@@ -165,15 +162,15 @@ def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ra
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class ComputeSpan:
-    """The time of one piece of work: by events on CUDA, where work is only queued, else by the clock.
+    """The duration of some work: by events on CUDA, where work is only queued, else by the clock.
 
-    Use as a context manager; on CUDA `seconds` may be asked for after `synchronise` only.
+    Use as a context manager; on CUDA read `seconds` only after `synchronise`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -197,18 +194,18 @@ class ComputeSpan:
             self._events[1].record()
 
     def wait(self) -> None:
-        """Wait until the device has done this work."""
+        """Wait until the device has finished this work."""
         if self._events is not None:
             self._events[1].synchronize()
 
     @property
     def host_s(self) -> float:
-        """How long the process that gave the work out was busy with it."""
+        """Seconds that the host was busy issuing the work."""
         return self._stop_s - self._start_s
 
     @property
     def seconds(self) -> float:
-        """How long the work took on the device."""
+        """Seconds that the work took on the device."""
         if self._events is not None:
             return float(self._events[0].elapsed_time(self._events[1])) / 1000.0  # milliseconds
         return self.host_s
@@ -222,15 +219,14 @@ def _timing_event() -> torch.cuda.Event:
 
 _SAVE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOAD_WHOLE = StateDictOptions(full_state_dict=True)
-"""Each rank loads the whole state, and keeps its part of it."""
+"""Each rank loads the whole state and keeps its part of it."""
 
 
 def strategy_name(name: str, process: ProcessRank) -> str:
-    """Return the strategy that ``training.strategy`` names for so many ranks.
+    """Return the strategy that ``training.strategy`` names for this number of ranks.
 
     Raises:
-        ConfigError: there are several ranks, and it is ``single``.
-
+        ConfigError: there are several ranks, and the strategy is ``single``.
     """
     if name == "auto":
         return "ddp" if process.replicas > 1 else "single"
@@ -244,10 +240,10 @@ def strategy_name(name: str, process: ProcessRank) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A model as the loop uses it: ``model`` is called in training, ``evaluated`` in validation.
+    """A model for the loop: ``model`` is called in training, ``evaluated`` in validation.
 
-    Both have the same weights. Forward passes are done in ``dtype``, where that is safe; ``scales`` says that
-    gradients come in float16, which needs scaled losses.
+    Both have the same weights. Forward passes compute in ``dtype`` where that is safe; ``scales`` is set if
+    gradients are in float16, which needs scaled losses.
     """
 
     model: nn.Module
@@ -257,40 +253,40 @@ class Strategy:
     scales: bool
 
     def computing(self) -> AbstractContextManager[object]:
-        """What forward passes are done in."""
+        """Return the context for forward passes."""
         return autocast(self.device, self.dtype)
 
     def settle(self) -> None:
-        """Have what is not a parameter, such as the means of batch norm, the same on all ranks."""
+        """Copy buffers, such as the means of batch norm, from rank 0 to all ranks."""
         if dist.is_initialized():
             for buffer in self.evaluated.buffers():
                 dist.broadcast(buffer, src=0)
 
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Spread ``model``, which has the same weights on each rank, over the ranks of the process group."""
+    """Distribute ``model``, which has the same weights on each rank, over the process group's ranks."""
     scales = dtype == torch.float16
     if name == "fsdp":
         return Strategy(model, model, device, _shard(model, device, dtype), scales)
     if name == "ddp" and dist.is_initialized():
         devices = [device] if device.type == "cuda" else None
         replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-        # Validation calls the model itself: the wrapper would send buffers, also where ranks differ in calls.
+        # Validation calls the model itself: the wrapper would send buffers, even if ranks differ in calls.
         return Strategy(replicated, model, device, dtype, scales)
     return Strategy(model, model, device, dtype, scales)
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Leave each rank a part of every parameter; a block's is gathered while it computes.
+    """Shard the model by FSDP; a block's parameters are gathered while it computes. Return the autocast type.
 
-    In half precision the gathered parameters are of that type, and gradients are reduced in float32; a model
-    with batch norm, whose running means are float32, gathers float32 and computes under autocast, in the type
-    that is returned.
+    In half precision the gathered parameters are of that type, and gradients are reduced in float32. A model
+    with batch norm, whose running means are float32, gathers float32 and computes under autocast.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # The wrapper only normalises images: shard the network inside.
     network = model.network if isinstance(model, NormalisedNetwork) else model
     in_type = dtype if dtype != torch.float32 and not _has_batch_norm(network) else None
     wide = None if in_type is None else torch.float32
@@ -307,7 +303,7 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts that repeat: what lies in the model's sequences and has parameters, none within another."""
+    """Return the repeating parts: children of sequences that have parameters and children, not nested."""
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
@@ -321,7 +317,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole state of model and optimiser, on the CPU: on rank 0; all ranks take part."""
+    """Return the complete state of model and optimiser, on the CPU of rank 0; all ranks take part."""
     of_model, of_optimizer = get_state_dict(model, optimizer, options=_SAVE)
     return of_model, dict(of_optimizer)
 
@@ -332,7 +328,7 @@ def load_state(
     model_state: dict[str, Any],
     optimizer_state: dict[str, Any],
 ) -> None:
-    """Load what `whole_state` gave, on each rank the whole of it."""
+    """Load the result of `whole_state`, complete on each rank."""
     set_state_dict(
         model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=LOAD_WHOLE
     )

@@ -48,17 +48,17 @@ __all__ = ["Trainer", "of_all_ranks"]
 _log = logging.getLogger(__name__)
 
 _STEPS_HELD = 20
-"""Steps whose losses stay on the device until they are fetched: one synchronisation for so many steps."""
+"""Steps whose losses stay on the device until fetched together, in one synchronisation."""
 
 
 _STEPS_QUEUED = 2
-"""Steps that are queued on a GPU beside the one that it computes. With more, a loop could wait for data while
-the GPU has work for long, and its waiting would say nothing.
+"""Steps queued on a GPU besides the current one. With more, the loop could wait for data while the GPU still
+has work for long, and the measured waiting would mean nothing.
 """
 
 
 class Trainer:
-    """A model, its optimiser and the two loaders, trained epoch by epoch."""
+    """Trains a model with its optimiser and two loaders, epoch by epoch."""
 
     def __init__(  # noqa: PLR0913  # the parts of a run, all but three by name
         self,
@@ -78,16 +78,15 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        """Spread the model, make the optimiser and its schedule over all epochs.
+        """Distribute the model, and make the optimiser and its schedule over all epochs.
 
-        ``one_job`` says that a loader's counters are of all ranks, as SUPER's are, and not of its own.
-        ``read_gpu`` gives the last sample of the GPU, where there is one.
-        ``tell_stalls`` gets the steps of each pass that waited for data, once the pass has ended.
-        ``checkpoints`` keeps them as often as ``training`` says; ``stop`` may end training after any step.
+        ``one_job`` is set if a loader's counters cover all ranks, as SUPER's do, instead of its own rank.
+        ``read_gpu`` returns the last sample of the GPU, if any. ``tell_stalls`` receives the steps of each
+        pass that waited for data, after the pass. ``checkpoints`` are kept at the intervals of ``training``;
+        ``stop`` may end training after any step.
 
         Raises:
-            ConfigError: the training loader has no batch, or the strategy is not for so many ranks.
-
+            ConfigError: the training loader has no batch, or the strategy does not fit the number of ranks.
         """
         if len(train) == 0:
             raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
@@ -103,7 +102,7 @@ class Trainer:
         self._stop = stop or StopRequest()
         self._first_epoch = 0
         self.best: float | None = None
-        """The best validation accuracy of which there is a checkpoint."""
+        """The best validation accuracy that has a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         loaders = {"train": train} | ({} if val is None else {"val": val})
         process = self._ranks.process
@@ -127,11 +126,10 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train all epochs, or those that a checkpoint leaves, validating as often as the spec says.
+        """Train all epochs, or those left by a checkpoint, and validate at the intervals of the spec.
 
         Raises:
-            Terminated: the process was asked to end; the checkpoint has the last step.
-
+            Terminated: SIGTERM was received; the checkpoint includes the last step.
         """
         self._stop.begin()
         summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
@@ -139,11 +137,10 @@ class Trainer:
         return summaries
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Go on from a checkpoint with the next `fit`; returns a line about where that is.
+        """Resume from a checkpoint in the next `fit`, and return a line that describes the place.
 
         Raises:
-            ConfigError: nothing is left to train, or the loader cannot go on there.
-
+            ConfigError: nothing is left to train, or the loader cannot resume there.
         """
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
@@ -167,7 +164,7 @@ class Trainer:
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write the present state, on rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
+        """Write the present state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
         model, optimizer = whole_state(self._strategy.model, self._updater.optimizer)
@@ -189,7 +186,7 @@ class Trainer:
             self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
-        """Keep what the spec asks for after an epoch: the last one, the best one."""
+        """Keep the checkpoints that the spec requires after an epoch: the last, the best."""
         names = []
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
@@ -200,24 +197,24 @@ class Trainer:
         self._keep(epoch, *names, over=True)
 
     def _after_step(self, epoch: int, split: str, batches: Batches) -> None:
-        """Stop if that was asked for, and keep a checkpoint where one is due in mid-epoch."""
+        """Stop if requested, and keep a checkpoint if one is due in mid-epoch."""
         ends = batches.step == batches.steps
-        if split == "val":  # a run that goes on begins validation again
+        if split == "val":  # a resumed run starts validation again
             if not ends and self._stop.due():
                 with torch.inference_mode(mode=False):
                     self._end(epoch, over=False)
             return
         over = ends and not self._validates(epoch)
-        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # then all is done
+        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the very end, all is done
             self._end(epoch, over=over)
         every = self._training.checkpoint_steps
         if not ends and every is not None and batches.step % every == 0:
             self._keep(epoch, LAST, over=False)
 
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        if self._batches.resumable:  # else the one of the last epoch stays
+        if self._batches.resumable:  # else the checkpoint of the last epoch stays
             self._keep(epoch, LAST, over=over)
-        self._ranks.barrier()  # ranks that end would have torchrun end the one that still writes
+        self._ranks.barrier()  # if ranks ended early, torchrun would end the one that still writes
         raise Terminated
 
     def _validates(self, epoch: int) -> bool:
@@ -236,9 +233,9 @@ class Trainer:
         return summary
 
     def rest(self) -> LoaderCounters | None:
-        """What loaders have counted since their last pass ended: of one that did not, and of what was made
-        ahead. None: the coordinator did not tell. Counters of loaders that decode by themselves are this
-        rank's.
+        """Return the counts since the last pass: of an unfinished pass, and of samples produced ahead.
+
+        Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
         """
         laps = [meter.lap() for meter in self._meters.values()]
         told = [lap for lap in laps if lap is not None]
@@ -287,7 +284,7 @@ class Trainer:
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
-        """Fetch what the held steps computed, add it to the totals and tell the listeners."""
+        """Fetch the results of the held steps, add them to the totals and notify the listeners."""
         synchronise(self._device)
         records = [step.record(epoch, split) for step in held]
         held.clear()
@@ -300,16 +297,16 @@ class Trainer:
     def _release_last(
         self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals, error: BaseException
     ) -> None:
-        """Tell of the steps before one that failed, if they can be had: the failure is what counts."""
+        """Report the steps before a failure if possible, without hiding the failure itself."""
         if self._ranks.several and self._device.type == "cuda" and not isinstance(error, Terminated):
-            return  # a step may wait on the device for a rank that is gone, and for ever
+            return  # a step may wait on the device for a failed rank, forever
         try:
             self._release(epoch, split, held, totals)
-        except Exception:  # noqa: BLE001  # the caller raises what came first
+        except Exception:  # noqa: BLE001  # the caller raises the first error
             _log.exception("the last steps of epoch %d, %s, are lost", epoch + 1, split)
 
     def _summary(self, split: str, totals: PassTotals, wall_s: float) -> PassSummary:
-        """The pass over all ranks, which wait here for one another."""
+        """Summarise the pass over all ranks, which wait here for one another."""
         job = self._meters[split].lap()
         if self._ranks.several:
             totals = of_all_ranks(totals, self._ranks)
@@ -328,9 +325,9 @@ _MEANS = ("wait_s", "read_s", "compute_s")
 
 
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
-    """Samples and what they gave are sums, seconds means over ranks.
+    """Combine totals over ranks: sums of samples and their results, means of seconds.
 
-    The first batch is the latest one; the batches stay this rank's, which are as many as any other's.
+    The first batch is the latest one; batches are counted on this rank, since all ranks have the same number.
     """
     own = asdict(totals)
     sums = dict(

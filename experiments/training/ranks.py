@@ -1,10 +1,10 @@
-"""The processes of one run: who this one is, what they tell one another, and how they end together.
+"""The processes of one run: their identity, communication, and joint end.
 
-`torchrun` and the launcher start them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. All goes through
+`torchrun` or the launcher starts them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. All communication is
 collectives of plain tensors, so that nothing from another process is unpickled.
 
-The rank that fails first puts its reason into torch's store. A thread of each other rank looks at the store,
-over a connection of its own, and ends a process that waits for the failed one in vain. On SIGTERM, which
+The rank that fails first stores its reason in torch's store. A thread of each other rank polls the store,
+over a separate connection, and ends a process that waits for the failed rank in vain. On SIGTERM, which
 clusters send before they take a machine away, all ranks stop after the same step.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _GROUP_TIMEOUT = timedelta(minutes=30)
-"""For one collective: a rank may be writing a data set, or warming a cache, while others wait."""
+"""Limit for one collective: a rank may be writing a data set, or warming a cache, while others wait."""
 
 
 class OtherRankError(SuperError):
@@ -50,7 +50,7 @@ class OtherRankError(SuperError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """Which process of a run this is; ``local_rank`` counts those of this host."""
+    """This process's place in a run; ``local_rank`` counts those of this host."""
 
     rank: int = 0
     replicas: int = 1
@@ -58,11 +58,10 @@ class ProcessRank:
 
 
 def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
-    """Read the variables that torchrun sets; without them it is one process alone.
+    """Read the variables that torchrun sets; without them, return a single process.
 
     Raises:
-        ConfigError: they name no place in a run.
-
+        ConfigError: the variables are not a valid place in a run.
     """
     rank, replicas = environ.get("RANK") or "0", environ.get("WORLD_SIZE") or "1"
     local_rank = environ.get("LOCAL_RANK") or rank
@@ -77,32 +76,32 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 class Ranks:
-    """The ranks as one of them sees them; of a process alone, all of this costs nothing."""
+    """Collectives among the ranks, from the view of one; a process alone pays nothing for them."""
 
     def __init__(self, process: ProcessRank) -> None:
-        """Make what :func:`join_ranks` gives."""
+        """Wrap a process; use :func:`join_ranks`."""
         self.process = process
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which prints and writes for all."""
+        """True on rank 0, which prints and writes for all."""
         return self.process.rank == 0
 
     @property
     def several(self) -> bool:
-        """Whether there is another."""
+        """True if there are other ranks."""
         return self.process.replicas > 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value, summed over ranks; the same on all."""
+        """Return each value summed over ranks; the same on all."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over ranks."""
+        """Return the largest of each value over ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def smallest(self, values: Sequence[float]) -> list[float]:
-        """The smallest of each value over ranks."""
+        """Return the smallest of each value over ranks."""
         return self._reduced(values, dist.ReduceOp.MIN)
 
     def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
@@ -116,11 +115,11 @@ class Ranks:
         self.sums([0.0])
 
     def text_of_first(self, make: Callable[[], str]) -> str:
-        """What ``make`` gives on rank 0, on every rank."""
+        """Return ``make()`` of rank 0 on every rank."""
         return self.bytes_of_first(make().encode() if self.leads else None).decode()
 
     def bytes_of_first(self, content: bytes | None) -> bytes:
-        """The bytes that rank 0 has, on every rank."""
+        """Return rank 0's bytes on every rank."""
         if not self.several:
             return content or b""
         own = bytearray(content or b"")
@@ -128,11 +127,12 @@ class Ranks:
         if not self.leads:
             own = bytearray(int(size))
         if size:
+            # The tensor shares memory with `own`, which the broadcast fills.
             dist.broadcast(torch.frombuffer(own, dtype=torch.uint8), src=0)
         return bytes(own)
 
     def gathered(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor on the CPU of one shape and type, as each rank has it, by rank."""
+        """Gather a CPU tensor from each rank, all of one shape and type, in rank order."""
         if not self.several:
             return [value]
         everyones = [torch.empty_like(value) for _ in range(self.process.replicas)]
@@ -141,7 +141,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def one_of_each_host_first(self) -> Iterator[None]:
-        """Have the first rank of each host do what is within before the others, who find it done."""
+        """Let the first rank of each host run the block before the host's other ranks."""
         if self.several and self.process.local_rank > 0:
             self.barrier()
         yield
@@ -155,24 +155,24 @@ def join_ranks(
 ) -> Iterator[Ranks]:
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
-    A rank whose block fails tells the others why; theirs then fail with an :class:`OtherRankError`, and a
-    process that cannot even do that, since it waits in a collective for the one that is gone, is ended.
+    A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`. A
+    process that cannot raise, because it waits in a collective for the failed rank, is ended.
 
     Args:
         process: this one.
-        device: that it computes on.
-        alone: make a group for a process alone too; FSDP needs one.
-        group: a name, for a group of processes that ranks started; they find one another by their store.
+        device: the device it computes on.
+        alone: make a group for a single process too; FSDP needs one.
+        group: a name, for a group of processes started by ranks; they meet through the ranks' store.
 
     Raises:
         ConfigError: the group cannot be made.
         OtherRankError: another rank failed first.
-
     """
     if process.replicas == 1:
         if not alone:
             yield Ranks(process)
             return
+        # A store in memory needs no port.
         dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
         try:
             yield Ranks(process)
@@ -185,7 +185,7 @@ def join_ranks(
             _backend(device),
             timeout=_GROUP_TIMEOUT,
             store=_store_of(group) if group else None,
-            rank=process.rank if group else -1,  # else as the environment says
+            rank=process.rank if group else -1,  # else from the environment
             world_size=process.replicas if group else -1,
         )
         watch.start()
@@ -196,9 +196,9 @@ def join_ranks(
         ) from error
     try:
         yield Ranks(process)
-        dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
+        dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
     except BaseException as error:
-        # An interrupt is no failure, but torchrun interrupts the others after one.
+        # An interrupt is no failure itself, but torchrun interrupts the others after one.
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         first = watch.tell(reason) if isinstance(error, Exception) else watch.told()
         if first is not None:
@@ -217,24 +217,25 @@ def _backend(device: torch.device) -> str:
 _KEY = "failure"
 _LOOK_EVERY_S = 1.0
 _GRACE_S = 10.0
-"""For a rank to fail by itself, since its collective has broken, and to write its report."""
+"""Time for a rank to fail on its own, since its collective has broken, and to write its report."""
 _STORE_TIMEOUT = timedelta(seconds=20)
 _EXIT_CODE = 1
 
 
 def _store_of(group: str) -> Store:
-    """The ranks' store, over a connection of its own, as a group has it to itself."""
+    """Connect to the ranks' store separately, with a key prefix for the group."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    # After a restart by torchrun, the failure of the previous attempt must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
 
 
 class FailureWatch:
-    """A thread that learns of another rank's failure."""
+    """A thread that watches for another rank's failure."""
 
     def __init__(self, rank: int, group: str = "") -> None:
-        """Watch for ``rank`` of a ``group``; it connects when it is started."""
+        """Prepare to watch for ``rank`` of a ``group``; it connects when started."""
         self._rank = rank
         self._group = group
         self._stopped = threading.Event()
@@ -242,21 +243,22 @@ class FailureWatch:
         self._thread = threading.Thread(target=self._run, name="superdl-ranks", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch; the group has been made, so its store is there."""
+        """Start watching; the group must exist, and so its store."""
         self._store = _store_of(self._group)
         self._thread.start()
 
     def tell(self, reason: str) -> str | None:
-        """Say that this rank failed; None if it is the first, else what the first one said."""
+        """Report that this rank failed; return None if it is the first, else the first rank's reason."""
         mine = f"rank {self._rank} failed: {reason}"
         if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the store has gone with rank 0
+            with contextlib.suppress(RuntimeError):  # the store ended with rank 0
+                # Only the first rank sets the key; the others then read its reason.
                 self._store.compare_set(_KEY, "", mine)
         first = self.told()
         return None if first == mine else first
 
     def told(self) -> str | None:
-        """What the first rank that failed said; None if none has, or nobody can be asked."""
+        """Return the reason of the first failed rank; None if there is none, or the store is unreachable."""
         with contextlib.suppress(RuntimeError):
             return self._failure()
         return None
@@ -267,7 +269,7 @@ class FailureWatch:
         return bytes(self._store.get(_KEY)).decode()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -288,22 +290,22 @@ class FailureWatch:
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM)."""
+    """SIGTERM was received."""
 
     def __init__(self) -> None:
-        """Say so."""
+        """Set the message."""
         super().__init__("the process was asked to end (SIGTERM)")
 
 
 class StopRequest:
-    """Learns of SIGTERM, and agrees with the other ranks on the step after which all of them stop.
+    """Handles SIGTERM, and agrees with the other ranks on the step after which all of them stop.
 
-    Use as a context manager, around the whole run; outside of training the signal ends it at once, and a
+    Use as a context manager around the whole run; outside of training the signal ends it at once, and a
     second signal always does.
     """
 
     def __init__(self, *, several: bool = False) -> None:
-        """Make one that has not been asked yet, of a rank that is alone or one of ``several``."""
+        """Start without a request, on a single rank or one of ``several``."""
         self._several = several
         self._training = False
         self._asked = False
@@ -313,43 +315,43 @@ class StopRequest:
         self._child_before: Any = None
 
     def __enter__(self) -> Self:
-        """Take the signal over, in the main thread; elsewhere signals cannot be had."""
+        """Install the handler, if in the main thread; other threads cannot handle signals."""
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Give it back."""
+        """Restore the previous handlers."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
         if self._child_before is not None:
             signal.signal(signal.SIGCHLD, self._child_before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who asks twice means it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         if not self._training:
             raise Terminated
         self._asked = True
-        # A worker that died of the same signal is not to raise, by torch's handler, into the last step or the
-        # writing of its checkpoint; a batch that can no longer come is still told when it is waited for.
+        # A worker killed by the same signal must not raise, by torch's handler, in the last step or while its
+        # checkpoint is written; a batch that can no longer come still raises when it is waited for.
         if self._child_before is None:
             self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Training begins."""
+        """Begin training: from now on SIGTERM stops after a step."""
         self._training = True
 
     def end(self) -> None:
-        """Training has ended: the last question to the other ranks is answered."""
+        """End training, after the last exchange with the other ranks."""
         self._training = False
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
 
     def due(self) -> bool:
-        """Whether to stop now; asked after each step, and the same on all ranks.
+        """Check after each step whether to stop now; the answer is the same on all ranks.
 
-        With several ranks it is the answer to what was asked a step before, which has come in meanwhile.
+        With several ranks it is the answer to the previous step's request, which has arrived meanwhile.
         """
         if not self._several:
             return self._asked

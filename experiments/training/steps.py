@@ -1,6 +1,6 @@
-"""The steps of an epoch: which batches they have, and how a batch becomes a record.
+"""The steps of an epoch: their batches, and the record of each.
 
-What is computed stays on the device until a group of steps is fetched at once.
+Results stay on the device until a group of steps is fetched at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device: what its record will have, some of it tensors yet.
+    """A step whose results are still on the device: the values of its record, some of them still tensors.
 
-    Padding is in none of it.
+    Padding samples are excluded.
     """
 
     known: dict[str, Any]
@@ -61,7 +61,7 @@ def take_step(
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss and let ``updater`` learn from it; None: only see how good the model is.
+    """Compute a batch's loss, and update the model from it unless ``updater`` is None (validation).
 
     On CUDA everything here is only queued.
     """
@@ -78,7 +78,7 @@ def take_step(
             applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            own = torch.from_numpy(~figures.padding).to(device)  # else another rank, or batch, counts it
+            own = torch.from_numpy(~figures.padding).to(device)  # padding is counted by another rank or batch
             logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
@@ -107,68 +107,68 @@ def take_step(
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
-    """How many labels are among the ``top`` likeliest classes; None where all classes are."""
+    """Count the labels among the ``top`` likeliest classes; None if there are no more classes."""
     if logits.shape[1] <= top:
         return None
     return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
 
 
 class Batches:
-    """The steps of an epoch over one loader, and where it stands."""
+    """The steps of an epoch over one loader, and the current position."""
 
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
     ) -> None:
-        """Agree with the other ranks on the number of steps: ``steps``, else the least that a rank has.
+        """Agree with the other ranks on the number of steps: ``steps``, else the smallest of all ranks.
 
         ``passes`` of the loader count as done.
         """
         self._loader = loader
         self._split = split
         self._again = steps is not None
-        self._resumed = False  # a state was loaded, which the next epoch begins with
+        self._resumed = False  # a state was loaded, from which the next epoch starts
         self.steps = steps or int(ranks.smallest([len(loader)])[0])
         self.step = 0
-        """How many of the epoch have been given out."""
+        """The number of batches of this epoch returned so far."""
         self.repeatable = loader.resumes_within_epochs
-        """Whether the loader can begin at any epoch."""
-        self._passes = passes  # of the loader, that have begun
-        self._given = 0  # batches of the latest one
+        """True if the loader can start at any epoch."""
+        self._passes = passes  # passes of the loader that have begun
+        self._given = 0  # batches of the latest pass
         self._iterator: Iterator[Batch] | None = None
 
     @property
     def resumable(self) -> bool:
-        """Whether the present place is one to go on from, with neither repeated nor missing samples."""
+        """True if a run can resume from the present place without repeated or missing samples."""
         return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
-        """Begin an epoch, unless a state in it was loaded: that is gone on with."""
+        """Begin an epoch, or continue the epoch of a loaded state."""
         if not self._resumed:
             self.step = 0
         self._resumed = False
         self._iterator = None
 
     def state_dict(self, *, over: bool = False) -> dict[str, Any]:
-        """The place after the batch that was given out last; the begin of the next epoch if this one is over,
-        validation included.
+        """Return the place after the last returned batch, or the start of the next epoch if ``over``.
+
+        An epoch is over once its validation is done.
         """
         if over or self.step in (0, self.steps):
             return {"step": 0 if over else self.step, "pass": self._passes, "loader": None}
         return {"step": self.step, "pass": self._passes - 1, "loader": self._loader.state_dict(self._given)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place; see `Loader.load_state_dict`."""
+        """Resume at a place; see `Loader.load_state_dict`."""
         self.step, self._passes = int(state["step"]), int(state["pass"])
         self._resumed = True
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """The next step's batch; None after the last, which comes early where batches were left out.
+        """Return the next step's batch; None after the last, which is earlier if batches were left out.
 
         Raises:
-            ConfigError: the loader has ended before its length, or with no batch at all.
-
+            ConfigError: the loader ended before its length, or without any batch.
         """
         if self.step == self.steps:
             return None
@@ -187,7 +187,7 @@ class Batches:
         return batch
 
     def _begin(self) -> Batch | None:
-        """Have the loader begin a pass; what it draws at random is drawn from a copy of torch's state."""
+        """Begin a pass of the loader, which draws its random numbers from a copy of torch's state."""
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0

@@ -1,7 +1,7 @@
-"""How a model learns from a loss: optimiser, schedule of the learning rate, and loss scaling, as a spec says.
+"""Update a model from a loss: optimiser, learning rate schedule, and loss scaling, as in a spec.
 
-All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step whose
-gradients are not finite is skipped, by all ranks, and the schedule does not count it.
+All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step with
+gradients that are not finite is skipped by all ranks, and the schedule does not count it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Updater", "learning_rate_factor"]
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """The share of ``spec.lr`` at a step, from 0 on: a linear warm-up, then what the schedule says.
+    """Return the factor on ``spec.lr`` at a step, from 0: a linear warm-up, then the schedule.
 
-    `one_cycle` is torch's, and not of this function.
+    `one_cycle` is torch's own and not handled here.
     """
     warmup = round(spec.warmup_epochs * epoch_steps)
     if step < warmup:
@@ -39,19 +39,19 @@ def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total
 
 
 class Updater:
-    """Updates a model's parameters from losses, and knows its learning rate."""
+    """Updates a model's parameters from losses, and schedules its learning rate."""
 
     def __init__(
         self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
     ) -> None:
         """Make the optimiser of ``model`` and its schedule over ``epochs`` of ``epoch_steps`` each.
 
-        ``scaled_on`` is the kind of device whose float16 needs its losses scaled; None: no scaling.
+        ``scaled_on`` is the device type whose float16 needs scaled losses; None: no scaling.
         """
         self.optimizer = _optimizer(model, spec)
         total = epochs * epoch_steps
         self._schedule: LRScheduler
-        if spec.schedule == "one_cycle":  # of AdamW's momentum too, of SGD's not: that is the spec's
+        if spec.schedule == "one_cycle":  # cycles AdamW's momentum; SGD's is set by the spec
             self._schedule = OneCycleLR(
                 self.optimizer, spec.lr, total_steps=total, cycle_momentum=spec.name == "adamw"
             )
@@ -72,7 +72,7 @@ class Updater:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, loss: Tensor) -> bool:
-        """Learn from a loss; False if the step was skipped, as gradients were not finite."""
+        """Take a step on a loss; return False if it was skipped because gradients were not finite."""
         self.optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._applied = False
@@ -83,11 +83,11 @@ class Updater:
         return self._applied
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule's state and the scaler's; the optimiser's is of the strategy, which may shard it."""
+        """Return the states of schedule and scaler; the strategy saves the optimiser's, maybe sharded."""
         return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
-        """Go on with both; a run that scaled nothing before begins to scale anew."""
+        """Restore both; a run that did not scale before starts with a fresh scaler."""
         self._schedule.load_state_dict(dict(schedule))
         if scaler and self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(scaler))
