@@ -53,7 +53,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
 
 
 class Core:
-    """Plans prefetching and tracks what the cache holds; ``state`` is read-only for callers."""
+    """The planner of prefetching, with an account of the cache; ``state`` is read-only for callers."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.state = State(settings, budget_bytes=settings.budget_bytes)
@@ -153,7 +153,7 @@ class Core:
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
 
     def basis(self, action: Prefetch) -> str:
-        """Describe what was known when a request was made, for logs."""
+        """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
         had = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""

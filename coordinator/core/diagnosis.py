@@ -145,8 +145,9 @@ def _is_limited(state: State, job: Job, now: float) -> bool:
 def needed_bytes(state: State) -> int:
     """Return the budget in bytes at which no recurring sample would be dropped.
 
-    It covers everything that recurs for any reader at any look-ahead. For random recipes it covers each
-    dataset's widest look-ahead window, and what the fastest of several jobs has read and the slowest has not.
+    It covers everything that recurs for any reader at any look-ahead, except what all readers take from the
+    store. For random recipes it adds the look-ahead with that budget, and what the first of several jobs has
+    read and the last has not.
     """
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}

@@ -294,7 +294,7 @@ class ExecutorsIneligible(Event):
 class RecordsStored(Event):
     """These samples of a dataset are in the store, in packs of these numbers (uint32, none is 0).
 
-    The event comes with or after the dataset's :class:`JobOpened`, so the dataset is known. It replaces the
+    The dataset is known: its :class:`JobOpened` comes before the event, or together with it. It replaces the
     previous places of these samples.
     """
 

@@ -32,7 +32,7 @@ _SAMPLES_LEAST = 500.0
 
 
 class NoteKind(enum.Enum):
-    """The events in a rank's batch history; ``{}`` stands for the note's number."""
+    """The events in a rank's batch history; ``{}`` is replaced by the note's number."""
 
     PLANNED = "the sampler was told of it"
     LOOKED = "looked ahead to it, with its neighbours: {} samples were absent"

@@ -2,8 +2,8 @@
 
 A *save* has cached samples written to a pack, in the order in which they came. It has the lowest priority: an
 executor gets one only if it has an idle function, for at most half of its functions, and no save is large. No
-one waits for a save, and it takes no room; so it is never raced, and what it does not bring is retried later,
-at the end of the queue. If the store takes nothing, the circuit breaker for writing leaves it alone.
+one waits for a save, and it takes no room; so it is never raced, and unsaved samples are retried later, at
+the end of the queue. If the store takes nothing, the circuit breaker for writing leaves it alone.
 """
 
 from __future__ import annotations

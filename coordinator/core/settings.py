@@ -41,7 +41,7 @@ class Prices:
     ``invocation``: one request to a function; ``gb_s``: one second of one GB (2**30 bytes) of its memory;
     ``source_request``: one GET, of the source or of a store in a bucket, ``store_put``: one PUT there;
     ``source_gb`` and ``record_gb``: one GB fetched from the source, and written to or read from the cache;
-    ``hour``: the cache and the coordinator, used or not, of which ``coordinator_hour`` is the coordinator's.
+    ``hour``: the cache and the coordinator, used or not; ``coordinator_hour``: the coordinator's part of it.
     """
 
     invocation: float = 0.0

@@ -1,10 +1,10 @@
 """Limits on the load of one executor: a bound on requests in flight, and a circuit breaker.
 
-An executor that adds environments at a bounded rate (AWS Lambda: a burst, then so many a second) is modelled
-as a token bucket: environments that were in use are warm and free, each further one takes a token. Throttling
-halves the limit, at most once in a while, and every answer raises it a little (Chiu and Jain 1989). An
-executor that queues early requests (Lambda's asynchronous invocations) never refuses: there, a function that
-begins late counts as throttling.
+An executor that adds environments at a bounded rate (AWS Lambda: a burst, then a number per second) is
+modelled as a token bucket: environments that were in use are warm and free, each further one takes a token.
+Throttling halves the limit, at most once in a while, and every answer raises it a little (Chiu and Jain
+1989). An executor that queues early requests (Lambda's asynchronous invocations) never refuses: there, a
+function that begins late counts as throttling.
 
 An executor that refuses, or fails several times in a row, gets nothing for a while that doubles each time.
 Then one request tries it, and a success lets it have all again (the circuit breaker of Nygard, "Release It!",
