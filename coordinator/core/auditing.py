@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-_EVERY_S = 5.0
-_DOUBTED_EVERY_S = 0.5
-_BYTES_MAX = 16 * 2**20
+_EVERY_S = 5.0  # between two records of an executor
+_DOUBTED_EVERY_S = 0.5  # while its records do not read back
+_BYTES_MAX = 16 * 2**20  # larger records are not read back
 
 
 def audit(
@@ -64,7 +64,7 @@ def audited(state: State, event: Audited, now: float) -> None:
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
     spoilt = asked.indices[lost & ((event.record_bytes > 0) | asked.whole)]
-    if spoilt.size:  # it must go, so that a tombstone may take its place
+    if spoilt.size:  # delete it, since a tombstone does not replace a record
         state.actions.append(Drop(asked.samples, spoilt))
     # Records left by an earlier coordinator counted as foreign memory until this audit.
     found_bytes = state.resident_bytes - before_bytes
@@ -152,7 +152,7 @@ def choose_to_read_back(
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
-    place = state.events % indices.size  # any would do
+    place = state.events % indices.size  # any would do: a different one each time
     if record_bytes[place] <= _BYTES_MAX:
         state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
 

@@ -109,7 +109,7 @@ class Core:
         ]
 
     def samples_in(self, state: SampleState) -> int:
-        """Number of samples in a state, over all sets."""
+        """Return the number of samples in a state, over all sets."""
         return sum(samples.count(state) for samples in self.state.sets.values())
 
     @property

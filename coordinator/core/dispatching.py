@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
-_ALWAYS_LATE = 8.0
+_ALWAYS_LATE = 8.0  # a caution above this means that readers wait all the time
 _WARN_EVERY_S = 300.0
-_MOMENT_S = 1e-3
+_MOMENT_S = 1e-3  # later than the deadline, so that it has certainly passed
 _FIRST_BATCHES = 8
 """Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
 the job's pace are still unknown.

@@ -159,6 +159,7 @@ def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
+    # A random number below 1 with as many bits as a double's fraction has.
     mark = (int.from_bytes(key[:8], "little") >> (64 - _RANDOM_BITS)) * 2.0**-_RANDOM_BITS
     passed = np.minimum(np.floor(ends / ends[-1] * count + mark), count).astype(np.int64)
     counts = np.empty(weights.size, dtype=np.int64)

@@ -76,6 +76,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
+    # Include a next request, so that the money lasts for it.
     one_more = [(requests + 1, asked) for requests, asked in state.in_flight]
     spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(one_more)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd

@@ -47,9 +47,9 @@ _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER,
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
 )
-_SLOW = 0.99
-_NO_OTHER_S = 5.0
-_UNKNOWN_LATE_S = 5.0
+_SLOW = 0.99  # quantile of slow requests
+_NO_OTHER_S = 5.0  # longest pause of an executor if no other is sound
+_UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 
 @dataclass(slots=True)
@@ -125,6 +125,7 @@ class ExecutorState:
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
             latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
             self.concurrency.succeeded()
+        # A cold start says nothing about queues.
         if not event.cold_start:
             self.concurrency.begun(took_s - event.duration_us / 1e6, self.in_flight, now)
         if worked:

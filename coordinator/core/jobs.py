@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.timing import Pace
 
-_GAP_BATCHES = 64
-_LAPSED_S = 1e8
+_GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
+_LAPSED_S = 1e8  # added to due times: after all living jobs
 _ENDLESS = 2**63 - 1
-_BEYOND_SHARE_S = 1e7
+_BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
@@ -239,7 +239,7 @@ class Job:
         return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
     def samples_of(self, epoch: int) -> SetKey:
-        """The sample set that this job reads in ``epoch``."""
+        """Return the sample set that this job reads in ``epoch``."""
         return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
 
     @property
@@ -290,6 +290,7 @@ class Job:
             return seconds + _LAPSED_S
         if self.beyond_share:
             seconds += _BEYOND_SHARE_S
+        # Batches given out may be read at any moment.
         places = batches + self.watermark
         for low, end in {
             (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living

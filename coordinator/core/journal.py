@@ -24,11 +24,11 @@ NOTES_PER_RANK = 256
 _RECENT_STALLS = 1024
 """Number of stalls kept individually for each job; the totals include all."""
 
-_WAITS_MAX = 8192
-_HALF_LIFE_S = 60.0
-_SHARE_HIGH = 0.02
-_SHARE_LOW = 0.01
-_SAMPLES_LEAST = 500.0
+_WAITS_MAX = 8192  # open stalls, as the report that ends one may be lost
+_HALF_LIFE_S = 60.0  # of the counts of needed and dropped samples
+_SHARE_HIGH = 0.02  # share of needed samples dropped before, at which thrash begins
+_SHARE_LOW = 0.01  # share below which thrash ends
+_SAMPLES_LEAST = 500.0  # fewer show nothing
 
 
 class NoteKind(enum.Enum):
@@ -41,7 +41,7 @@ class NoteKind(enum.Enum):
 
 
 class BatchNote(NamedTuple):
-    """Something happened to the batches from ``start`` to before ``stop``, in absolute positions."""
+    """A note on the batches from ``start`` to before ``stop``, in absolute positions."""
 
     at_s: float
     kind: NoteKind

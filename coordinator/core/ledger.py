@@ -26,10 +26,10 @@ NOBODY = ""
 
 _GB = 2**30
 _HOUR_S = 3600.0
-_WINDOW_S = 60.0
-_SLICE_S = 1.0
-_SAVED_S = 300.0
-_SOFT_SHARE = 0.9
+_WINDOW_S = 60.0  # over which the rate of spending is measured
+_SLICE_S = 1.0  # costs within it share an entry
+_SAVED_S = 300.0  # of the hourly cap's money that may be saved up
+_SOFT_SHARE = 0.9  # of max_usd, from which on only readers are served
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
@@ -219,6 +219,7 @@ class Ledger:
         if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
+        # Samplers choose the names of jobs, so bound their number.
         name = job if job in pool.used or len(pool.used) < _JOBS_MAX else NOBODY
         pool.used[name] = pool.used.get(name, 0) + samples
         pool.used_total += samples
@@ -252,7 +253,7 @@ class Ledger:
         return names
 
     def usd_per_hour(self, now: float) -> float:
-        """Return the rate of spending over the last minute."""
+        """Return the rate of spending over the last minute, in US dollars per hour."""
         self._expire(now)
         return self._lately_usd * _HOUR_S / _WINDOW_S
 

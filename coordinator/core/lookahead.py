@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead windows together may fill; the rest keeps samples that recur."""
 
-_SAFETY = 2.0
+_SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
-_SPAN_BATCHES = 8
+_SPAN_BATCHES = 8  # looked at together
 _STRIDE_SHARE = 4
-_FILL_AUDITS = 8
+_FILL_AUDITS = 8  # most unanswered audits of a job that fills
 LEAST_BATCHES = 2
 """Minimum look-ahead in batches beyond what the sampler has given out."""
 
@@ -87,7 +87,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             return None
         while cursor.pending:
             ahead = cursor.pending[0]
-            if ahead.stop > cursor.watermark:  # else it was read without us
+            if ahead.stop > cursor.watermark:  # else it was read meanwhile
                 samples = state.set_of(ahead.samples)
                 absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:

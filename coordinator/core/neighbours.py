@@ -68,6 +68,7 @@ def runs_of(
     if not objects.size:
         return None
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
+    # A window and a sample that begins at its end are at most run_bytes together.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
     windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
     begins = np.ones(objects.size, dtype=np.bool_)

@@ -243,6 +243,7 @@ class Plan:
         places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
         places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
+        # Padding wraps around to the samples that open the epoch.
         if padding.any():
             places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)

@@ -26,11 +26,11 @@ CursorKey: TypeAlias = tuple[str, int]
 
 _Item = TypeVar("_Item")
 
-_VOID_MAX = 64
-_BELIEVED_S = 3.0
-_PAUSE_S = 0.05
+_VOID_MAX = 64  # beyond as many as are valid, before a heap is rebuilt
+_BELIEVED_S = 3.0  # a reader repeats its misses every second
+_PAUSE_S = 0.05  # between searches for room that find too little
 _PAUSE_PER_JOB_S = 0.001
-_LOOKED_AT = 64
+_LOOKED_AT = 64  # stragglers in one check
 
 
 class BatchPlace(NamedTuple):
@@ -147,6 +147,7 @@ class ReportedMisses:
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
         """Record a reader's missing samples of a batch."""
+        # Remove the old report first, so that reports stay in order of their expiry.
         self._by_batch.pop(place, None)
         self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
         self._unserved[place] = None

@@ -35,7 +35,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank to it; looking ahead begins at once, where the event says reading will."""
+    """Open a job or add a rank to it; looking ahead begins at once, at the event's epoch and position."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-_LATE_LEAST_S = 0.05
-_RESTORE_LATE_LEAST_S = 2.0
-_LOOK_EVERY_S = 0.05
+_LATE_LEAST_S = 0.05  # no request is a straggler before this
+_RESTORE_LATE_LEAST_S = 2.0  # no restore is a straggler before this
+_LOOK_EVERY_S = 0.05  # for stragglers that readers wait for
 
 
 def make(

@@ -143,8 +143,8 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete what the loser of a race wrote after it was dropped, since nothing would account for it. If it
-    wrote a pointer over a record, or a record over a pointer, account for the new one.
+    """Delete samples that the loser of a race wrote after they were dropped, since nothing would account for
+    them. If it wrote a pointer over a record, or a record over a pointer, account for the new one.
     """
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
@@ -177,7 +177,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
         yield Way(indices, indices[:0], eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
-    if state.settings.whole_packs and samples.packs is not None:  # neighbours go together
+    if state.settings.whole_packs and samples.packs is not None:  # samples of a pack go together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
         yield Way(decoded, restored, eligible)

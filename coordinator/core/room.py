@@ -35,8 +35,8 @@ _NEEDED_SHARE = 1 / 128
 """The same for samples that will be needed again."""
 
 _SHARES_EVERY_S = 0.2
-_ANY_TIME_S = -1.0
-_NOT_NOW_S = 0.0
+_ANY_TIME_S = -1.0  # even samples that are needed now are later than this
+_NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
 CANDIDATES_LEAST = 2048
 """Up to this number of resident samples, all are considered."""
 

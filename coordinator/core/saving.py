@@ -34,7 +34,7 @@ _PACK_BYTES = 32 * 2**20
 
 
 class Save(NamedTuple):
-    """Cached samples that an executor is to write to a pack."""
+    """Cached samples for an executor to write to a pack."""
 
     executor: ExecutorState
     samples: SetKey

@@ -31,7 +31,7 @@ Turn: TypeAlias = tuple[int, float]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
 _PRIORITY_MAX = 1000
-_KEPT_S = 2.0
+_KEPT_S = 2.0  # of its share that a team saves up at most
 _SMOOTHING = 0.1
 _SAMPLE_S = 0.01  # before any request has ended
 
@@ -137,6 +137,7 @@ class Teams:
         state.virtual_s = start_s + passes_s
         state.in_flight += 1
         shares = sum(team.facts.share for team in self if team.in_flight)
+        # A team that needed less must not catch up on all of it.
         self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
         state.requests += 1
         return expected_s

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import ExecutorResized
     from superdl.coordinator.core.settings import CoreSettings
 
-_HALVING_PAUSE_S = 1.0
+_HALVING_PAUSE_S = 1.0  # refusals that come together halve the limit once
 _RAISE_SHARE = 0.02
-_WARM_S = 300.0
+_WARM_S = 300.0  # after this, unused environments are gone
 _LATELY_S = 60.0
 _LATE_S = 2.0
 """Lambda begins an event within milliseconds, or retries after 1, 2, 4 ... seconds."""
 
-_FAILURES = 3
-_FIRST_S = 0.5
+_FAILURES = 3  # in a row, before an executor is set aside
+_FIRST_S = 0.5  # the first pause; each further one is twice as long
 OPEN_MAX_S = 30.0
 """Maximum pause in seconds."""
 

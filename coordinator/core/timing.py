@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from collections import deque
 
-_FADING = 0.98
+_FADING = 0.98  # of older answers, with each new one
 _AROUNDS = 64
 _RATIOS = 256
-_RATIOS_LEAST = 16
+_RATIOS_LEAST = 16  # before quantiles are known
 _SMOOTHING = 0.05
-_SPREAD_LEAST = 1e-3
+_SPREAD_LEAST = 1e-3  # if request sizes vary less, they show no slope
 _TINY_S = 1e-6
-_OVERHEAD_SHARE = 0.05
+_OVERHEAD_SHARE = 0.05  # of an invocation's time, in a request of sufficient size
 _SLACK_SHARE = 0.5
 _SAMPLE_LEAST_S = 1e-6
-_LEAST = 4
+_LEAST = 4  # samples in a request, before anything is known
 _LEAST_KNOWN = 16
 _FIRST_S = 0.05
 _WINDOW_S = 0.5
 _WEIGHT = 0.3
-_PAUSE = 8.0
+_PAUSE = 8.0  # an interval grows at most by this factor, as a pause is not a change of pace
 
 
 class LatencyModel:
@@ -72,6 +72,7 @@ class LatencyModel:
             slope_s = (self._weight * self._nt - self._n * self._t) / spread
             self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
         self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
+        # The least overhead has no queue in it.
         self.invocation_s = self._fixed_s + min(self._arounds)
 
     @property

@@ -114,7 +114,7 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, if functions run in some; probes hear that the coordinator does not serve yet.
+        """Let workers in, if functions run in some; probes learn that the coordinator does not serve yet.
 
         Args:
             store: the address of the coordinator's store, or empty.

@@ -1,4 +1,4 @@
-"""Conditions, beside signals, that end a coordinator: its standard input closes, or its holders go."""
+"""Conditions, besides signals, that end a coordinator: its standard input closes, or its holders go."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Health:
         return answer(status=answer.SERVING if self.serves else answer.NOT_SERVING)
 
 
-class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
+class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
     """An interceptor that ends unary calls whose message is malformed or later than ``timeout_s``.
 
     grpc.aio itself waits for the message before it runs any of our code, for as long as the caller likes, and

@@ -139,7 +139,7 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
         raise ConfigError(f"{origin}: team {team[:64]}: {why}") from None
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
     """An interceptor that rejects missing and wrong tokens on every method but the health service's Check:
     probes have no token, and learn only whether it serves.
     """

@@ -148,9 +148,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.replace_fingerprint(
-        digest
-    )  # last: a coordinator that ends here has one that fits what is left
+    await cache.replace_fingerprint(digest)  # last: a coordinator that ends here leaves a matching one
     return True
 
 

@@ -60,9 +60,7 @@ class Watch:
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
         self._look_at_teams()
-        if (
-            self._thrashes and not self._core.thrashing
-        ):  # the core warns when it begins
+        if self._thrashes and not self._core.thrashing:  # the core warns when it begins
             _log.info("thrash has ended: what is dropped is not soon produced again")
         self._thrashes = self._core.thrashing
         if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger warns about the caps
