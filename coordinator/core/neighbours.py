@@ -7,12 +7,12 @@ the run's other absent samples, and a cold epoch takes about one GET per run.
 Neighbours are needed late, and must not delay anything that is needed sooner:
 
 * They must stay until they are needed: the cache has room for all that recurs, or the store takes what is
-decoded. For a random recipe there must also be room for the whole epoch. * A rank's first look-ahead takes
-none, and neither do samples that a reader misses, nor, as always, retries. * The request must be in time with
-all its neighbours. If readers wait again and again this is impossible; then neighbours come once functions
-need less than half a minute for all that is left. Otherwise the readers of a large dataset would wait for
-most of it, as one batch has samples of very many runs. * The more expensive of several executors takes none,
-and no more is in flight than look-ahead may fill.
+  decoded. For a random recipe there must also be room for the whole epoch.
+* A rank's first look-ahead takes none, and neither do samples that a reader misses, nor, as always, retries.
+* The request must be in time with all its neighbours. If readers wait again and again this is impossible;
+  then neighbours come once functions need less than half a minute for all that is left. Otherwise the readers
+  of a large dataset would wait for most of it, as one batch has samples of very many runs.
+* The more expensive of several executors takes none, and no more is in flight than look-ahead may fill.
 """
 
 from __future__ import annotations

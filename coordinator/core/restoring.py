@@ -117,7 +117,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
     """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
-    absent; in a ``whole`` audit, a reader has tried to.
+    absent; a ``whole`` audit comes from a reader that tried to.
     """
     there: Bools = event.record_bytes > 0
     if event.pointers is None:

@@ -3,7 +3,7 @@
 Under pressure, samples that no job will need go first, then those needed last (Belady 1966); with several
 teams, samples of those that hold more than their share go before others. Plans are known, so the next use of
 every resident sample is computed from the permutations; nothing about it is stored, and recency does not
-matter. With very many resident samples, only a part is considered, a different one each time, some times
+matter. With very many resident samples, only a part is considered, a different one each time, several times
 larger than the amount to drop. So the cost of dropping a sample does not grow with the cache, and those
 dropped are among the last to be needed.
 """

@@ -95,7 +95,8 @@ class LatencyModel:
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
-    """Return the samples for the next request: enough to pay for the invocation, few enough to be in time.
+    """Return the size of the next request: enough samples to pay for the invocation, few enough to be in
+    time.
 
     At the start, before any answer, and if late, the ``wanted`` samples of a batch are spread over all
     ``idle`` functions, though not into requests that are hardly more than their overhead. Otherwise requests
