@@ -1,12 +1,12 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-After each event the core also takes what has become due (retries, tombstones that expire, leases that end)
-and dispatches: so any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at
-a cap on spending, and ``Warn``. What takes in each event is listed in :mod:`superdl.coordinator.core.core`.
+After each event the core also handles whatever is due (retries, tombstones that expire, leases that end) and
+dispatches. So any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a
+spending cap, and ``Warn``. :mod:`superdl.coordinator.core.core` lists the handler of each event.
 
-The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
-``requests``, before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``, of a sample in
-``samples``, ``auditing`` and ``room``, of a dollar in ``ledger``.
+The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a request in ``requests``,
+before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``; of a sample in ``samples``,
+``auditing`` and ``room``; of a dollar in ``ledger``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Asking the cache what it really holds, and believing the answer.
+"""Audits: ask the cache what it really holds, and trust the answer.
 
-Now and then a record that was just produced is read back. A reader checks what it reads, but a path that
-spoils bytes on their way in would then be found by every reader of every record. One record of each executor,
-every few seconds, finds it at the price of one GET. A record that does not read back is produced again; where
-there is another executor, the one that wrote it is set aside until a record of it reads back well.
+Now and then a freshly produced record is read back. Readers check what they read, but if something on the
+write path corrupts bytes, every reader of every record would run into it. Reading back one record per
+executor every few seconds detects this for the price of one GET. A record that does not read back is produced
+again. If there is another executor, the one that wrote it is set aside until one of its records reads back
+well.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-_EVERY_S = 5.0
-_DOUBTED_EVERY_S = 0.5
-_BYTES_MAX = 16 * 2**20
+_EVERY_S = 5.0  # between two records of an executor
+_DOUBTED_EVERY_S = 0.5  # while its records do not read back
+_BYTES_MAX = 16 * 2**20  # larger records are not read back
 
 
 def audit(
     state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
-    """Have the cache asked about samples that may be there; nothing, if there are none."""
+    """Ask the cache about samples that may be there; do nothing if there are none."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
@@ -50,7 +51,7 @@ def audit(
 
 
 def audited(state: State, event: Audited, now: float) -> None:
-    """The cache has answered: take its word, and see to what is absent."""
+    """Apply the cache's answer, and handle the samples that are absent."""
     asked = state.audits.pop(event.audit_id, None)
     if asked is None:
         return
@@ -63,15 +64,15 @@ def audited(state: State, event: Audited, now: float) -> None:
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
     spoilt = asked.indices[lost & ((event.record_bytes > 0) | asked.whole)]
-    if spoilt.size:  # it must go, so that a tombstone may take its place
+    if spoilt.size:  # delete it, since a tombstone does not replace a record
         state.actions.append(Drop(asked.samples, spoilt))
-    # What an earlier coordinator left was memory of others until it was found.
+    # Records left by an earlier coordinator counted as foreign memory until this audit.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
         _see_to(state, asked, absent)
     rank = state.cursor(*asked.asker[:2])
-    if rank is not None and rank.job.fill is not None:  # it waits for all that it has asked
+    if rank is not None and rank.job.fill is not None:  # a filling job waits for all its audits
         state.wake(rank)
     if asked.samples in state.audit_watchers and not any(
         other.samples == asked.samples for other in state.audits.values()
@@ -93,7 +94,7 @@ def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Believe nothing of the cache any more; what it is asked about will be answered as absent."""
+    """Mark all known samples as absent; audits in flight will report theirs as absent too."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -109,17 +110,17 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Ask again about what is believed resident, as each rank comes to it."""
+    """Mark all resident samples as unknown; each rank audits them again when it reaches them."""
     for samples in state.sets.values():
         samples.doubt()
     state.look_again(state.cursors)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """The server holds more than we account for: leave that much less to ourselves.
+    """Reduce our share of the cache by the memory that the server uses beyond our account.
 
-    Requests in flight have pushed some of what is kept free for them, nobody knows how much: so what was
-    last believed of others stays as long as it may be true. Where they must have grown, half was pushed.
+    Requests in flight have already pushed an unknown part of what is reserved for them. So the last estimate
+    of foreign memory stands as long as it is possible. Once it must have grown, assume that half was pushed.
     """
     least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
     believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
@@ -127,10 +128,10 @@ def cache_grew(state: State, event: CacheGrew, now: float) -> None:
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
-    """Keep to the memory that there is now; a smaller one is made room for at once, a larger one is used.
+    """Adopt the cache's new budget: make room at once if it shrank, use the rest if it grew.
 
-    What was held back after refused writes comes back by half with every look: what the servers say of
-    their memory explains most refusals, and those that it does not explain stay few.
+    Each update halves what is withheld after refused writes. The servers' own memory figures explain most
+    refusals, and the remaining ones stay few.
     """
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
@@ -145,25 +146,25 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
-    """Have one of the records that an answer brought read back, if it is time to."""
+    """Have one record of an answer read back, if it is time for that."""
     executor = state.fleet.executors[request.order.executor]
     every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
-    place = state.events % indices.size  # any would do
+    place = state.events % indices.size  # any would do: a different one each time
     if record_bytes[place] <= _BYTES_MAX:
         state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
-    """A record was read back: whole, or not as it was written."""
+    """Handle the result of reading back a record, intact or not."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
         executor.breaker.reads_back()
         return
     others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
-    if not executor.breaker.corrupts:  # told once, until it is well again
+    if not executor.breaker.corrupts:  # warn once, until it recovers
         text = (
             f"a record that the executor {executor.name} has just written to the cache does not read back: "
             f"{event.fault}; the sample is produced again{others}: something on the way between functions, "

@@ -1,7 +1,7 @@
-"""``Core``: the one door to planning and residency. An event and the time go in, a list of actions comes out.
+"""``Core``: the single entry point to planning and residency. Takes an event and the time, returns actions.
 
-The core does no I/O, has no clock and no randomness of its own: the runtime around it (or a simulator) gives
-it all of that. The same events at the same times give the same actions.
+The core does no I/O and has no clock or randomness of its own: the runtime around it (or a simulator)
+supplies them. The same events at the same times give the same actions.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RequestDone: requests.request_done,
     events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
-    events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
+    events.Tick: lambda *_: None,  # time alone changes nothing; every event handles what is due
 }
 
 
 class Core:
-    """Plans prefetching and keeps account of what the cache holds; ``state`` is to be read, never changed."""
+    """The planner of prefetching, with an account of the cache; ``state`` is read-only for callers."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.state = State(settings, budget_bytes=settings.budget_bytes)
@@ -61,7 +61,7 @@ class Core:
         self._now_s = 0.0
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
-        """Take in one event and say what is to be done.
+        """Handle one event and return the actions to take.
 
         Args:
             event: what happened.
@@ -70,7 +70,7 @@ class Core:
         return self.handle_all((event,), now)
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
-        """Take in events that came together; what is to be done is decided once, after the last."""
+        """Handle events that arrived together and return the actions, decided once after the last event."""
         state = self.state
         self._now_s = now
         state.ledger.settle(now)
@@ -88,11 +88,11 @@ class Core:
 
     @property
     def wake_at_s(self) -> float:
-        """When a ``Tick`` is wanted if nothing happens before."""
+        """The time at which a ``Tick`` is due if no event comes before."""
         return min(self._forget_at_s, *wake_times_s(self.state, self._now_s), math.inf)
 
     def job(self, name: str) -> Job | None:
-        """The open job of that name."""
+        """Return the open job with this name, or ``None``."""
         return self.state.jobs.get(name)
 
     @property
@@ -101,7 +101,7 @@ class Core:
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
-        """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""
+        """Return a dataset's samples that are in the cache or on their way, by epoch (0: every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())
             for key, samples in self.state.sets.items()
@@ -109,17 +109,17 @@ class Core:
         ]
 
     def samples_in(self, state: SampleState) -> int:
-        """Number of samples in a state, over all sets."""
+        """Return the number of samples in a state, over all sets."""
         return sum(samples.count(state) for samples in self.state.sets.values())
 
     @property
     def thrashing(self) -> bool:
-        """Whether much of what jobs come to need had been dropped before, and more memory would end that."""
+        """True if many of the samples that jobs need were dropped before, and more memory would end that."""
         return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """The budget with which nothing that recurs would have to be dropped."""
+        """The smallest budget at which no recurring sample would have to be dropped."""
         return needed_bytes(self.state)
 
     @property
@@ -129,29 +129,31 @@ class Core:
 
     @property
     def spent_usd(self) -> float:
-        """What is spent, and what requests in flight will have cost though nobody hears of their end."""
+        """Money spent, plus what requests in flight will cost even if their results are lost."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     @property
     def store_trouble(self) -> str:
-        """Why an executor does not read the store now, or not write to it; empty while all is well."""
+        """The reason why an executor cannot read or write the store now; empty if there is none."""
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """For how long the source has not given some samples of a set; 0 if it has given all."""
+        """Return for how many seconds the source has failed to provide some samples of a set; 0 if there are
+        none.
+        """
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
     def filled(self, job: Job) -> filling.Filled:
-        """How far a job is that fills the cache or the store."""
+        """Return the progress of a job that fills the cache or the store."""
         return filling.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
-        """How far a job looks ahead now: the farthest of its ranks."""
+        """Return how many batches a job looks ahead now: the maximum over its ranks."""
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
 
     def basis(self, action: Prefetch) -> str:
-        """What was known when a request was made, for who asks why."""
+        """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
         had = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
@@ -160,5 +162,5 @@ class Core:
         return f"request {action.request_id} for {samples}; {had}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-        """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
+        """Return the remembered history of a batch: times (see :meth:`handle`) and descriptions."""
         return history(self.state, name, rank, epoch, position)

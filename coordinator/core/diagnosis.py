@@ -1,12 +1,12 @@
-"""What people need to know in order to act: why a batch was late, and how much memory would end thrash.
+"""Diagnosis for users: why a batch was late, and how much memory would end thrash.
 
-Each batch that a reader missed samples of gets one cause, once it was read: by what was known at the first
-miss (were the samples asked for, did functions have nothing to do) and what functions did until it was read.
-Searching thousands of requests would be exact and cost milliseconds for each stalled batch. Causes decide
-nothing, so a wrong one misleads people and no plan.
+Each batch that had missing samples gets one cause once it was read. The cause follows from the state at the
+first miss (had the samples been requested, were functions idle) and from what functions did until the batch
+was read. Searching thousands of requests would be exact but cost milliseconds for each stalled batch. No
+decision depends on causes, so a wrong one misleads people but no plan.
 
-The memory that is named where the cache thrashes has to be true: with that much the thrash ends, and with a
-tenth less it does not. Seeded mixes of jobs show it, in the simulated world.
+The memory recommended against thrash has to be right: with that much the thrash ends, with a tenth less it
+does not. Seeded mixes of jobs verify this in the simulator.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
 _HEADROOM_SHARE_MAX = 0.25
 _MARGIN = 1.02
-"""Records that have not been seen may be larger than those that have."""
+"""Unseen records may be larger than those seen so far."""
 
 _FRESH_MARGIN = 1.06
-"""Windows move by batches and requests, and what was read goes only when room is looked for."""
+"""Windows move in whole batches and requests, and read samples are dropped only when room is needed."""
 
 _ROUNDS = 64
 _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
 
 
 def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-    """What happened to a batch, as far as it is remembered: times and words, oldest first."""
+    """Return the remembered history of a batch: times and descriptions, oldest first."""
     cursor = state.cursor(name, rank)
     if cursor is None:
         return []
@@ -57,7 +57,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     ]
     indices = job.plan.batch(epoch, position, rank).indices
     requests = [request for request in state.recent_requests if request.order.samples == key]
-    # All at once: thousands of requests are remembered.
+    # One call for all of them: thousands of requests are remembered.
     named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
     ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
     for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
@@ -79,7 +79,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
 
 
 def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
-    """A reader misses samples; the first time is what counts."""
+    """Note what caused a batch's first missing samples; later misses do not count."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
         return
@@ -88,7 +88,7 @@ def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: I
 
 
 def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
-    """A batch was read at last that a reader had missed samples of."""
+    """Close the stall of a batch that has now been read, and count it for its job."""
     first = state.stalls.waits.pop(place, None)
     cause = Cause.UNKNOWN
     if first is not None:
@@ -99,15 +99,15 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 def _cause_at_once(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """The cause, where what most of the missing samples were doing decides it; ``None``: functions were at
-    work on them, or on others before them.
+    """Return the cause if the state of most missing samples decides it, or ``None`` if functions were working
+    on them or on others before them.
     """
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
         return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
     from_store = waits_for_the_store(state, samples, indices, now)
-    if commonest not in _NOT_ASKED_FOR:  # also where a record came since the reader looked
+    if commonest not in _NOT_ASKED_FOR:  # also if a record arrived after the reader looked
         return Cause.STORE if from_store else None
     if cursor.fresh:
         return Cause.COLD_START
@@ -121,7 +121,7 @@ def _cause_at_once(
 
 
 def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
-    """What functions were busy with between two looks at their work."""
+    """Return what functions spent their time on since ``before``."""
     whole = state.stalls.work_for(job.dataset)
     done = whole.since(before)
     if not whole.answers or done.cold_starts * 2 > done.answers:
@@ -137,17 +137,17 @@ def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
 
 
 def _is_limited(state: State, job: Job, now: float) -> bool:
-    """Whether an executor takes fewer requests at once than it has functions."""
+    """Return whether an executor takes fewer concurrent requests than it has functions."""
     executors = state.eligible_for(job.dataset).executors
     return any(executor.concurrency.limit(now) < executor.concurrency.capacity for executor in executors)
 
 
 def needed_bytes(state: State) -> int:
-    """The budget with which nothing would be dropped that recurs.
+    """Return the budget in bytes at which no recurring sample would be dropped.
 
-    That is all that recurs, for any reader and however far it is looked ahead, but for what all readers take
-    from the store. Beside it, of random recipes, what ranks look ahead to with that budget, and what the
-    first of several jobs has read and the last has yet to read.
+    It covers everything that recurs for any reader at any look-ahead, except what all readers take from the
+    store. For random recipes it adds the look-ahead with that budget, and what the first of several jobs has
+    read and the last has not.
     """
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}
@@ -166,7 +166,7 @@ def needed_bytes(state: State) -> int:
     }
     wanted = sum(number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items())
     budget = kept
-    for _ in range(_ROUNDS):  # the windows grow with the budget, by whole batches up to what is wanted
+    for _ in range(_ROUNDS):  # the windows grow with the budget, up to the look-ahead needed
         scarcity = WINDOW_SHARE * budget / max(wanted, 1.0)
         windows = (
             max(
@@ -190,12 +190,12 @@ def needed_bytes(state: State) -> int:
 
 
 def headroom_bytes(limit: int) -> int:
-    """What is left of a server's memory for the buffers of clients."""
+    """Return the part of a server's memory limit to leave for client buffers, in bytes."""
     return int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * _HEADROOM_SHARE_MAX)))
 
 
 def maxmemory_for(budget: int) -> int:
-    """The least memory of a server that leaves so much for records."""
+    """Return the smallest server memory, in bytes, that leaves ``budget`` for records."""
     if budget <= _HEADROOM_BYTES * (1 / _HEADROOM_SHARE_MAX - 1):
         return math.ceil(budget / (1 - _HEADROOM_SHARE_MAX))
     return max(budget + _HEADROOM_BYTES, math.ceil(budget / (1 - _HEADROOM_SHARE)))
@@ -212,13 +212,13 @@ def _recurring_bytes(state: State) -> float:
 
 
 def _batch_bytes(state: State, job: Job) -> float:
-    """Memory that a batch of a job takes."""
+    """Return the memory that a batch of a job takes, in bytes."""
     epoch, _ = job.epoch_and_position(job.watermark)
     return state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
 
 
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
-    """What to tell people of a set that is larger than the cache; ``kept``: in a store."""
+    """Describe a dataset that is larger than the cache; ``kept``: a store holds it."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
     what = "comes from the store, and nothing is lost" if kept else "is decoded again in each epoch"
     remedy = "" if kept else " or a store (SUPER_STORE)"
@@ -229,7 +229,7 @@ def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: boo
 
 
 def thrash_text(state: State) -> str:
-    """What to tell people: how much is there, and how much would end it."""
+    """Describe the thrash: how much memory there is, and how much would end it."""
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (

@@ -1,10 +1,10 @@
-"""Turning what is wanted into requests: of the team whose turn it is, what readers wait for goes first, then
-what the rank with the earliest deadline looks ahead to.
+"""Dispatch: turn needs into requests. The team whose turn it is goes first. Within it, the samples that
+readers wait for come first, then the look-ahead of the rank with the earliest deadline.
 
-No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
-none is made without room for its samples in the cache, nor beyond what may be spent. At the hard cap on
-spending, what readers wait for gets a tombstone that names the cap: they fail at once and say why. What is in
-the cache can be read all the while.
+Only as many requests are in flight as keep the executors busy, because a late decision is a better decision.
+No request is made without room in the cache for its samples, nor beyond the spending caps. At the hard cap,
+samples that readers wait for get a tombstone that names the cap, so readers fail at once with the reason.
+What is in the cache stays readable throughout.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
-_ALWAYS_LATE = 8.0
+_ALWAYS_LATE = 8.0  # a caution above this means that readers wait all the time
 _WARN_EVERY_S = 300.0
-_MOMENT_S = 1e-3
+_MOMENT_S = 1e-3  # later than the deadline, so that it has certainly passed
 _FIRST_BATCHES = 8
-"""Before it is known how long requests take and how fast a job reads, so many batches ahead of it at most are
-worth a dearer executor."""
+"""Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
+the job's pace are still unknown.
+"""
 
 
 def expire_tombstones(state: State, now: float) -> None:
-    """What failed for a time may be tried again."""
+    """Make expired failures ready for another attempt."""
     while state.expiries and state.expiries[0][0] <= now:
         _, key, indices = state.expiries.popleft()
         samples = state.sets.get(key)
@@ -61,7 +62,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors have places and the cache has room; last, what is to be saved."""
+    """Make requests while executors have places and the cache has room; then the saves that are due."""
     _produce(state, now)
     if watch_spending(state, now) is Spending.FREELY:
         for save in take_due(state, now):
@@ -94,8 +95,9 @@ def _produce(state: State, now: float) -> None:
 
 
 def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    """Who goes first: of the team whose turn it is a batch that a reader waits for, unless it was passed
-    over, and then the rank with the earliest deadline, which is removed from those that are ready.
+    """Return what to serve first, or ``None``. In the team whose turn it is, a batch that a reader waits for
+    and that was not passed over comes first, then the rank with the earliest deadline, which is removed from
+    the ready ranks.
     """
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
@@ -121,7 +123,7 @@ def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | No
 
 
 def wake_deferred(state: State, now: float) -> None:
-    """Let the ranks that wait for a cheaper executor look again, once that may come to something else."""
+    """Wake the ranks that wait for a cheaper executor, if the outcome may differ now."""
     for eligible in state.fleet.groups:
         if len(eligible.deferred):
             changed = eligible.has_changed(now)
@@ -129,8 +131,8 @@ def wake_deferred(state: State, now: float) -> None:
 
 
 def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
-    """Request what a rank has found, as much of it as one request takes, unless another rank goes first, or
-    it waits for a cheaper executor.
+    """Request a rank's absent samples, at most one request's worth, unless another rank goes first or they
+    can wait for a cheaper executor.
     """
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
@@ -148,7 +150,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
-            eligible.has_changed(now)  # than from now on
+            eligible.has_changed(now)  # take a snapshot, so that later calls compare with it
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
@@ -170,8 +172,9 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
 ) -> tuple[Ints, Ints]:
-    """What a request has: the first samples of a way, with the rest of their packs or runs where that harms
-    nothing that is wanted sooner; and what is left of all that a rank has found.
+    """Return the samples of a request, and the rank's remaining absent samples. The request takes the first
+    ``room`` samples of a way, plus the rest of their packs or runs if that delays nothing that is needed
+    sooner.
     """
     key, taken = ahead.samples, way.indices[:room]
     if (
@@ -197,15 +200,16 @@ def _with_what_comes_along(
 
 
 def _due_in_s(job: Job, ahead: Ahead) -> float:
-    """When the last batch of what a rank has found is wanted."""
+    """Return the seconds until a rank's last batch of absent samples is needed."""
     return float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
 
 
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """The first way to have absent samples for which an executor is to be had, and which; ``None`` if all can
-    wait, and for how long at most. A request has as many samples as the deadline at most.
+    """Return the first way to get absent samples that has an available executor, that executor, and 0
+    seconds. If all can wait, the executor is ``None``, and the time is the longest they can wait. The
+    deadline bounds the number of samples in a request.
     """
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
@@ -218,19 +222,21 @@ def _assign(
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
-    """How long there is until a rank wants what it has found; the next batch is late by definition, since a
-    reader may ask for it at once.
+    """Return the seconds until a rank needs its absent samples. The next batch is late by definition, since a
+    reader may request it at any moment.
     """
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
 def _useful_slack_s(cursor: Cursor, now: float) -> float:
-    """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
+    """Return a rank's slack, infinite if readers keep waiting: with too few functions, small requests gain
+    nothing.
+    """
     return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
 
 
 def _wake_waiting_for_room(state: State, now: float) -> None:
-    """Let the ranks that wait for room look for it again, once that may help."""
+    """Wake the ranks that wait for room, if another search may find some."""
     if state.room_search.waiting and state.room_search.over(state.events, now):
         cursors, state.room_search.waiting = state.room_search.waiting, {}
         state.wake_those(cursors)
@@ -251,8 +257,8 @@ def _request_samples(
 
 
 def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
-    """Request what the reader of a batch misses, as much of it as one request takes; ``False`` if it waits
-    for room, which then is nobody else's. Where nobody with a place can take it, it is passed over.
+    """Request a batch's missing samples, at most one request's worth. Return ``False`` if they wait for room,
+    which no one else may then take. If no executor with a place can produce them, pass the batch over.
     """
     key, absent = _absent(state, place)
     if not absent.size:
@@ -276,8 +282,8 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
 
 
 def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
-    """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
-    no more, another that will need all of it; ``None`` if there is none.
+    """Return the job to charge for what a reader of ``job`` waits for: ``job`` itself, or if its team's
+    budget is spent, another job that will need all of it; ``None`` if there is none.
     """
     if state.turn(job.team) is not None:
         return job
@@ -286,7 +292,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """What a reader misses of a batch and is to be requested; nothing, if its job has closed."""
+    """Return the samples of a batch that are missing and must be requested; none if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -295,7 +301,7 @@ def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
 
 
 def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> None:
-    """A team may spend no more: say so to its reader, and to people."""
+    """Fail a reader's samples because its team's budget is spent, and warn about it."""
     text, fares = state.teams.refusal(team), state.teams[team]
     state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
     if now >= fares.warned_s + _WARN_EVERY_S:
@@ -304,14 +310,14 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """First what has never failed; then, one by one, what has: it may have crashed its function."""
+    """Put samples that never failed first; request the others one by one, as they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
 
 
 def watch_spending(state: State, now: float) -> Spending:
-    """See how freely money may be spent now, and warn when that gets less."""
+    """Return how freely money may be spent now, and warn when a cap comes near."""
     if state.ledger.capped:
         warning = state.ledger.watch(state.in_flight, now)
         if warning is not None:
@@ -320,7 +326,7 @@ def watch_spending(state: State, now: float) -> Spending:
 
 
 def _refuse_readers(state: State, now: float) -> None:
-    """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
+    """Fail the samples that readers wait for at the hard cap, once requests in flight have been paid for."""
     if state.is_producing:
         return
     text = state.ledger.refusal()
@@ -332,7 +338,7 @@ def _refuse_readers(state: State, now: float) -> None:
 
 
 def wake_times_s(state: State, now: float) -> Iterator[float]:
-    """All times at which something becomes due or possible by the passing of time alone; they lie ahead."""
+    """Yield the future times at which something becomes due or possible without an event."""
     for due_s in (
         state.expiries[0][0] if state.expiries else None,
         state.retries.soonest_s(),

@@ -1,13 +1,13 @@
-"""What each epoch of a plan draws where it is not each sample once: some samples, by weights, or repeatedly.
+"""The draws of an epoch that is not simply each sample once: a selection, weights, or repetitions.
 
-An epoch then has *draws*, numbered sample by sample, so that those of one sample follow one another. Its
-order is one of draws, and each draw takes as many order positions in a row as it is repeated.
+Such an epoch has *draws*, numbered sample by sample, so that the draws of one sample are consecutive. The
+epoch's order is an order of draws, and each draw takes as many consecutive order positions as it is repeated.
 
-Weights become counts by systematic sampling, a way of low variance (Madow, "On the theory of systematic
+Weights become counts by systematic sampling, which has low variance (Madow, "On the theory of systematic
 sampling II", 1949). The samples lie end to end on a line, in an order of the epoch's own, each as long as its
-expected count. Marks at distance 1, the first of them at random, say how often each is drawn. So each count
-is its expectation rounded down or up, and on average the expectation itself; and the epoch has as many draws
-as it should. Both the order on the line and the first mark are keyed by seed and epoch.
+expected count. Marks at distance 1, the first of them random, determine how often each is drawn. So each
+count is its expectation rounded down or up, and equals the expectation on average; and the epoch has exactly
+the intended number of draws. Both the order on the line and the first mark are keyed by seed and epoch.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ if TYPE_CHECKING:
     from superdl.super_wire.draws import Draws
 
 PLACES_MAX: Final = 64
-"""So many places of a sample in an epoch are told at most: more take long, and it is wanted soon anyway."""
+"""Maximum number of places returned per sample and epoch. More take long, and such a sample is needed soon
+anyway.
+"""
 
 _EPOCHS_KEPT: Final = 3  # this one, the next one, and one of a rank that is behind
 _RANDOM_BITS: Final = 53
 
 
 class Drawing:
-    """The draws of every epoch of one plan, and where they stand in its order.
+    """The draws of every epoch of one plan, and their places in its order.
 
-    With weights it keeps 8 bytes a sample for each of three epochs, with indices about 16 an index; else
-    nothing.
+    With weights it keeps 8 bytes a sample for each of three epochs, with indices about 16 bytes an index;
+    else nothing.
 
     Args:
         draws: what an epoch draws.
         size: samples in the catalog.
-        seed: the plan's.
-        shuffle: whether each epoch has an order of its own; else that of the indices.
+        seed: the plan's seed.
+        shuffle: whether each epoch has its own order; else the order of the indices.
 
     Raises:
-        PlanError: there is no such sample, or weights are none, or not one for each sample.
+        PlanError: an index is not in the catalog, or the weights are invalid or not one per sample.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -57,13 +59,15 @@ class Drawing:
             raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
         self._samples: Ints | None = None
-        """Those that are drawn at all, in ascending order; ``None``: all."""
+        """The samples that are drawn at all, ascending; ``None``: all."""
         self._firsts: Ints | None = None
-        """The first draw of each of them, and where the last one's end; ``None``: one draw each."""
+        """The first draw of each sample, and the end of the last one's; ``None``: one draw each."""
         self._weights: NDArray[np.float64] | None = None
         self._counted: dict[int, Ints] = {}
         self._by_sample: NDArray[np.intp] | None = None
-        """Where each draw stands in an order of the indices' own; ``None``: draws stand in their own."""
+        """The position of each draw when the user's indices define the order; ``None``: draws are in their
+        own order.
+        """
         self._in_order: NDArray[np.intp] | None = None
         indices, weights = draws.index_array, draws.weight_array
         if weights is not None:
@@ -82,14 +86,11 @@ class Drawing:
 
     @property
     def samples(self) -> int:
-        """How many samples of the catalog are drawn from."""
+        """Number of different catalog samples that are drawn."""
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and how often it stands before, in the order of draws.
-
-        So what is drawn several times has a number for each time.
-        """
+        """Return the sample at each order position, and its number among the draws of that sample, from 0."""
         steps, again = np.divmod(places, self._repeats)
         draws: Ints = steps
         if self._shuffle:
@@ -104,10 +105,11 @@ class Drawing:
         return (kinds if self._samples is None else self._samples[kinds]), times
 
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return where the samples stand in the order: the inverse of :meth:`at`.
+        """Return the order positions of samples: the inverse of :meth:`at`.
 
-        Of a sample that is drawn very often, `PLACES_MAX` draws are looked at, evenly chosen among all.
-        For each of their draws: the place of its sample in ``indices``, its first and last order position.
+        The arrays have an entry for each draw of each sample: the sample's place in ``indices``, and the
+        draw's first and last order position. For a sample with very many draws, `PLACES_MAX` of them are
+        used, spread evenly.
         """
         kinds = checked_elements(indices, "indices", self._size)
         counts = np.ones(kinds.size, dtype=np.int64)
@@ -153,10 +155,11 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` in all.
 
-    It depends on sums from left to right and on single operations of IEEE 754, which are the same everywhere.
+    It uses only left-to-right sums and single IEEE 754 operations, which give the same result everywhere.
     """
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
+    # A random number below 1 with as many bits as a double's fraction has.
     mark = (int.from_bytes(key[:8], "little") >> (64 - _RANDOM_BITS)) * 2.0**-_RANDOM_BITS
     passed = np.minimum(np.floor(ends / ends[-1] * count + mark), count).astype(np.int64)
     counts = np.empty(weights.size, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""What can happen to the core, and what it wants done: frozen, array-valued where they speak of samples.
+"""Events that happen to the core, and actions that it requests: frozen, with arrays for samples.
 
-An event is handed to :meth:`superdl.coordinator.core.Core.handle` with the time. The runtime carries out the
-actions that come back, and answers those that ask with events. ``indices`` are int64 arrays of places in the
-catalog.
+Pass an event to :meth:`superdl.coordinator.core.Core.handle` with the time. The runtime carries out the
+returned actions, and answers those that expect an answer with events. ``indices`` are int64 arrays of places
+in the catalog.
 """
 
 from __future__ import annotations
@@ -59,31 +59,30 @@ __all__ = [
 ]
 
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
-"""Outcomes as small numbers: their places in this tuple."""
+"""Outcomes in the order of their numeric codes."""
 
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 
 
 class Event:
-    """Something that has happened."""
+    """Base class of everything that can happen."""
 
     __slots__ = ()
 
 
 class Action:
-    """Something that the core wants done."""
+    """Base class of everything that the core can request."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobOpened(Event):
-    """A rank of a job is there; again for every rank, and again whenever one reconnects.
+    """A rank of a job connected; sent for every rank, and again on every reconnect.
 
-    ``epoch`` and ``position`` say where a new rank will begin, so that looking ahead begins there.
-    ``ineligible`` executors, by number, cannot produce the dataset; :class:`ExecutorsIneligible` tells of
-    later changes.
+    A new rank starts at ``epoch`` and ``position``, so looking ahead starts there. ``ineligible`` executors,
+    by number, cannot produce the dataset; later changes come as :class:`ExecutorsIneligible`.
     """
 
     job: str
@@ -98,14 +97,14 @@ class JobOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged(Event):
-    """What teams may have; one that is not named keeps what it had."""
+    """New budgets and shares of teams; teams that are not listed keep theirs."""
 
     teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobClosed(Event):
-    """A rank of a job has said goodbye."""
+    """A rank of a job closed."""
 
     job: str
     rank: int
@@ -113,7 +112,9 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Bring a job's samples, in its first epoch's order and up to a size and cost. Again: a sign of life."""
+    """Fill with a job's samples, in its first epoch's order, up to a size and cost. Repeats renew the job's
+    lease.
+    """
 
     job: str
     size_bytes: float = math.inf
@@ -123,9 +124,9 @@ class FillUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchesAsked(Event):
-    """A sampler asked for batches [start, stop) of an epoch; it has given out all before ``yielded``.
+    """A sampler requested batches [start, stop) of an epoch; it has yielded all before ``yielded``.
 
-    ``sees_store``: its readers read records straight out of the store.
+    ``sees_store``: its readers read records directly from the store.
     """
 
     job: str
@@ -139,9 +140,10 @@ class BatchesAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchRead(Event):
-    """A read report: what a reader found of a batch, and what it still misses (offsets in the batch).
+    """A read report: the samples of a batch that a reader got, and those it still misses (offsets in the
+    batch).
 
-    ``straight`` of its samples came straight out of the store.
+    ``straight`` of its samples came directly from the store.
     """
 
     job: str
@@ -161,15 +163,16 @@ class BatchRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """A function answered: one entry for each sample of the request, in its order.
+    """A function's answer, with an entry for each sample of the request, in its order.
 
-    ``outcomes`` are places in :data:`OUTCOME_ORDER`; times in microseconds, lengths in bytes; ``messages`` by
-    offset. ``duration_us`` is the time that the function itself took, ``gb_s`` what of it is billed, times
-    its memory; ``source_requests`` are GETs.
+    ``outcomes`` are places in :data:`OUTCOME_ORDER`; times are in microseconds, lengths in bytes;
+    ``messages`` are keyed by offset. ``duration_us`` is the function's own time, ``gb_s`` the billed time
+    multiplied by its memory; ``source_requests`` are GETs.
 
-    ``pack`` is the number of the pack that the function wrote, 0 for none, ``stored`` which of the samples
-    are in it, ``pointers`` which the cache has a pointer for. ``store_trouble`` says why the store did not
-    take or give what it should have; ``store_requests`` are GETs and PUTs, ``store_bytes`` read or written.
+    ``pack`` is the number of the pack that the function wrote, 0 for none; ``stored`` marks the samples in
+    it, ``pointers`` those for which the cache holds a pointer. ``store_trouble`` is the reason if the store
+    failed to take or return records; ``store_requests`` are GETs and PUTs, ``store_bytes`` bytes read or
+    written.
     """
 
     request_id: int
@@ -193,7 +196,7 @@ class RequestDone(Event):
 
 
 class FailureKind(enum.Enum):
-    """How a whole request failed."""
+    """The ways in which a whole request can fail."""
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
@@ -205,8 +208,8 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed(Event):
-    """A request came to nothing; ``gb_s`` are billed all the same, and so is the invocation, unless it was
-    ``refused`` before a function was asked.
+    """A request failed. ``gb_s`` are billed all the same, and so is the invocation, unless it was ``refused``
+    before a function ran.
     """
 
     request_id: int
@@ -218,7 +221,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """What the cache holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``."""
+    """The cache's content: record lengths in bytes, 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
     record_bytes: Ints
@@ -227,9 +230,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A record that an executor had just written was read; ``fault`` says what is wrong with it, if anything
-    is.
-    """
+    """A freshly written record was read back; ``fault`` describes what is wrong with it, if anything."""
 
     samples: SetKey
     index: int
@@ -239,34 +240,36 @@ class RecordReadBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheReset(Event):
-    """The cache was seen to have restarted or been emptied: nothing is believed of it any more."""
+    """The cache restarted or was emptied: all that was known about it is void."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvicted(Event):
-    """The server has dropped records of its own accord, nobody knows which."""
+    """The server evicted records on its own; which ones is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGrew(Event):
-    """The server's memory exceeds what the core accounts for, by ``excess_bytes`` over the budget."""
+    """The server uses more memory than the core accounts for, by ``excess_bytes`` over the budget."""
 
     excess_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheResized(Event):
-    """What of the cache's memory records may take now, as the servers say: after every look at them."""
+    """The memory that records may take now, as the servers report it; sent after every check."""
 
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized(Event):
-    """How many requests an executor, by its number, takes at once: ``burst`` of them right away (all, if it
-    is ``None``), and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait
-    there for a free function (as many as ``capacity``, if it is ``None``), so that none idles between two.
-    ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
+    """A change in how many concurrent requests an executor, by its number, takes.
+
+    It takes ``burst`` of them right away (all, if ``None``), and ``per_s`` more each second, as AWS Lambda
+    adds environments. ``backlog`` more may wait there for a free function (as many as ``capacity``, if
+    ``None``), so that none idles between two. ``queues``: requests that come too soon are not refused but
+    start late, or are silently dropped.
     """
 
     capacity: int
@@ -279,8 +282,8 @@ class ExecutorResized(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsIneligible(Event):
-    """These executors, by number, cannot produce the samples of a dataset: they see no files of this machine,
-    or may not read the source. There is another that can.
+    """These executors, by number, cannot produce a dataset's samples: they see no files of this machine, or
+    may not read the source. At least one other can.
     """
 
     dataset: bytes
@@ -289,10 +292,10 @@ class ExecutorsIneligible(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordsStored(Event):
-    """These samples of a dataset lie in the store, in packs of these numbers (uint32, none is 0).
+    """These samples of a dataset are in the store, in packs of these numbers (uint32, none is 0).
 
-    The dataset is known: the event comes with or after its :class:`JobOpened`. It replaces what was known of
-    these samples' places.
+    The dataset is known: its :class:`JobOpened` comes before the event, or together with it. It replaces the
+    previous places of these samples.
     """
 
     dataset: bytes
@@ -302,23 +305,23 @@ class RecordsStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PacksLost(Event):
-    """These packs are gone, or of no use: nothing lies there any more."""
+    """These packs are gone or unusable: no sample is there any more."""
 
     packs: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
+    """Time passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Action):
-    """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
+    """Request these samples from a function; answered by ``RequestDone`` or ``RequestFailed``.
 
-    ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
-    request in flight for the same samples, which this one races; ``executor`` is the number of the one that
-    is to carry it out. Of a restore all places in the store are known.
+    ``expires_in_s`` counts from now: a function does not start the request after that. ``hedge_of`` names a
+    request in flight for the same samples, which this one races; ``executor`` is the number of the executor
+    to use. For a restore, all places in the store are known.
     """
 
     request_id: int
@@ -335,7 +338,7 @@ class Prefetch(Action):
 class Audit(Action):
     """Ask the cache whether it holds these samples; answered by ``Audited``.
 
-    ``whole``: read each record to its end and check it, since a reader says that it is spoilt.
+    ``whole``: read and check each entire record, since a reader reported it as corrupt.
     """
 
     audit_id: int
@@ -365,8 +368,8 @@ class WriteTombstones(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadBack(Action):
-    """Read a record that an executor has just written, and check it; answered by ``RecordReadBack``, or not
-    at all where it is not there.
+    """Read and check a freshly written record; answered by ``RecordReadBack``, or not at all if it is
+    missing.
     """
 
     samples: SetKey
@@ -376,6 +379,6 @@ class ReadBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class Warn(Action):
-    """Tell people; not answered."""
+    """Log a warning; not answered."""
 
     message: str

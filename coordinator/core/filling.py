@@ -1,8 +1,8 @@
-"""Warming: a job that nobody reads fills the cache, or the store, up to some bytes and some money.
+"""Warming: a job without readers fills the cache or the store, up to some bytes and some money.
 
-It looks ahead over one epoch, as far as there is room; all who read go before it. For the cache nothing is
-dropped; for the store what lies there by now makes way, where no job wants it. What it has brought counts as
-needed by nobody.
+It looks ahead over one epoch, as far as there is room; all jobs with readers go first. Filling the cache
+drops nothing. Filling the store drops from the cache what the store already holds, if no job needs it. The
+samples it brings count as needed by no one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _ROOM_KEPT = 0.01
-"""Of the budget: what others may take meanwhile."""
+"""Share of the budget left free for others meanwhile."""
 
 _MONEY_KEPT = 0.05
-"""Of the money: hedges and retries of what is under way."""
+"""Share of the money left for hedges and retries of what is under way."""
 
 _DROPPED_SHARE = 1 / 32
-"""Of the budget: what is dropped at once, so that looking for it is seldom."""
+"""Share of the budget dropped in one go, so that searches are rare."""
 
 
 class Filled(NamedTuple):
-    """How far it is: samples that are there, that failed, bytes of those that are there; and why it is over,
-    empty while it is not.
+    """Progress of filling: samples present, samples that failed, bytes of those present, and the reason why
+    it ended, empty until then.
     """
 
     there: int
@@ -47,12 +47,12 @@ class Filled(NamedTuple):
 
 
 def fill_up(state: State, event: FillUp, now: float) -> None:
-    """A job is to fill, and goes on doing so; to be said again and again, as a sign of life."""
+    """Start or continue filling for a job; repeated events renew its lease."""
     job = state.jobs.get(event.job)
     if job is None:
         return
     job.fill, job.is_full = event, ""
-    state.unsaved.wanted |= event.to_store and state.settings.store  # what was cached and is in no pack
+    state.unsaved.wanted |= event.to_store and state.settings.store  # also for samples cached earlier
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -61,8 +61,8 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
 
 
 def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
-    """How many of some samples may be asked for now; where that is none, and nothing is under way that could
-    change it, the job is told why.
+    """Return how many of ``count`` samples may be requested now. If none, and nothing under way could change
+    that, set the job's reason.
     """
     fill, samples = job.fill, state.set_of(key)
     if fill is None:
@@ -76,6 +76,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
+    # Include a next request, so that the money lasts for it.
     one_more = [(requests + 1, asked) for requests, asked in state.in_flight]
     spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(one_more)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
@@ -87,7 +88,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
 
 
 def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop what lies in the store and no job wants in the cache; the bytes that this frees."""
+    """Drop cached samples that are in the store and that no job needs; return the bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
@@ -109,7 +110,7 @@ def _there_bytes(state: State, job: Job, key: SetKey) -> float:
 
 
 def filled(state: State, job: Job) -> Filled:
-    """How far a job is with filling."""
+    """Return a job's progress in filling."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
     there = samples.stored_count if in_store else samples.resident_count

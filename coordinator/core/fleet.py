@@ -1,11 +1,11 @@
-"""The executors as the core sees them, the cheapest first, and which of them is to have the next request.
+"""The executors as the core sees them, cheapest first, and the choice of one for the next request.
 
-The cheapest that has a place gets it. Where it has none, a request goes to the next one, unless it can wait:
-what is wanted later than the slow requests of both take is kept for the cheaper, so that the dearer gets what
-the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a while, and the
-next one takes their place. Not every executor can produce every dataset: all this is asked of the executors
-that are *eligible* for one. Where that is one alone, there is no choice, and nothing is set aside. Beside
-them there may be executors for the store alone: they restore and save for those that do not see it.
+The cheapest with a place gets it. If it has none, the request goes to the next one, unless it can wait: a
+request that is needed later than slow requests to both take is kept for the cheaper. So the more expensive
+one gets what the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a
+while, and the next one takes their place. Not every executor can produce every dataset: the choice is among
+the executors *eligible* for it. If only one is, there is no choice, and it is never set aside. There may also
+be executors for the store alone: they restore and save for those that do not see it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.teams import Turn
 
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
-"""Kinds of failures that say nothing of samples, since no function was asked."""
+"""Failure kinds that say nothing about samples, since no function ran."""
 
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
 _OVER_SOON = np.isin(
@@ -42,21 +42,21 @@ _OVER_SOON = np.isin(
         *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
     ],
 )
-"""Where one of these came, an answer was over sooner than usual."""
+"""Answers with one of these outcomes ended sooner than usual."""
 _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER,
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
 )
-_SLOW = 0.99
-_NO_OTHER_S = 5.0
-_UNKNOWN_LATE_S = 5.0
+_SLOW = 0.99  # quantile of slow requests
+_NO_OTHER_S = 5.0  # longest pause of an executor if no other is sound
+_UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 
 @dataclass(slots=True)
 class StoreAccess:
-    """How an executor fares with the store: how long restores take it, and whether reading and writing works.
+    """An executor's record with the store: how long restores take, and whether reading and writing works.
 
-    ``keeps``: the last function to decode wrote a pack.
+    ``keeps``: the last function that decoded wrote a pack.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
@@ -67,7 +67,7 @@ class StoreAccess:
 
 @dataclass(slots=True)
 class ExecutorState:
-    """One executor: how much it takes, how long it takes, and how it fares."""
+    """An executor: its capacity, its latency and its health."""
 
     number: int
     name: str
@@ -76,55 +76,56 @@ class ExecutorState:
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
     samples_in_flight: int = 0
-    """Of all its requests, those that race another included."""
+    """In all its requests, including those that race another."""
     most_in_flight: float = math.inf
-    """Until it is known what a request costs, where money is capped."""
+    """A bound until the cost of a request is known, if there is a spending cap."""
     requests: int = 0
-    """Made so far, hedges included."""
+    """Number made so far, hedges included."""
     samples: int = 0
-    """Produced so far."""
+    """Number produced so far."""
     usd: float = 0.0
-    """Billed for them so far."""
+    """The amount billed for them so far."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Requests that ended so far: ``answered``, or the name of a failure's kind in small letters."""
+    """Requests that ended so far: ``answered``, or the failure kind's name in lower case."""
     cold_starts: int = 0
     cold_s: float = 0.0
-    """From asking for functions that were not there to their beginning, in all."""
+    """Total time from requests for functions that were not running until they began."""
     read_back_s: float = -math.inf
-    """When one of its records was chosen to be read back last."""
+    """The time at which one of its records was last chosen to be read back."""
     store: StoreAccess | None = None
-    """``None``: there is no store, or its functions do not see it."""
+    """``None`` if there is no store or its functions do not see it."""
     decodes: bool = True
-    """Else it is for the store alone."""
+    """If false, it is for the store alone."""
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
-        """How long it takes to restore, or to produce."""
+        """Return the latency model for restoring, or for producing."""
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """What is known of its trouble with the store, for requests that have to do with that."""
+        """Return the breaker for the store access that a kind of request needs; ``None`` if it needs none."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
 
     def idle(self, now: float) -> int:
-        """How many of its functions have nothing to do."""
+        """Return the number of idle functions."""
         return self.concurrency.idle(self.in_flight, now)
 
     def places(self, now: float) -> int:
-        """How many more requests it takes, whether or not it should be asked."""
+        """Return how many more requests it can take, even if it is set aside."""
         places = self.concurrency.places(self.in_flight, now)
         if self.most_in_flight < math.inf:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Learn from an answer to a request of that time, but not from what may be a sample's fault."""
+        """Learn from an answer to a request made at ``made_s``, except from what may be a sample's fault."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
             latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
             self.concurrency.succeeded()
+        # A cold start says nothing about queues.
         if not event.cold_start:
             self.concurrency.begun(took_s - event.duration_us / 1e6, self.in_flight, now)
         if worked:
@@ -134,7 +135,7 @@ class ExecutorState:
             self.breaker.failed(why, made_s, now)
 
     def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
-        """Learn from a request that came to nothing, for this reason."""
+        """Learn from a failed request."""
         if event.kind is FailureKind.THROTTLED:
             self.concurrency.throttled(self.in_flight, now)
         elif event.kind is FailureKind.LOST:
@@ -143,24 +144,25 @@ class ExecutorState:
         blame(reason, made_s, now)
 
     def is_resting(self, now: float) -> bool:
-        """Whether one that is for the store alone was set aside; one request at a time tries it after that,
-        since it is asked for nothing else that could show that it works.
+        """Return whether a store-only executor is set aside. After that it gets a single request at a time,
+        since no other work could show that it has recovered.
         """
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
 
 class EligibleExecutors:
-    """The executors that can produce a dataset, in order of preference, and the ranks that read such ones.
+    """The executors that can produce a dataset, in order of preference, and the ranks that read such
+    datasets.
 
     Attributes:
-        ready: by team, ranks that may have something to look ahead to, by the deadline of that.
-        deferred: ranks that wait for a place at a cheaper executor, by the time when they can wait no more.
+        ready: by team, ranks that may have samples to look ahead to, by the deadline of those.
+        deferred: ranks that wait for a place at a cheaper executor, by the time until which they can wait.
 
     Args:
-        executors: they, the cheapest first.
-        restores: whether they are asked for records of the store, which takes them another time.
-        store_only: those that are for the store alone.
+        executors: the executors, cheapest first.
+        restores: whether they restore from the store, for which they have a latency of its own.
+        store_only: the executors for the store alone.
     """
 
     def __init__(
@@ -178,32 +180,30 @@ class EligibleExecutors:
         self._seen: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
-        """How long an executor takes for what it is asked for here."""
+        """Return the latency model for this group's kind of request."""
         return executor.latency_of(restore=self.restores)
 
     def places(self, now: float) -> int:
-        """How many more requests may be made."""
+        """Return how many more requests can be made."""
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
-        """Whether any of them takes one more request, if only for what lies in the store."""
+        """Return whether any executor takes one more request, if only for samples in the store."""
         return self.places(now) > 0 or any(each.places(now) > 0 for each in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
-        """How many more requests an executor may be given. One that was set aside is tried with a single
-        one.
-        """
+        """Return how many more requests an executor may get; one, as a trial, if it was set aside."""
         places = executor.places(now)
         if not self._is_set_aside(executor):
             return places
         return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
-        """How many functions have nothing to do, of executors that may be asked."""
+        """Return the number of idle functions at executors that may get requests."""
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Whether what :func:`pick` looks at has changed since it was asked last, time apart."""
+        """Return whether the inputs of :func:`pick`, except time, have changed since the last call."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
@@ -218,11 +218,11 @@ class EligibleExecutors:
         return changed
 
     def slow_s(self, samples: int) -> float | None:
-        """How long slow requests take: waiting for one executor, and then another, where there are several;
-        ``None`` before enough is known.
+        """Return how long slow requests take, in seconds: the sum over the executors, since a request may
+        wait for one and then another; ``None`` if too little is known.
         """
         models = [
-            # As long as it has only restored, that is what it does.
+            # Until it has decoded, its restores are the best estimate.
             executor.latency if executor.latency.answers or not executor.store else executor.store.latency
             for executor in (*self.executors, *self.store_only)
         ]
@@ -231,8 +231,8 @@ class EligibleExecutors:
         return sum(known_s) if known_s else None
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
-        """When a request to an executor becomes a straggler; of one that has never answered, when it would be
-        one at the slowest other, or after a while. ``None``: that cannot be said.
+        """Return the time after which a request becomes a straggler, in seconds, or ``None`` if it is
+        unknown. For an executor that has never answered, the slowest other one counts, or a default.
         """
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
@@ -241,11 +241,11 @@ class EligibleExecutors:
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
-        """Whether another executor, in good health, could do the same."""
+        """Return whether another healthy executor could do the same."""
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """When executors that take no more now may do so by the passing of time alone."""
+        """Yield the times at which executors that are full now may take more without an event."""
         for executor in (*self.executors, *self.store_only):
             if self.places_of(executor, now) > 0:
                 continue
@@ -255,17 +255,17 @@ class EligibleExecutors:
                 yield more_at_s
 
     def has_cheaper(self, than: ExecutorState) -> bool:
-        """Whether there is a cheaper executor than that one, in good health."""
+        """Return whether there is a cheaper healthy executor."""
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
-        """Until when an executor is left alone; not for long, where there is no better one."""
+        """Return until when an executor gets no requests; that is soon if there is no better one."""
         if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
 
     def is_sound(self, executor: ExecutorState) -> bool:
-        """Whether an executor is there, and not set aside."""
+        """Return whether an executor has capacity and is not set aside."""
         return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
 
     def _is_set_aside(self, executor: ExecutorState) -> bool:
@@ -273,9 +273,9 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """When ``samples`` are wanted: the first in ``slack_s``, not above 0 for what a reader waits for.
+    """The need for ``samples``: the first in ``slack_s`` seconds; at or below 0, a reader waits for it.
 
-    Only what is wanted ``soon`` does not wait while nobody knows how long requests take.
+    Only samples needed ``soon`` are requested without delay while latency is unknown.
     """
 
     slack_s: float = 0.0
@@ -291,11 +291,11 @@ def pick(
     other_than: int | None = None,
     failed_by: int | None = None,
 ) -> tuple[ExecutorState | None, float]:
-    """Pick who is to have the next request: the cheapest that is in time.
+    """Pick the cheapest executor that is in time for the next request; return it and 0 seconds.
 
-    Return ``None`` if nobody has a place for it, or if it can wait for one, and for how many seconds at most:
-    infinitely many, if only a place or an answer ends that. ``other_than`` gets it only if no other has a
-    place, ``failed_by`` only if no other is in good health.
+    Return ``None`` if no executor has a place, or if the request can wait for a cheaper one, with the longest
+    wait in seconds; infinity, if only a place or an answer can end it. ``other_than`` is the last choice
+    among free executors, ``failed_by`` is used only if no other is healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
@@ -303,12 +303,12 @@ def pick(
     free = [executor for executor in able if executors.places_of(executor, now) > 0]
     if not free:
         return None, math.inf
-    if deadline.slack_s <= 0:  # a reader waits: nothing is to be tried with that
+    if deadline.slack_s <= 0:  # a reader waits: no trials of executors that were set aside
         free = [executor for executor in free if executors.is_sound(executor)] or free
     elif cheaper := [each for each in able[: able.index(free[0])] if executors.is_sound(each)]:
         models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
-        # A slow request there and, since it may come to nothing, one here.
+        # Allow for a slow request there and, since it may fail, another one here.
         enough_s = sum(time_s for time_s in times_s if time_s is not None)
         if None in times_s and not deadline.soon:
             return None, math.inf
@@ -318,9 +318,7 @@ def pick(
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first: when its team's turn is, its deadline, and the ranks of which it is the
-    first.
-    """
+    """The ready rank that goes first: its team's turn, its deadline, and the queue that it heads."""
 
     turn: Turn
     deadline_s: float
@@ -331,8 +329,8 @@ class Fleet:
     """All executors, in order of preference.
 
     Args:
-        several: what is known of each, the cheapest first; at least one decodes.
-        store: whether there is one.
+        several: facts about each, the cheapest first; at least one decodes.
+        store: whether there is a store.
     """
 
     def __init__(self, several: Sequence[ExecutorFacts], *, store: bool = False) -> None:
@@ -349,7 +347,7 @@ class Fleet:
         self.eligible(frozenset())
 
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
-        """The executors but those of some numbers."""
+        """Return the group of all executors except those with the given numbers."""
         found = self._groups.get(ineligible)
         if found is None:
             able = [each for each in self.executors if each.decodes and each.number not in ineligible]
@@ -359,25 +357,26 @@ class Fleet:
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
-        """All that were asked for so far; that of all executors first."""
+        """All groups requested so far, the group of all executors first."""
         return tuple(self._groups.values())
 
     @property
     def capacity(self) -> int:
-        """Requests that executors take at once at most."""
+        """Maximum number of concurrent requests of all executors."""
         return sum(executor.concurrency.capacity for executor in self.executors)
 
     def limit(self, now: float) -> int:
-        """Requests that they take at once now."""
+        """Return how many concurrent requests all executors take now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
-        """Whether any request may be made."""
+        """Return whether any request can be made."""
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """The ready rank that goes first, of those whose executors have a place: of the team whose turn it
-        is, the one with the earliest deadline. ``turn`` is ``None`` for teams that may have nothing more.
+        """Return the ready rank that goes first among those whose executors have a place: in the team whose
+        turn it is, the one with the earliest deadline. ``turn`` returns ``None`` for teams that get nothing
+        more.
         """
         found: Soonest | None = None
         for eligible in self._groups.values():

@@ -1,8 +1,7 @@
-"""Jobs and their ranks: where every rank stands in its plan, and how fast it goes.
+"""Jobs and their ranks: each rank's place in its plan, and its pace.
 
 Batches are counted by *absolute position*: epoch times batches per epoch plus position in the epoch, so that
-looking ahead crosses epochs without a seam. What is done about a rank stands in
-:mod:`superdl.coordinator.core.ranks`.
+looking ahead crosses epochs seamlessly. Events change ranks in :mod:`superdl.coordinator.core.ranks`.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.timing import Pace
 
-_GAP_BATCHES = 64
-_LAPSED_S = 1e8
+_GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
+_LAPSED_S = 1e8  # added to due times: after all living jobs
 _ENDLESS = 2**63 - 1
-_BEYOND_SHARE_S = 1e7
+_BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
-"""A stall widens a cursor's look-ahead by so much, up to the most; a batch that was there narrows it."""
+"""Factors by which a stall widens a cursor's look-ahead and a complete batch narrows it, and the maximum."""
 
 
 @dataclass(slots=True)
 class JobCounters(WorkCounters):
-    """What a job has cost and gained so far; its dollars are the ledger's to tell."""
+    """Counters of a job's cost and work so far, except dollars, which the ledger has."""
 
     requests_in_flight: int = 0
 
 
 @dataclass(slots=True)
 class ClosedJobs:
-    """The account of all jobs that have closed."""
+    """Totals over all closed jobs."""
 
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
@@ -72,9 +71,9 @@ class CursorSpan(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What was absent when a rank looked at the batches from ``start`` to before ``stop``.
+    """Samples that were absent when a rank looked at the batches from ``start`` to before ``stop``.
 
-    Of samples that are to be tried again, ``alone`` and ``failed_by`` are those of their
+    For samples of a retry, ``alone`` and ``failed_by`` are those of the
     :class:`superdl.coordinator.core.queues.Retry`.
     """
 
@@ -88,12 +87,12 @@ class Ahead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where one rank stands in its job's plan.
+    """A rank's place in its job's plan.
 
-    All before ``watermark`` has been read. All before ``lookahead`` has been looked at, and what was absent
-    of it stands in ``pending`` (by position) or was requested. All before ``asked`` is known to the sampler.
-    ``caution`` says how much farther than needed it looks ahead: more after each stall, less and less without
-    one.
+    Batches before ``watermark`` have been read. Those before ``lookahead`` have been looked at; their absent
+    samples are ``pending`` (by position) or were requested. The sampler knows those before ``asked``.
+    ``caution`` is the factor by which the rank looks ahead farther than needed: it grows with each stall and
+    shrinks with each batch without one.
     """
 
     job: Job = field(repr=False)
@@ -106,16 +105,16 @@ class Cursor:
     last_read_s: float
     pace: Pace
     reach: int = 0
-    """All that the sampler has ever been given is before it."""
+    """Upper end of all that the sampler was ever given."""
     counted: int = 0
-    """All before it has been counted as reused or not."""
+    """Upper end of the batches counted as reused or not."""
     fresh: bool = True
-    """Nothing of it was read since it was opened, or sought out another place."""
+    """True until something is read after the cursor was opened or moved."""
     caution: float = 1.0
     lapsed: bool = False
-    """It has shown no sign of life lately."""
+    """True if it showed no sign of life within the lease."""
     sees_store: bool = False
-    """Its readers take what the store has straight from there."""
+    """True if its readers read stored samples directly from the store."""
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
@@ -123,11 +122,11 @@ class Cursor:
 
     @property
     def key(self) -> CursorKey:
-        """Its name, by job and rank."""
+        """The job's name and the rank."""
         return self.job.name, self.rank
 
     def seek(self, position: int, now: float) -> None:
-        """The sampler went elsewhere: all plans for this rank begin again at ``position``."""
+        """Restart all planning for this rank at ``position``, to which the sampler moved."""
         self.watermark = self.lookahead = self.asked = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()
@@ -136,16 +135,16 @@ class Cursor:
         self.pace.restart(now)
 
     def look_again(self) -> None:
-        """What was looked at may not be there any more: look at all of it again."""
+        """Look at the whole window again, since samples may have gone."""
         self.lookahead = self.watermark
         self.pending.clear()
 
     def put(self, ahead: Ahead) -> None:
-        """Add what was found absent, in the order of the plan."""
+        """Add absent samples, in plan order."""
         bisect.insort(self.pending, ahead, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """A batch was read; batches may be read out of order, and reports may be lost."""
+        """Record that a batch was read; reads may be out of order, and reports may be lost."""
         self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
@@ -167,7 +166,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past batches that were given out and are empty, of which no report tells."""
+        """Move the watermark past empty batches that were given out, since no report comes for them."""
         while self._has_nothing():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)
@@ -177,7 +176,7 @@ class Cursor:
         return self.watermark < self.asked and self.job.plan.is_empty(position, self.rank)
 
     def skip_to(self, position: int) -> None:
-        """All before ``position`` is done with, whether or not it was reported as read."""
+        """Treat all before ``position`` as read, even if it was not reported."""
         if position > self.watermark:
             self.watermark = position
             self.read_ahead = {read for read in self.read_ahead if read >= position}
@@ -185,16 +184,18 @@ class Cursor:
 
     @property
     def interval_s(self) -> float:
-        """Time between two of its batches."""
+        """Time between two batches, in seconds."""
         return self.pace.interval_s
 
     @property
     def next_ahead(self) -> int:
-        """The first position that is not known to be seen to."""
+        """The first position that still needs requests."""
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """When the job will want the first batch that is not known to be seen to; never, if nobody reads."""
+        """Return when the job will need its first batch that still needs requests; infinite for a job without
+        readers.
+        """
         if self.job.fill is not None:
             return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
@@ -213,22 +214,22 @@ class Job:
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
     fill: FillUp | None = None
-    """That nobody reads it, and how far it is to fill the cache or the store."""
+    """Set if the job has no readers: how far to fill the cache or the store."""
     is_full: str = ""
-    """Why it may fill no further."""
+    """The reason why it may fill no further."""
     beyond_share: bool = False
-    """Whether its team held more of the cache than its share, when memory was short last."""
+    """True if its team held more than its share of the cache when memory was last short."""
     straight: bool = False
-    """Whether all its readers see the store: then what lies there is wanted in the cache only where a reader
-    misses it.
+    """True if all its readers see the store: stored samples then go into the cache only if a reader misses
+    them.
     """
 
     def absolute(self, epoch: int, position: int) -> int:
-        """The absolute position of a batch."""
+        """Return the absolute position of a batch."""
         return epoch * self.plan.batches_per_epoch + position
 
     def epoch_and_position(self, absolute: int) -> tuple[int, int]:
-        """The inverse of :meth:`absolute`."""
+        """Invert :meth:`absolute`."""
         return divmod(absolute, self.plan.batches_per_epoch)
 
     @property
@@ -238,17 +239,17 @@ class Job:
         return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
     def samples_of(self, epoch: int) -> SetKey:
-        """The sample set that this job reads in ``epoch``."""
+        """Return the sample set that this job reads in ``epoch``."""
         return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
 
     @property
     def lapsed(self) -> bool:
-        """Whether no rank of it has shown a sign of life lately."""
+        """True if none of its ranks showed a sign of life within the lease."""
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
-        """A rank has come or gone, or its readers see the store now, or do not; what was passed over because
-        it lies there is looked at again.
+        """Update ``straight`` after a rank joined or left or its view of the store changed. If it is no
+        longer set, look again at the stored samples that were skipped.
         """
         was_straight = self.straight
         self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
@@ -278,16 +279,18 @@ class Job:
         return min(cursor.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
-        """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out.
+        """Return the seconds until batches this far ahead of the slowest rank are needed; 0 for those given
+        out.
 
-        A job that shows no sign of life wants everything after all others, and before it one of a team that
-        holds more than its share.
+        A job without signs of life comes after all others, and just before it a job of a team that holds more
+        than its share.
         """
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S
         if self.beyond_share:
             seconds += _BEYOND_SHARE_S
+        # Batches given out may be read at any moment.
         places = batches + self.watermark
         for low, end in {
             (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living

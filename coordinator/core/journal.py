@@ -1,8 +1,8 @@
-"""What is kept for people: what happened to a batch, why readers had to wait, whether the cache thrashes.
+"""Records for users: a batch's history, the causes of stalls, and signs of thrash.
 
-Nothing is decided by it. Notes are kept while there is room: of ranks (a page was given out, batches were
-looked at, a reader missed or read one), and the newest requests. What that means is worked out in
-:mod:`superdl.coordinator.core.diagnosis`.
+No decision depends on them. Notes on ranks are kept as long as there is room (a page was given out, batches
+were looked at, a reader missed or read one), and so are the newest requests.
+:mod:`superdl.coordinator.core.diagnosis` interprets them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 NOTES_PER_RANK = 256
 _RECENT_STALLS = 1024
-"""So many stalls of a job are remembered one by one; all are in its totals."""
+"""Number of stalls kept individually for each job; the totals include all."""
 
-_WAITS_MAX = 8192
-_HALF_LIFE_S = 60.0
-_SHARE_HIGH = 0.02
-_SHARE_LOW = 0.01
-_SAMPLES_LEAST = 500.0
+_WAITS_MAX = 8192  # open stalls, as the report that ends one may be lost
+_HALF_LIFE_S = 60.0  # of the counts of needed and dropped samples
+_SHARE_HIGH = 0.02  # share of needed samples dropped before, at which thrash begins
+_SHARE_LOW = 0.01  # share below which thrash ends
+_SAMPLES_LEAST = 500.0  # fewer show nothing
 
 
 class NoteKind(enum.Enum):
-    """What can happen to the batches of a rank, in words; ``{}`` is the note's number."""
+    """The events in a rank's batch history; ``{}`` is replaced by the note's number."""
 
     PLANNED = "the sampler was told of it"
     LOOKED = "looked ahead to it, with its neighbours: {} samples were absent"
@@ -41,7 +41,7 @@ class NoteKind(enum.Enum):
 
 
 class BatchNote(NamedTuple):
-    """Something happened to the batches from ``start`` to before ``stop``, in absolute positions."""
+    """A note on the batches from ``start`` to before ``stop``, in absolute positions."""
 
     at_s: float
     kind: NoteKind
@@ -51,32 +51,32 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.Enum):
-    """Why a batch was late; users see what `super_wire.waits` makes of the value."""
+    """The reasons why a batch can be late; `super_wire.waits` maps the values to names for users."""
 
     COLD_START = "cold_start"
-    """Functions were starting, or the job itself: nothing can be ahead of its first batches."""
+    """Functions were starting, or the job itself: nothing can be ready before its first batches."""
     THROTTLE = "throttle"
-    """Executors took fewer requests at once than they have functions."""
+    """Executors took fewer concurrent requests than they have functions."""
     SOURCE = "source"
-    """Functions were at work, and waited for objects more than they decoded."""
+    """Functions were busy, more with waiting for objects than with decoding."""
     STORE = "store"
-    """Its samples lie in the store and were on their way into the cache."""
+    """Its samples are in the store and were on their way into the cache."""
     DECODE = "decode"
-    """Functions were at work, decoding most of the time."""
+    """Functions were busy, decoding most of the time."""
     RETRY = "retry"
-    """Its samples had failed and waited for another attempt."""
+    """Its samples had failed and waited for a retry."""
     CACHE_MEMORY = "cache_memory"
     """The cache had no room for its samples, or had lost them."""
     SPENDING = "spending"
-    """Near a cap on spending only what a reader waits for is produced."""
+    """Near a spending cap, only samples that a reader waits for are produced."""
     LATE_PLANNING = "late_planning"
-    """Functions had nothing to do, and yet its samples had not been asked for."""
+    """Functions were idle, and yet its samples had not been requested."""
     UNKNOWN = "unknown"
     """The report of its first miss was lost."""
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position; ``wait_us`` between its attempts."""
+    """A batch that a reader waited for, by rank, epoch and position; ``wait_us`` is between its attempts."""
 
     rank: int
     epoch: int
@@ -87,7 +87,7 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """What functions have answered for a dataset so far."""
+    """The work of functions for a dataset, from their answers so far."""
 
     answers: int = 0
     cold_starts: int = 0
@@ -98,7 +98,7 @@ class Work:
     store_us: int = 0
 
     def add(self, answer: RequestDone, kind: RequestKind) -> None:
-        """A function has answered."""
+        """Add a function's answer."""
         self.answers += 1
         self.cold_starts += answer.cold_start
         if not kind.decodes:
@@ -109,20 +109,20 @@ class Work:
         self.duration_us += answer.duration_us
 
     def since(self, earlier: Work) -> Work:
-        """What came after ``earlier``."""
+        """Return the work done after ``earlier``."""
         return Work(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
     @property
     def waits_for_the_source(self) -> bool:
-        """Whether the source is what keeps functions from more. They fetch several objects at once, so that
-        the sum of those times alone says little: decoding must leave them half of their time too.
+        """True if the source limits the functions. They fetch several objects at once, so summed fetch times
+        alone prove little: decoding must also leave half of the duration.
         """
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 
 @dataclass(slots=True)
 class JobStalls:
-    """A job's stalls: how many and how long by cause, and the newest one by one."""
+    """A job's stalls: count and time by cause, and the newest ones individually."""
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class JobStalls:
         self.recent.append(stall)
 
     def by_wait(self) -> dict[str, tuple[int, int]]:
-        """Batches and microseconds by the name that users see (`super_wire.waits`)."""
+        """Return batches and microseconds by the name that users see (`super_wire.waits`)."""
         totals: dict[str, tuple[int, int]] = {}
         for cause, count in self.batches.items():
             batches, wait_us = totals.get(name := wait_for(cause.value), (0, 0))
@@ -144,7 +144,7 @@ class JobStalls:
 
 
 class _FirstMiss(NamedTuple):
-    """What was known when a reader first missed samples of a batch; ``cause`` where that alone decides."""
+    """The state at the first miss of a batch; ``cause`` is set if that alone decides it."""
 
     cause: Cause | None
     work: Work
@@ -152,23 +152,23 @@ class _FirstMiss(NamedTuple):
 
 @dataclass(slots=True)
 class Stalls:
-    """Batches that readers wait for now, the oldest first, and the work of functions by dataset."""
+    """Batches that readers wait for now, oldest first, and the functions' work by dataset."""
 
     waits: dict[BatchPlace, _FirstMiss] = field(default_factory=dict)
     works: dict[bytes, Work] = field(default_factory=dict)
 
     def work_for(self, dataset: bytes) -> Work:
-        """What functions have answered for a dataset."""
+        """Return the functions' work for a dataset."""
         return self.works.setdefault(dataset, Work())
 
     def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
-        """A reader misses samples of a batch for the first time."""
-        if len(self.waits) >= _WAITS_MAX:  # of readers that never told the end
+        """Note the first miss of a batch by a reader."""
+        if len(self.waits) >= _WAITS_MAX:  # by readers that never reported completion
             del self.waits[next(iter(self.waits))]
         self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
 
     def record_lost(self, place: BatchPlace) -> None:
-        """The cache does not hold what was believed to be there for a reader."""
+        """Blame cache memory for a stall: the cache lost samples that were thought resident."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
             self.waits[place] = first._replace(cause=Cause.CACHE_MEMORY)
@@ -176,7 +176,9 @@ class Stalls:
 
 @dataclass(slots=True)
 class _Fading:
-    """What jobs came to need of a dataset lately, and how much of it had been dropped before."""
+    """The samples of a dataset that jobs needed and those that had been dropped before, with exponential
+    decay.
+    """
 
     needed: float = 0.0
     again: float = 0.0
@@ -184,7 +186,7 @@ class _Fading:
     thrashing: bool = False
 
     def note(self, needed: int, again: int, now: float) -> bool:
-        """Whether that begins to be thrash."""
+        """Add samples, and return whether thrash begins."""
         fading = 0.5 ** ((now - self.at_s) / _HALF_LIFE_S)
         self.needed, self.again = self.needed * fading + needed, self.again * fading + again
         self.at_s = now
@@ -196,25 +198,25 @@ class _Fading:
 
 @dataclass(slots=True)
 class Thrash:
-    """How much of what jobs come to need had been dropped before; what is long ago counts less and less."""
+    """The share of needed samples that had been dropped before; old samples count less and less."""
 
     reproduced_samples: int = 0
-    """Since the start, those of random recipes included."""
+    """Count since the start, random recipes included."""
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
     def needed(self, dataset: bytes, samples: int, now: float) -> None:
-        """A job has come to samples of a dataset, whether or not they are there."""
+        """Count samples that a job needs, present or not."""
         self._datasets.setdefault(dataset, _Fading()).note(samples, 0, now)
 
     def produced_again(self, dataset: bytes, samples: int, now: float) -> bool:
-        """Samples are asked for that were dropped before; whether that begins to be thrash."""
+        """Count requested samples that had been dropped before, and return whether thrash begins."""
         return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
 
     def forget(self) -> None:
-        """Other jobs are there than were: whether those thrash is to be seen."""
+        """Start over: the set of jobs changed, and the new one may not thrash."""
         self._datasets.clear()
 
     @property
     def thrashing(self) -> bool:
-        """Whether any dataset's samples are dropped and produced again."""
+        """True if any dataset's samples are dropped and produced again."""
         return any(dataset.thrashing for dataset in self._datasets.values())

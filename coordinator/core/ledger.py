@@ -1,11 +1,11 @@
-"""The account of money: what was spent, split over the jobs that used it, and what may still be spent.
+"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent.
 
-What functions cost is kept by dataset, since any job may use what was produced for another. A dataset's
-costs are split over its jobs in proportion to the samples that each has read; before anything is read, in
-proportion to what was produced for each. What costs by the hour is split evenly over the jobs that are
-there. So shares move while jobs read, and their sum is always what was spent.
+The cost of functions is kept by dataset, since any job may use what was produced for another. A dataset's
+costs are split over its jobs in proportion to the samples that each has read; before any are read, in
+proportion to those produced for each. Hourly costs are split evenly over the jobs present. So shares move
+while jobs read, and their sum is always the amount spent.
 
-What is paid for is kept apart from the start (:class:`Costs`), so that nobody has to work it out again.
+Costs are kept by kind from the start (:class:`Costs`), so they need not be worked out later.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import Prices
 
 NOBODY = ""
-"""Bears what was spent while no job was there, or for jobs beyond number."""
+"""Account for costs while no job was present, or of jobs beyond the maximum number."""
 
 _GB = 2**30
 _HOUR_S = 3600.0
-_WINDOW_S = 60.0
-_SLICE_S = 1.0
-_SAVED_S = 300.0
-_SOFT_SHARE = 0.9
+_WINDOW_S = 60.0  # over which the rate of spending is measured
+_SLICE_S = 1.0  # costs within it share an entry
+_SAVED_S = 300.0  # of the hourly cap's money that may be saved up
+_SOFT_SHARE = 0.9  # of max_usd, from which on only readers are served
 _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
 UNPRICED_REQUESTS = 4
-"""So many requests at most are in flight at an executor before the first bill, where money is capped."""
+"""Maximum number of requests in flight at an executor before its first bill, if there is a spending cap."""
 
 
 class Spending(enum.StrEnum):
-    """How freely money may be spent."""
+    """The degree to which money may be spent."""
 
     FREELY = ""
     SLOWED = "slowed"
-    """Only what readers wait for."""
+    """Only for samples that readers wait for."""
     STOPPED = "stopped"
-    """Nothing more."""
+    """Not at all."""
 
 
 @dataclass(slots=True)
 class Costs:
-    """US dollars by what is paid for.
+    """US dollars by kind of cost.
 
     ``functions_usd``: invocations and their memory times duration; ``source_requests_usd``: GETs;
     ``store_requests_usd``: GETs and PUTs of the store; ``transfer_usd``: bytes out of the source, into the
     cache and out of it; ``cache_usd`` and ``coordinator_usd``: by the hour, used or not; ``trainers_usd``:
-    training machines, which no coordinator knows of and a bill adds; ``earlier_usd``: what coordinators
-    before this one have spent, in one sum.
+    training machines, which the coordinator does not know and a bill adds; ``earlier_usd``: the total spent
+    by previous coordinators.
     """
 
     functions_usd: float = 0.0
@@ -69,19 +69,19 @@ class Costs:
     earlier_usd: float = 0.0
 
     def add(self, other: Costs, share: float = 1.0) -> None:
-        """Add a share of other costs; a negative one takes them away."""
+        """Add a share of other costs; a negative share subtracts."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + share * getattr(other, name))
 
     @property
     def usd(self) -> float:
-        """All of them together."""
+        """The sum of all kinds."""
         return math.fsum(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(slots=True)
 class _Pool:
-    """The costs of one dataset, and who has what part in them."""
+    """The costs of one dataset, and each job's share."""
 
     costs: Costs = field(default_factory=Costs)
     used: dict[str, int] = field(default_factory=dict)
@@ -98,14 +98,14 @@ class _Pool:
 
 
 class Ledger:
-    """What was spent, by whom, and how fast.
+    """Spending: the amount, its split among jobs, and its rate.
 
     Args:
-        prices: of each unit, by the executor's number. Each says what its own use costs by the hour; reading
-            is no single executor's, so the highest price holds.
+        prices: unit prices, by the executor's number. Each has its own hourly costs; reading belongs to no
+            executor, so the highest price counts.
         max_usd: the hard cap.
-        max_usd_per_hour: beyond it nothing is spent on what nobody waits for.
-        spent_usd: what was spent before; it counts for the hard cap, and no job bears it.
+        max_usd_per_hour: beyond this rate, money goes only to samples that readers wait for.
+        spent_usd: the amount spent before; it counts for the hard cap, and no job bears it.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class Ledger:
         self._per_s = max_usd_per_hour / _HOUR_S
         self.capped = min(max_usd, max_usd_per_hour) < math.inf
         self.spending = Spending.FREELY
-        """How freely money may be spent, when that was looked at last."""
+        """The result of the last :meth:`watch`."""
         self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
         self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
-        """What each job bears alone: its hours, once it has ended, and its reading."""
+        """Costs that each job bears alone: its hours, once it has ended, and its reading."""
         self._present: dict[str, float] = {}
         self._hours_usd = 0.0
-        """What one job that was always there would have paid for hours."""
+        """The hourly costs of a hypothetical job that was always present."""
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)
@@ -155,16 +155,16 @@ class Ledger:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
 
     def _hours(self, usd: float) -> Costs:
-        """What is paid by the hour, taken apart."""
+        """Split hourly costs into those of the cache and of the coordinator."""
         coordinator_usd = usd * self._coordinator_share
         return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
     def joined(self, job: str) -> None:
-        """A job is there."""
+        """Add a job to those that share hourly costs."""
         self._present.setdefault(job, self._hours_usd)
 
     def left(self, job: str) -> None:
-        """A job has ended."""
+        """Remove a job, and settle its hourly costs."""
         since = self._present.pop(job, None)
         if since is not None:
             name = job if len(self._own) < _JOBS_MAX else NOBODY
@@ -183,7 +183,7 @@ class Ledger:
         store_gets: int = 0,
         store_puts: int = 0,
     ) -> float:
-        """A function was invoked; returns what that cost."""
+        """Bill an invocation of a function; return its cost in US dollars."""
         prices = self._prices[executor]
         functions_usd = prices.invocation + prices.gb_s * gb_s
         gets_usd = prices.source_request * source_requests
@@ -203,7 +203,7 @@ class Ledger:
         return usd
 
     def produced(self, dataset: bytes, job: str, samples: int, usd: float, executor: int = 0) -> None:
-        """Samples were produced for a job, by an executor, at that cost."""
+        """Record samples produced for a job by an executor at a cost of ``usd``."""
         if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
@@ -215,10 +215,11 @@ class Ledger:
         self._sample_usd[executor] += (each - known_usd) * (_SMOOTHING if known_usd else 1.0)
 
     def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
-        """A job has read samples."""
+        """Record samples that a job has read, and bill their transfer."""
         if not samples or not self._billed:
             return
         pool = self._pools.setdefault(dataset, _Pool())
+        # Samplers choose the names of jobs, so bound their number.
         name = job if job in pool.used or len(pool.used) < _JOBS_MAX else NOBODY
         pool.used[name] = pool.used.get(name, 0) + samples
         pool.used_total += samples
@@ -228,7 +229,7 @@ class Ledger:
             self._count(usd, now)
 
     def job_costs(self, job: str) -> Costs:
-        """What a job, open or ended, has to bear until now."""
+        """Return the costs until now of a job, open or ended."""
         costs = replace(self._own.get(job, Costs()))
         if job in self._present:
             costs.add(self._hours(self._hours_usd - self._present[job]))
@@ -238,27 +239,27 @@ class Ledger:
         return costs
 
     def spent(self) -> Costs:
-        """What was spent until now, found without asking who bears it."""
+        """Return all costs until now, without splitting them among jobs."""
         total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
         for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
             total.add(costs)
         return total
 
     def jobs(self) -> set[str]:
-        """All that bear anything."""
+        """Return all jobs that bear costs."""
         names = {NOBODY, *self._own, *self._present}
         for pool in self._pools.values():
             names.update(pool.used, pool.produced)
         return names
 
     def usd_per_hour(self, now: float) -> float:
-        """How fast money was spent in the last minute."""
+        """Return the rate of spending over the last minute, in US dollars per hour."""
         self._expire(now)
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """See how freely money may be spent, while so many requests and samples are in flight, by executor,
-        which count as paid for; what people need to know when that gets less.
+        """Update ``spending``, and return a warning now and then while it is restricted. ``in_flight`` has
+        requests and samples by executor; they count as paid for.
         """
         if not self.capped:
             return None
@@ -277,7 +278,7 @@ class Ledger:
         )
 
     def refusal(self) -> str:
-        """Why a reader gets nothing more at the hard cap, and how to go on."""
+        """Explain to a reader why the hard cap stops production, and how to go on."""
         return (
             f"{self.total_usd:.4f} USD are spent on this cache, by coordinators before a restart too, and "
             f"max_usd is {self._max_usd:g}, which a request more might pass: to go on, start the coordinator "
@@ -294,14 +295,14 @@ class Ledger:
         return Spending.FREELY
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """When the cap by the hour alone will let money be spent freely again; ``None`` if it does now."""
+        """Return when the hourly cap alone will allow free spending again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
     def committed_usd(self, in_flight: Sequence[tuple[int, int]]) -> float:
-        """What requests in flight will cost, as far as is known."""
+        """Return the known or estimated cost of requests in flight."""
         return sum(
             max(requests * self._each_usd(executor), samples * self._sample_usd[executor])
             for executor, (requests, samples) in enumerate(in_flight)
@@ -309,7 +310,7 @@ class Ledger:
 
     @property
     def request_usd(self) -> float:
-        """What one more request may cost, as far as is known."""
+        """The known or estimated cost of one more request."""
         return max(map(self._each_usd, range(len(self._prices))))
 
     def _each_usd(self, executor: int) -> float:

@@ -1,4 +1,4 @@
-"""How far a rank looks ahead, and what it finds there that must be asked for."""
+"""Look-ahead: the length of a rank's window, and the samples in it that must be requested."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 WINDOW_SHARE = 0.5
-"""Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
+"""Share of the budget that all look-ahead windows together may fill; the rest keeps samples that recur."""
 
-_SAFETY = 2.0
+_SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
-_SPAN_BATCHES = 8
+_SPAN_BATCHES = 8  # looked at together
 _STRIDE_SHARE = 4
-_FILL_AUDITS = 8
+_FILL_AUDITS = 8  # most unanswered audits of a job that fills
 LEAST_BATCHES = 2
-"""Beyond what the sampler has given out, so much is looked ahead at the least."""
+"""Minimum look-ahead in batches beyond what the sampler has given out."""
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
-    """Where looking ahead ends: as many batches ahead as the job will read while a slow request is answered
+    """Return the end of the look-ahead: as many batches ahead as the job reads during a slow request
     (Little's law), bounded by settings and by this rank's share of the budget.
 
-    It is beyond what the sampler has given out, for which readers wait, however long the reports of reading
-    stay away.
+    It is beyond what the sampler has given out, since readers wait for that, however late read reports are.
     """
     job = cursor.job
-    if job.fill is not None:  # nobody reads it: one epoch, as far as the cache has answered
+    if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
         asked = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
         unanswered = sum(asker.job == job.name for asker in asked)
@@ -51,18 +50,18 @@ def _window_end(state: State, cursor: Cursor) -> int:
 
 
 def share_of(batches: int, scarcity: float) -> int:
-    """How many of the batches that a rank would look ahead there is room for."""
+    """Return how many of a rank's ``batches`` fit into its share of the budget."""
     return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
 def _stride(cursor: Cursor, end: int) -> int:
-    """Looking at several batches at once is much cheaper: a few are left until there are more."""
+    """Return the number of batches below which a rank waits: looking at several at once is much cheaper."""
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Batches that the job will read in the time of a slow request, with some to spare, but no more than are
-    allowed; that many without measurements.
+    """Return how many batches the job reads during a slow request, plus spares, at most
+    ``lookahead_batches``; exactly that many without measurements.
     """
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
@@ -74,10 +73,10 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """The next absent samples in the rank's window, the first that are pending; ``None`` if all is seen to.
+    """Return the next absent samples in a rank's window, pending ones first; ``None`` if there are none.
 
-    The look-ahead moves over what is resident or on its way. What nobody has asked the cache about is
-    audited first, and returns to the rank if it is absent.
+    The look-ahead passes over samples that are resident or on their way. Samples in an unknown state are
+    audited first, and come back to the rank if they are absent.
     """
     job = cursor.job
     while True:
@@ -88,7 +87,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             return None
         while cursor.pending:
             ahead = cursor.pending[0]
-            if ahead.stop > cursor.watermark:  # else it was read without us
+            if ahead.stop > cursor.watermark:  # else it was read meanwhile
                 samples = state.set_of(ahead.samples)
                 absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
@@ -115,12 +114,12 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # else it comes to no pack
+        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # else it would never be saved
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
         cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
         asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
-        if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this rank too
+        if (states == SampleState.CHECKING).any():  # this rank, too, needs the absent ones
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
         audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)

@@ -1,4 +1,4 @@
-"""Where the samples of one dataset stand among those of a mix."""
+"""The slots of one dataset in a mix."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
 
 SLOTS_MAX: Final = 2**31 - 2**24
-"""Most samples in an epoch of a mix: products of two such numbers, with padding, fit into 63 bits."""
+"""Maximum number of samples in an epoch of a mix: the product of two, with padding, fits into 63 bits."""
 
 
 class Mixing:
-    """Where the samples of one dataset stand among the slots of a mix: a function of the counts of an epoch.
+    """The slots of one dataset in a mix, as a function of the counts per epoch.
 
-    The first dataset takes its share of the slots, evenly spaced; the second its share of those that are
-    left, and so on. So any run of slots has of each dataset what its count says, to within one sample for
-    each dataset before it and itself, and the whole has exactly the counts. Global batches are runs of slots,
-    and so are the parts of a rank: how many ranks share a batch changes nothing of what is in it.
+    The first dataset takes its share of the slots, evenly spaced; the second its share of those left, and so
+    on. So any run of slots has each dataset in proportion, to within one sample for each dataset before it
+    and itself, and the whole epoch has exactly the counts. Global batches and the ranks' parts are runs of
+    slots: the number of ranks does not change the contents of a batch.
 
     Args:
         counts: samples of each dataset in an epoch, in the order of the mix.
-        member: which of them is meant.
-        run: so many slots in a row are of one dataset; it divides the counts.
+        member: the place of this dataset among them.
+        run: number of consecutive slots with the same dataset; it divides the counts.
 
     Raises:
         PlanError: there is no such dataset, one has no sample, all have too many, or runs are not whole.
@@ -38,7 +38,7 @@ class Mixing:
         if not 0 <= member < len(counts):
             raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
         self.slots = sum(counts)
-        """Of an epoch."""
+        """Number of slots in an epoch."""
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
                 f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
@@ -47,9 +47,9 @@ class Mixing:
         if run < 1 or any(count % run for count in counts):
             raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
         self.count, self._run = counts[member], run
-        """Of its slots, those of this dataset."""
+        """Number of an epoch's slots that belong to this dataset."""
         self._others: list[tuple[int, int]] = []
-        """What each dataset before this one takes, and out of how many."""
+        """The slots that each dataset before this one takes, and the number it takes them from."""
         left = self.slots // run
         for count in counts[:member]:
             self._others.append((count // run, left))
@@ -57,7 +57,7 @@ class Mixing:
         self._own, self._left = self.count // run, left
 
     def before(self, slots: Ints) -> Ints:
-        """Return how many of so many slots, from the first on, are its own; epochs follow one another."""
+        """Return how many of the first ``slots`` slots belong to this dataset; epochs follow one another."""
         if self._run == 1:
             return self._runs_before(slots)
         runs, rest = np.divmod(slots, self._run)
@@ -71,7 +71,7 @@ class Mixing:
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of its samples, counted from the first: the inverse of :meth:`before`."""
+        """Return the slots of this dataset's samples, counted from the first; inverts :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
         for count, left in reversed(self._others):

@@ -1,18 +1,18 @@
-"""Neighbours: what lies beside a wanted sample in one object, and comes along with the same GET.
+"""Neighbours: samples beside a requested one in the same object, which the same GET can fetch.
 
-Where samples are members of shards, a *run* is those that follow one another in some MiB of one object. With
-a global shuffle they are wanted at random times, each with a GET of its own. So a request for some of a run
-takes along what is absent of it, and a cold epoch takes about one GET for each run.
+If samples are members of shards, a *run* is a sequence of them within some MiB of one object. With a global
+shuffle they are needed at random times, each with a GET of its own. So a request for part of a run also takes
+the run's other absent samples, and a cold epoch takes about one GET per run.
 
-What comes along is wanted late, and must harm nothing that is wanted sooner:
+Neighbours are needed late, and must not delay anything that is needed sooner:
 
-* It keeps until it is wanted: the cache has room for all that recurs, or the store takes what is decoded. Of
-  a random recipe there must be room for the whole epoch beside that.
-* The first look-ahead of a rank goes without, and so does what a reader misses, as always a retry.
-* It must be in time with all that comes along. Where readers wait again and again this cannot be; there
-  neighbours come once all that is left takes functions less than half a minute. Else the readers of a large
-  dataset would wait for most of it, as one batch has samples of very many runs.
-* The dearer of several executors takes nothing along, and no more is on its way than looking ahead may fill.
+* They must stay until they are needed: the cache has room for all that recurs, or the store takes what is
+  decoded. For a random recipe there must also be room for the whole epoch.
+* A rank's first look-ahead takes none, and neither do samples that a reader misses, nor, as always, retries.
+* The request must be in time with all its neighbours. If readers wait again and again this is impossible;
+  then neighbours come once functions need less than half a minute for all that is left. Otherwise the readers
+  of a large dataset would wait for most of it, as one batch has samples of very many runs.
+* The more expensive of several executors takes none, and no more is in flight than look-ahead may fill.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 RUN_BYTES = 16 * 2**20
-"""Of an object, what is fetched with one GET at most."""
+"""Maximum number of an object's bytes fetched with one GET."""
 
 _SLACK_SHARE = 0.5
-"""Of the time until the first is wanted, what a request may take."""
+"""Share of the time until the first sample is needed that a request may take."""
 
 _SOON_DONE_S = 30.0
-"""A quarter of what a reader waits for a batch, unless it is told otherwise."""
+"""A quarter of the default time that a reader waits for a batch."""
 
 
 def runs_of(
@@ -53,21 +53,22 @@ def runs_of(
     *,
     whole: Bools | None = None,
 ) -> Ints | None:
-    """The places in a catalog where runs begin, ascending, the first of them 0; ``None`` if no run has two.
+    """Return the places in a catalog where runs begin, ascending from 0; ``None`` if every run is one sample.
 
     A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
-    read, unless a sample has more than half of that. What is read whole, a row group, is a run.
+    read, unless a sample has more than half of that. A row group, which is read whole, is a run.
 
     Args:
-        objects: integers ``[n]``, which object each sample lies in; those of one object stand together.
-        offsets: integers ``[n]``, where in it each sample begins, ascending in each object.
+        objects: integers ``[n]``, the object of each sample; equal ones are adjacent.
+        offsets: integers ``[n]``, where each sample begins in it, ascending in each object.
         lengths: integers ``[n]``, bytes of each sample.
-        run_bytes: what one GET brings at most.
-        whole: bools ``[n]``, which samples are rows: their offsets are the numbers of row groups.
+        run_bytes: maximum number of bytes of one GET.
+        whole: bools ``[n]``, samples that are rows: their offsets are the numbers of row groups.
     """
     if not objects.size:
         return None
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
+    # A window and a sample that begins at its end are at most run_bytes together.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
     windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
     begins = np.ones(objects.size, dtype=np.bool_)
@@ -86,18 +87,18 @@ def with_their_neighbours(
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Of what is to be decoded, the first with what is absent of their runs, or ``wanted`` as it is.
+    """Return the first samples to decode with the absent rest of their runs, or ``wanted`` unchanged.
 
-    All but what is returned is left for later.
+    Whatever is not returned is left for later.
 
     Args:
-        state: all that is known.
-        executor: who is to decode.
+        state: the core's state.
+        executor: the executor that decodes.
         cursor: the rank that looks ahead.
         key: the sample set.
-        wanted: absent samples, the first wanted first; as many as a request takes, for which there is room.
-        slack_s: the time until the first is wanted, infinite if it cannot be in time.
-        later_than_s: what is needed later than that may be dropped for it.
+        wanted: absent samples, most urgent first; as many as a request takes, and there is room for them.
+        slack_s: the time until the first is needed, infinite if it cannot be in time.
+        later_than_s: samples needed later than this may be dropped to make room.
         now: the time.
     """
     runs = state.datasets[key.dataset].runs
@@ -120,8 +121,10 @@ def with_their_neighbours(
 
 
 def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
-    """The runs of the first that are wanted, until they are as many samples as these: of each run, in the
-    order of the catalog, what is wanted and what else is absent that a job will want and nobody suspects.
+    """Return whole runs of the first requested samples, until they are at least as many samples.
+
+    Each run, in catalog order, has its requested samples and the other absent ones that a job will need and
+    that have never failed.
     """
     most = state.most_samples(samples.key)
     taken, left = wanted[:0], wanted
@@ -143,7 +146,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """From where to where the run of a sample goes; of a run of more than ``most``, the equal part."""
+    """Return the bounds of a sample's run; if it has more than ``most``, those of the sample's equal part."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -152,14 +155,14 @@ def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
 
 
 def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> float:
-    """In what time functions could produce all that is neither in the cache nor in the store."""
+    """Return the seconds that functions need for all samples that are neither cached nor stored."""
     missing = samples.state.size - max(samples.resident_count, samples.stored_count)
     functions = sum(one.concurrency.capacity for one in state.eligible_for(samples.key.dataset).executors)
     return missing * executor.latency.sample_s / max(functions, 1)
 
 
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
-    """Whether what is decoded early need not be decoded again."""
+    """Return whether samples that are decoded early will not have to be decoded again."""
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True

@@ -54,7 +54,7 @@ _HALF: Final = np.uint64(32)
 class Permutation:
     """A bijection of ``range(size)``, chosen by ``key``.
 
-    Equal sizes and keys give equal permutations, everywhere and for ever.
+    Equal sizes and keys give equal permutations, on every machine and in every release.
 
     Args:
         size: Number of elements, 1 to `SIZE_MAX`.
@@ -100,16 +100,16 @@ def order_of(size: int, seed: int, epoch: int) -> Permutation:
 
 
 def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
-    """Return 32 bytes that each purpose, seed and epoch has of its own."""
+    """Return 32 bytes that are unique to a purpose, seed and epoch."""
     fields = seed.to_bytes(16, "little", signed=True) + epoch.to_bytes(16, "little")
     return blake2b(fields, digest_size=32, person=purpose).digest()
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, without a copy where they already are.
+    """Return ``values`` as int64, without a copy if they already are.
 
     Raises:
-        PlanError: If one of them, called ``name`` in the message, is not an integer in ``range(size)``.
+        PlanError: If a value, called ``name`` in the message, is not an integer in ``range(size)``.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "iu":

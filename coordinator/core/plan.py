@@ -1,4 +1,4 @@
-"""Which samples form which batch on which rank: a pure function of its arguments and the epoch.
+"""The plan: the batches of every rank, as a pure function of the arguments and the epoch.
 
 * The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order if
   ``shuffle`` is False). An *order position* is a place in it, an *index* is a sample of the catalog.
@@ -6,21 +6,21 @@
   covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its ``r``-th contiguous slice. A
   *position* is the number of a global batch within its epoch.
 
-The last global batch is short when ``G`` does not divide ``size``. ``drop_last`` leaves it out. Else it is
-padded to a multiple of the ranks, with the samples that open the same epoch, as torch's DistributedSampler
+The last global batch is short if ``G`` does not divide ``size``. ``drop_last`` leaves it out. Otherwise it is
+padded to a multiple of the ranks with the first samples of the same epoch, as torch's DistributedSampler
 does. The padding is flagged; each index that is not flagged is delivered at most once per epoch.
 
-Where an epoch is not each sample once, its order is one of *draws* (:mod:`superdl.coordinator.core.drawing`),
-and all else holds for them. Where draws are repeated, each repetition has an order position of its own, and
-rank ``r`` takes every ``replicas``-th position of the global batch from its ``r``-th on, so that repetitions
-go to different ranks.
+If an epoch is not simply each sample once, its order is one of *draws*
+(:mod:`superdl.coordinator.core.drawing`), and everything else applies to them. If draws are repeated, each
+repetition has its own order position, and rank ``r`` takes every ``replicas``-th position of the global
+batch, starting at its ``r``-th, so that repetitions go to different ranks.
 
-Where a user's sampler drew the order of an epoch (:attr:`~superdl.super_wire.draws.Draws.lengths`), batches
-have the lengths that it gave them, there is one rank, and nothing is known of other epochs.
+If a user's sampler drew the order of an epoch (:attr:`~superdl.super_wire.draws.Draws.lengths`), batches have
+the lengths that it gave them, there is one rank, and other epochs are unknown.
 
-Where the job is one of a *mix*, an epoch has *slots*, as many as samples of all its datasets together. A
-global batch is ``G`` slots, and a rank takes its slice of them: the plan has what of that is its dataset's.
-Such parts differ in length, and may be empty.
+If the job is one of a *mix*, an epoch has as many *slots* as all its datasets have samples together. A global
+batch is ``G`` slots, and a rank takes its slice of them: the plan has its dataset's part of that slice. Such
+parts differ in length, and may be empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.draws import Draws
 
 NEVER_SOON: Final = 2**62
-"""The distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
+"""Distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
 
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
@@ -52,11 +52,11 @@ _REPLICAS_MAX: Final = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """One rank's parts of consecutive global batches, end to end.
+    """One rank's parts of consecutive global batches, concatenated.
 
     Attributes:
         indices: int64 ``[n]``, the samples in their order.
-        padding: bool ``[n]``, True where a sample is there only to give all ranks equal lengths.
+        padding: bool ``[n]``, True for a sample that only gives all ranks equal lengths.
         offsets: int64 ``[batches + 1]``; batch ``i`` of the span is ``indices[offsets[i] : offsets[i + 1]]``.
         repetitions: int64 ``[n]``, how often each was drawn before in the epoch; ``None``: each comes once.
     """
@@ -80,13 +80,13 @@ class Plan:
         batch_size: Samples per batch and rank, from 1.
         replicas: Ranks, from 1.
         seed: Any integer from -2**63 to 2**64 - 1; each is a different seed. Unused without ``shuffle``.
-        shuffle: Whether each epoch has an order of its own.
-        drop_last: Whether the short last global batch is left out.
-        draws: What an epoch draws, if not each sample once.
-        mix: Samples that an epoch has of each dataset of a mix, whose batches these are parts of.
-        member: Which of them is this plan's.
-        mix_run: So many samples in a row are of one dataset: 1, or a global batch.
-        only_epoch: The one epoch of which ``draws`` are the order; ``None``: they hold for all.
+        shuffle: Whether each epoch has its own order.
+        drop_last: Whether to leave out the short last global batch.
+        draws: The draws of an epoch, if it is not simply each sample once.
+        mix: Samples per epoch of each dataset of the mix that these batches are parts of.
+        member: This plan's place in the mix.
+        mix_run: Number of consecutive samples from the same dataset: 1, or a global batch.
+        only_epoch: The one epoch that ``draws`` define; ``None``: they hold for all.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -161,11 +161,11 @@ class Plan:
         return self.length if self._mixing is None else self._mixing.slots
 
     def _before(self, slots: int) -> int:
-        """Return how many order positions of this plan lie in so many slots of an epoch."""
+        """Return how many order positions of this plan are in the first ``slots`` slots of an epoch."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
     def _batches_of(self, places: Ints) -> Ints:
-        """Return the global batches in which order positions lie."""
+        """Return the global batches that contain the order positions."""
         if self._ends is not None:
             return np.searchsorted(self._ends, places, side="right")
         slots = places if self._mixing is None else self._mixing.slots_of(places)
@@ -173,22 +173,24 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Order positions in an epoch: as many as samples, or as draws with their repetitions."""
+        """Number of order positions in an epoch: its samples, or its draws with their repetitions."""
         return self.size if self._drawing is None else self._drawing.length
 
     @property
     def samples_drawn(self) -> int:
-        """Samples of the catalog that any epoch may have."""
+        """Number of catalog samples that can occur in an epoch."""
         return self.size if self._drawing is None else self._drawing.samples
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks read at once (the short last global batch apart), of all of a mix."""
+        """Samples that all ranks read at once (except in a short last global batch), over all datasets of a
+        mix.
+        """
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """Global batches per epoch, which is also every rank's batches."""
+        """Global batches per epoch, which is also every rank's number of batches."""
         if self._ends is not None:
             return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
@@ -211,7 +213,7 @@ class Plan:
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return what ``rank`` reads at one position; nothing in an epoch whose order is not known.
+        """Return what ``rank`` reads at one position; empty in an epoch whose order is unknown.
 
         Raises:
             PlanError: If epoch, position or rank is out of range.
@@ -224,7 +226,7 @@ class Plan:
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
         """Return what ``rank`` reads at the positions from ``start`` up to, not including, ``stop``.
 
-        One vectorised call for many batches costs little more than one for one batch.
+        A single vectorised call for many batches costs little more than for one.
 
         Raises:
             PlanError: If epoch or rank is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
@@ -241,6 +243,7 @@ class Plan:
         places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
         places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
+        # Padding wraps around to the samples that open the epoch.
         if padding.any():
             places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)
@@ -251,7 +254,7 @@ class Plan:
         return Span(self._indices(epoch, places), padding, offsets)
 
     def is_empty(self, position: int, rank: int) -> bool:
-        """Return whether a rank reads nothing at a position: its part of the batch is of others of a mix."""
+        """Return whether a rank reads nothing at a position: its part is all from other datasets of a mix."""
         if self._mixing is None:
             return False
         slots, lengths = self._slices(position, position + 1, rank)
@@ -260,10 +263,11 @@ class Plan:
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
         """Return how many global batches from now each sample is used next.
 
-        Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
-        neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`.
-        Use as padding counts. Constant time per sample, by the inverse of the order; nothing is stored. Of
-        draws this is true of each, and a sample of very many may be used sooner than is told.
+        Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. A sample
+        that neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets
+        `NEVER_SOON`. Use as padding counts. Constant time per sample, by the inverse of the order; nothing is
+        stored. With draws, the first of a sample's draws counts; a sample with very many may be used sooner
+        than returned.
 
         Raises:
             PlanError: If an index, the epoch or the position is out of range.
@@ -295,10 +299,10 @@ class Plan:
         return distance
 
     def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return the first global batch from ``position`` on that uses each in the epoch, or `NEVER_SOON`."""
+        """Return each sample's first global batch from ``position`` on in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
-        # The repetitions of a draw lie in global batches that follow one another.
+        # The repetitions of a draw are in consecutive global batches.
         used = np.maximum(self._batches_of(first), position)
         used[(self._batches_of(last) < position) | (used >= batches)] = NEVER_SOON
         if position < batches:
@@ -310,7 +314,7 @@ class Plan:
 
     @property
     def _step(self) -> int:
-        """From one order position of a rank's part of a global batch to the next."""
+        """Distance between two order positions of a rank's part of a global batch."""
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:

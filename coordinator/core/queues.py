@@ -1,7 +1,7 @@
-"""What waits, and for what: a time, another attempt, a reader, room, an answer that is late.
+"""Queues: what waits for a time, a retry, a reader, room in the cache, or a late answer.
 
-Only data: what becomes of it is decided in :mod:`superdl.coordinator.core.dispatching` and the modules that
-it calls. Cursors, batches and requests are named by plain tuples and numbers, so that nothing here keeps
+This is only data; :mod:`superdl.coordinator.core.dispatching` and the modules that it calls make the
+decisions. Cursors, batches and requests are named by plain tuples and numbers, so that nothing here keeps
 them alive.
 """
 
@@ -26,15 +26,15 @@ CursorKey: TypeAlias = tuple[str, int]
 
 _Item = TypeVar("_Item")
 
-_VOID_MAX = 64
-_BELIEVED_S = 3.0
-_PAUSE_S = 0.05
+_VOID_MAX = 64  # beyond as many as are valid, before a heap is rebuilt
+_BELIEVED_S = 3.0  # a reader repeats its misses every second
+_PAUSE_S = 0.05  # between searches for room that find too little
 _PAUSE_PER_JOB_S = 0.001
-_LOOKED_AT = 64
+_LOOKED_AT = 64  # stragglers in one check
 
 
 class BatchPlace(NamedTuple):
-    """A batch, by its place in a job: at most one reader at a time waits for it."""
+    """A batch, by its place in a job; at most one reader at a time waits for it."""
 
     job: str
     rank: int
@@ -43,9 +43,9 @@ class BatchPlace(NamedTuple):
 
 
 class TimeQueue(Generic[_Item]):
-    """A heap of items by time; equal times go in the order of arrival, so that runs repeat exactly.
+    """A heap of items by time; equal times keep the order of arrival, so that runs repeat exactly.
 
-    An item's entry is never searched for: a newer one, or none, makes it void.
+    Entries are never searched for: adding an item again, or discarding it, voids its old entry.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class TimeQueue(Generic[_Item]):
         return item in self._valid
 
     def add(self, item: _Item, at_s: float) -> None:
-        """Add an item, or give it another time."""
+        """Add an item, or change its time."""
         self._count += 1
         self._valid[item] = self._count
         heapq.heappush(self._heap, (at_s, self._count, item))
@@ -69,11 +69,11 @@ class TimeQueue(Generic[_Item]):
             heapq.heapify(self._heap)
 
     def discard(self, item: _Item) -> None:
-        """Remove an item, if it is there."""
+        """Remove an item, if present."""
         self._valid.pop(item, None)
 
     def soonest_s(self) -> float | None:
-        """The earliest time; ``None`` if no item is left."""
+        """Return the earliest time; ``None`` if the queue is empty."""
         while self._heap:
             at_s, number, item = self._heap[0]
             if self._valid.get(item) == number:
@@ -82,7 +82,7 @@ class TimeQueue(Generic[_Item]):
         return None
 
     def pop(self) -> _Item | None:
-        """The item with the earliest time, removed; ``None`` if no item is left."""
+        """Remove and return the item with the earliest time; ``None`` if the queue is empty."""
         if self.soonest_s() is None:
             return None
         item = heapq.heappop(self._heap)[2]
@@ -90,7 +90,7 @@ class TimeQueue(Generic[_Item]):
         return item
 
     def take_until(self, now: float) -> list[_Item]:
-        """The items whose time has come, removed, the earliest first."""
+        """Remove and return the items that are due, earliest first."""
         taken = []
         while (at_s := self.soonest_s()) is not None and at_s <= now:
             taken.append(heapq.heappop(self._heap)[2])
@@ -100,10 +100,10 @@ class TimeQueue(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retry:
-    """Samples that wait for another attempt, to be made for a job.
+    """Samples that wait for a retry, which will be charged to a job.
 
-    ``alone``: each gets an invocation of its own, since one of them may crash it. ``failed_by``: the executor
-    where they came to nothing; another one is tried before it. ``of_source``: the source did not give them.
+    ``alone``: each gets its own invocation, since one of them may crash it. ``failed_by``: the executor where
+    they failed; another one is tried first. ``of_source``: the source failed to provide them.
     """
 
     samples: SetKey
@@ -115,7 +115,7 @@ class Retry:
 
 
 class Misses(NamedTuple):
-    """What a reader misses of a batch, and until when that is believed."""
+    """A reader's missing samples in a batch, and the time until which the report is valid."""
 
     until_s: float
     samples: SetKey
@@ -123,11 +123,11 @@ class Misses(NamedTuple):
 
 
 class ReportedMisses:
-    """What readers wait for right now, by batch, the oldest report first.
+    """The samples that readers wait for right now, by batch, oldest report first.
 
-    A reader keeps what it has got, and repeats what it misses at least every second. So of a batch that a
-    reader works on, only what it misses must stay in the cache; and what a reader has not repeated for some
-    seconds it has got, or has given up.
+    A reader keeps the samples it has, and repeats the missing ones at least every second. So only the missing
+    samples of a batch in progress must stay in the cache. Samples that a reader has not repeated for some
+    seconds have arrived, or it gave up.
     """
 
     def __init__(self) -> None:
@@ -142,33 +142,36 @@ class ReportedMisses:
 
     @property
     def unserved(self) -> Collection[BatchPlace]:
-        """Batches of which something may have to be requested, in their order of arrival."""
+        """Batches that may need requests, in order of arrival."""
         return self._unserved.keys()
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
-        """A reader says what it misses of a batch."""
+        """Record a reader's missing samples of a batch."""
+        # Remove the old report first, so that reports stay in order of their expiry.
         self._by_batch.pop(place, None)
         self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
         self._unserved[place] = None
         self._expire(now)
 
     def reopen(self, samples: SetKey) -> None:
-        """Samples of a set are absent that were not: readers may miss some of them."""
+        """Mark a set's batches as unserved: some of its samples have become absent, and readers may miss
+        them.
+        """
         self._unserved.update(
             (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
         )
 
     def served(self, place: BatchPlace) -> None:
-        """All that a reader misses of a batch is there, or on its way."""
+        """Mark a batch as served: all its missing samples are present or on their way."""
         self._unserved.pop(place, None)
 
     def discard(self, place: BatchPlace) -> None:
-        """A batch was read."""
+        """Remove a batch that was read."""
         self._by_batch.pop(place, None)
         self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, Ints]:
-        """All that readers wait for, by sample set; with duplicates, where several wait for the same."""
+        """Return all missing samples by set, with duplicates if several readers miss the same."""
         self._expire(now)
         collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
@@ -176,7 +179,7 @@ class ReportedMisses:
         return {key: np.concatenate(parts) for key, parts in collected.items()}
 
     def next_expiry_s(self, now: float) -> float | None:
-        """When the next report is too old to be believed; ``None`` if there is none."""
+        """Return when the next report expires; ``None`` if there is none."""
         self._expire(now)
         return next((misses.until_s for misses in self._by_batch.values()), None)
 
@@ -190,10 +193,10 @@ class ReportedMisses:
 
 @dataclass(slots=True)
 class RoomSearch:
-    """The last search for room in the cache that found too little, and the cursors that wait for room.
+    """The last failed search for room in the cache, and the cursors that wait for room.
 
-    Looking for what to drop costs milliseconds, and more with every job. A search that found too little is
-    futile for all who may drop no more than it might, until an event has come and some time has passed: so
+    Searching for samples to drop costs milliseconds, and more with every job. After a search that freed too
+    little, searches with no wider choice are futile until an event has come and some time has passed. So
     searches take a small share of the processor.
     """
 
@@ -202,85 +205,85 @@ class RoomSearch:
     later_than_s: float = math.inf
     waiting: dict[CursorKey, None] = field(default_factory=dict)
     shares_again_s: float = -math.inf
-    """When it is looked at next which teams hold more than their share."""
+    """The time of the next check for teams that hold more than their share."""
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
-        """A search for samples needed later than ``later_than_s`` freed too little, after so many events."""
+        """Record that a search for samples needed later than ``later_than_s`` freed too little."""
         self.until_s = now + _PAUSE_S + _PAUSE_PER_JOB_S * jobs
         self.events = events
         self.later_than_s = later_than_s
 
     def reset(self) -> None:
-        """Much has changed: searching is worth while."""
+        """Allow searches again, after a large change."""
         self.until_s = -math.inf
         self.events = -1
 
     def futile(self, events: int, later_than_s: float, now: float) -> bool:
-        """Whether such a search would find as little as the last one."""
+        """Return whether a search would free as little as the last one."""
         return later_than_s >= self.later_than_s and not self.over(events, now)
 
     def over(self, events: int, now: float) -> bool:
-        """Whether a search may find more than the last one did."""
+        """Return whether a search may free more than the last one."""
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """When searching becomes worth while by the passing of time alone; ``None`` if never."""
+        """Return when searches become worthwhile without another event; ``None`` if they do not."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests in flight by the time at which they become stragglers, and how many were raced."""
+    """Requests in flight by the time at which they become stragglers, and the number that were raced."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
         self.look_again_s = 0.0
-        """Until then nobody looks which stragglers readers wait for, which takes a while."""
+        """No check for stragglers that readers wait for before this time, since it takes a while."""
         self.hedges = 0
 
     def __len__(self) -> int:
         return len(self._late)
 
     def watch(self, number: int, late_at_s: float | None) -> None:
-        """A request was made; ``None``: it cannot be said when it will be late."""
+        """Watch a new request; ``None``: the time at which it becomes late is unknown."""
         if late_at_s is not None:
             self._later.add(number, late_at_s)
 
     def become_late(self, now: float, in_flight: Container[int]) -> None:
-        """See which have become stragglers."""
+        """Update the list of stragglers."""
         self._late.update((number, None) for number in self._later.take_until(now) if number in in_flight)
 
     def landed(self, number: int) -> None:
-        """A request was answered, or came to nothing."""
+        """Record that a request was answered or failed."""
         self.landings += 1
         self._late.pop(number, None)
 
     def raced(self, number: int) -> None:
-        """A straggler has a rival now."""
+        """Record that a straggler has a rival now."""
         self._late.pop(number, None)
         self.hedges += 1
 
     @property
     def late(self) -> list[int]:
-        """The stragglers that have no rival, the earliest first, as many as are worth looking at."""
+        """The stragglers without a rival, earliest first, as many as are worth checking."""
         return list(itertools.islice(self._late, _LOOKED_AT))
 
     def next_late_s(self) -> float | None:
-        """When the next request becomes a straggler, if it has not been answered by then."""
+        """Return when the next request becomes a straggler, if still unanswered."""
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """How many more hedges keep within a share of all requests that have ended."""
+        """Return how many more hedges stay within a share of all requests that have ended."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
 class UnsavedQueue:
-    """Samples that have come into the cache and are to be written to the store, in their order of coming.
+    """Cached samples to be written to the store, in order of arrival.
 
-    Each is here once at most, so that a store which takes nothing cannot make the queue grow. Whether one is
-    still in the cache, and still in no pack, is to be seen when it is taken. Nothing is kept unless it is
-    ``wanted``: there are functions that do not see the store, or somebody fills it.
+    Each is queued at most once, so that the queue cannot grow while the store takes nothing. Check on removal
+    whether a sample is still in the cache and in no pack. The queue stays empty unless saving is ``wanted``:
+    some functions do not see the store, or a job fills it.
     """
 
     def __init__(self) -> None:
@@ -289,7 +292,7 @@ class UnsavedQueue:
         self._is_here: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
-        """Samples of a set of that size have come."""
+        """Add new samples of a set with ``size`` samples."""
         is_here = self._is_here.setdefault(key, np.zeros(size, dtype=np.bool_))
         fresh = indices[~is_here[indices]]
         if fresh.size:
@@ -297,16 +300,16 @@ class UnsavedQueue:
             self._waiting.setdefault(key, deque()).append((now, fresh))
 
     def first(self) -> tuple[SetKey, float] | None:
-        """The set whose first sample has waited longest, and since when."""
+        """Return the set whose first sample has waited longest, and since when."""
         since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
         return min(since.items(), key=lambda entry: entry[1]) if since else None
 
     def holds(self, key: SetKey, count: int) -> bool:
-        """Whether so many of a set are here."""
+        """Return whether at least ``count`` samples of a set are queued."""
         return sum(indices.size for _, indices in itertools.islice(self._waiting[key], count)) >= count
 
     def take(self, key: SetKey, count: int) -> Ints:
-        """The first of a set, up to so many, removed."""
+        """Remove and return the first samples of a set, at most ``count``."""
         waiting, taken = self._waiting[key], []
         while waiting and count:
             since_s, indices = waiting.popleft()

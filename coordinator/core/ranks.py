@@ -1,9 +1,9 @@
-"""The story of a rank: it opens a job, asks for batches, reads or misses them, falls silent, is forgotten.
+"""The life of a rank: it opens a job, requests batches, reads or misses them, falls silent, is forgotten.
 
-Reports come from the network and may be late, lost, or older than a coordinator that was restarted: one that
-speaks of no batch of the plan is no news. Asking for batches and read reports renew a rank's lease. When the
-lease lapses, the rank is no longer looked ahead for until it comes back, and what only it will read is
-dropped before what others will; where it stands is kept for ``forget_s``.
+Reports come from the network and may be late, lost, or older than a restarted coordinator; a report about a
+batch that is not in the plan is ignored. Requests for batches and read reports renew a rank's lease. When the
+lease ends, nothing is looked ahead for the rank until it comes back, and samples that only it will read are
+dropped before others. Its place in the plan is kept for ``forget_s``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNREPORTED_BATCHES = 256
-"""So many batches given out may be unread at once; those before them were read, though no report says so."""
+"""Maximum number of batches given out but unread; earlier ones count as read even without a report."""
 
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
@@ -35,7 +35,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank to it; looking ahead begins at once, where the event says reading will."""
+    """Open a job or add a rank to it; looking ahead begins at once, at the event's epoch and position."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -54,14 +54,14 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         state.room_search.reset()
     if cursor is not None:
         cursor.reach = max(cursor.reach, start)
-    if cursor is not None and start < cursor.watermark:  # another process, which begins again
+    if cursor is not None and start < cursor.watermark:  # another process, which starts again
         cursor.seek(start, now)
     if cursor is None:
         cursor = Cursor(
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
-        # A directory may well be seen by readers, and restoring is soon done where their first page says no.
+        # Readers likely see a directory; if their first page says otherwise, restoring is quick.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.sees_store_changed()
@@ -71,7 +71,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Forget a rank, and the job with its last one; what it has in the cache stays until memory is short."""
+    """Forget a rank, and with its last rank the job; its cached samples stay until memory is short."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -89,7 +89,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
 
 
 def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -> None:
-    """Some executors are not to be asked for a dataset, and all others are."""
+    """Exclude these executors for a dataset, and no others."""
     if event.executors == state.ineligible.get(event.dataset, frozenset()):
         return
     reading = state.reading(event.dataset)
@@ -104,7 +104,9 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """A page of the plan went out. Asking again is no news; asking elsewhere moves the rank there."""
+    """Record that a page of the plan went out. Repeating a request changes nothing; a request elsewhere moves
+    the rank there.
+    """
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -133,14 +135,14 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    """Whether a sampler began again at an earlier place: it has given out less than it had, and less than was
-    read. A call that a report overtook says no less than the one before.
+    """Return whether a sampler restarted at an earlier place: it has yielded less than before, and less than
+    was read. If a report overtakes the request, that request still yields no less than the one before.
     """
     return yielded < cursor.watermark and yielded < cursor.yielded
 
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:
-    """A read report came: the rank moves on, misses are seen to at once."""
+    """Handle a read report: advance the rank, or see to its missing samples at once."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -150,7 +152,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if not job.plan.covers(event.epoch):
         return
     position = job.absolute(event.epoch, event.position)
-    # Nobody can have read what nobody was given; an earlier coordinator may have given out a little more.
+    # No one can have read a batch not given out; an earlier coordinator may have given out a little more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)
@@ -183,12 +185,12 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
     key = job.samples_of(event.epoch)
-    if not state.admits(key, waited_for=True):  # the reader says so again
+    if not state.admits(key, waited_for=True):  # the reader will repeat it
         return
     samples = state.set_of(key)
     spoilt = state.unique(batch[corrupt])
     dropped = samples.among(spoilt, SampleState.ABSENT)
-    if dropped.size:  # so that a tombstone, which replaces nothing, may take its place
+    if dropped.size:  # a tombstone does not replace a record, so make way for it
         state.actions.append(Drop(key, dropped))
     wanted = state.unique(batch[missed])
     batch_missed(state, place, samples, wanted, now)
@@ -200,9 +202,9 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:
-    """A rank shows a sign of life."""
+    """Renew a rank's lease."""
     cursor.last_seen_s = now
-    if cursor.lapsed or cursor.key not in state.leases:  # one entry each, looked at again if it was renewed
+    if cursor.lapsed or cursor.key not in state.leases:  # one entry each; when due, it is checked again
         state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False
@@ -210,7 +212,7 @@ def renew(state: State, cursor: Cursor, now: float) -> None:
 
 
 def lapse(state: State, now: float) -> None:
-    """See whose lease has ended, and forget the ranks that have been silent for ``forget_s``."""
+    """Lapse ranks whose lease has ended, and forget those silent for ``forget_s``."""
     settings = state.settings
     for name, rank in state.leases.take_until(now):
         cursor = state.cursor(name, rank)
@@ -228,8 +230,8 @@ def lapse(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget sample sets that hold nothing and that nobody is at, and datasets that had none at the last
-    look either; what is asked for again is made again.
+    """Forget empty sample sets that no rank is at, and datasets that had none at the last check either; they
+    are created again on demand.
     """
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):

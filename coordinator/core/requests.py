@@ -1,17 +1,16 @@
 """The life of a request: made, sent, answered or failed, finished.
 
-It is *made* of absent samples, of those that a straggler does not bring, or of cached ones that are to be
-saved. Its *claim* is what nobody has brought yet, and the room that the cache keeps for it; two requests that
-race share one. It is *sent* to one executor. Its first answer, or its failure, *finishes* it: its place is
-given back, it is billed, and its samples are settled. A second answer changes nothing. What did not come is
-tried again (:mod:`superdl.coordinator.core.retrying`).
+It is *made* of absent samples, of samples that a straggler has not brought, or of cached samples to be saved.
+Its *claim* is the samples that are still missing and the room reserved for them in the cache; two requests
+that race share one. It is *sent* to one executor. Its first answer, or its failure, *finishes* it: its place
+is free again, it is billed, and its samples are settled. A second answer changes nothing. Missing samples are
+retried (:mod:`superdl.coordinator.core.retrying`).
 
-A straggler takes longer than nearly all do; a second request for the same samples races it. The first answer
-wins; what the other one brings changes nothing but the account (Dean and Barroso, "The Tail at Scale", 2013).
-Hedges are made where a function is idle or a reader waits, and never more of them than a share of all
-requests.
+A straggler takes longer than nearly all requests; a second request for the same samples races it. The first
+answer wins; the other one changes nothing but the bill (Dean and Barroso, "The Tail at Scale", 2013). Such
+hedges are made if a function is idle or a reader waits, and are limited to a share of all requests.
 
-Which samples go together, and to whom, is decided in :mod:`superdl.coordinator.core.dispatching`.
+:mod:`superdl.coordinator.core.dispatching` decides which samples go together, and to which executor.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-_LATE_LEAST_S = 0.05
-_RESTORE_LATE_LEAST_S = 2.0
-_LOOK_EVERY_S = 0.05
+_LATE_LEAST_S = 0.05  # no request is a straggler before this
+_RESTORE_LATE_LEAST_S = 2.0  # no restore is a straggler before this
+_LOOK_EVERY_S = 0.05  # for stragglers that readers wait for
 
 
 def make(
@@ -56,8 +55,8 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Have absent samples produced by an executor, or restored from the store, on account of a job."""
-    indices = indices.copy()  # a view would keep alive all that it was cut from
+    """Request absent samples from an executor, by producing or restoring them, and charge a job."""
+    indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
         _note_thrash(state, samples, indices, now)
@@ -73,7 +72,7 @@ def make(
 
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
-    """Have cached samples written to a pack, on account of a job that reads them, if there is one."""
+    """Request that cached samples be written to a pack, and charge a job that reads them, if there is one."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
         next(state.numbers),
@@ -89,18 +88,18 @@ def make_save(state: State, save: saving.Save, now: float) -> None:
 
 
 def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Count what had been dropped and is produced again, and warn where that begins to be thrash."""
+    """Count dropped samples that are produced again, and warn when that becomes thrash."""
     key, again = samples.key, int(np.count_nonzero(samples.dropped[indices]))
     state.thrash.reproduced_samples += again
     if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
         if needed_bytes(state) > state.budget_bytes:
             state.actions.append(Warn(thrash_text(state)))
-        else:  # all has room by now: what was dropped before comes back once
+        else:  # there is room for all by now: dropped samples come back only once
             state.thrash.forget()
 
 
 def _send(state: State, request: Request, now: float) -> None:
-    """Have a request carried out, and watch it, unless it is a save, which nobody waits for."""
+    """Send a request and watch for lateness, except for a save, which no one waits for."""
     order, counters = request.order, state.account(request)
     counters.invocations += 1
     counters.requests_in_flight += 1
@@ -124,7 +123,7 @@ def _send(state: State, request: Request, now: float) -> None:
 
 
 def _late_at_s(state: State, request: Request, now: float) -> float | None:
-    """When a request that is sent now will be a straggler; ``None`` if that cannot be said."""
+    """Return when a request that is sent now becomes a straggler; ``None`` if that is unknown."""
     order, executor = request.order, state.fleet.executors[request.order.executor]
     samples, quantile = order.indices.size, state.settings.hedge_quantile
     if order.kind is RequestKind.RESTORE:
@@ -135,8 +134,8 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Make the rivals of the stragglers that deserve one: a share of all requests, while functions are idle
-    or a reader waits.
+    """Race the stragglers that deserve a rival: within a share of all requests, if functions are idle or a
+    reader waits.
     """
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
@@ -149,7 +148,7 @@ def race_stragglers(state: State, now: float) -> None:
         late = state.requests[number]
         dataset = late.order.samples.dataset
         deserved = watched.affordable(state.settings.hedge_share) > 0 and (
-            # Nothing is decoded for nothing but idleness that the store will bring.
+            # Idle functions alone are no reason to decode what the store will bring.
             (late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups))
             or _is_missed(state, late, misses)
         )
@@ -161,18 +160,18 @@ def race_stragglers(state: State, now: float) -> None:
 
 
 def _race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
-    """Have an executor produce what a straggler does not bring; the first answer counts."""
+    """Request a straggler's missing samples from an executor; the first answer counts."""
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
-    raced, kind = late.order.request_id, RequestKind.DECODE  # a store may hang; and one pack is enough
+    raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; and one pack is enough
     order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
     _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
 
 def _is_unproven(state: State, request: Request) -> bool:
-    """Whether the executor of a straggler has never answered, though there is another: no share of all
-    requests bounds its rivals, but that it is soon set aside.
+    """Return whether a straggler's executor has never answered, and there is another one. Hedges against it
+    have no bound except that it is soon set aside.
     """
     executor = state.fleet.executors[request.order.executor]
     return (
@@ -191,7 +190,7 @@ def _is_missed(state: State, request: Request, misses: Mapping[SetKey, Ints]) ->
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
-    """A function answered: take in what came, and see to the rest."""
+    """Handle an answer: take in the samples that came, and retry the others."""
     ended = finish(state, event, now)
     if ended is None:
         return
@@ -220,7 +219,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
-    """A request came to nothing."""
+    """Handle the failure of a whole request."""
     ended = finish(state, event, now)
     if ended is None:
         return
@@ -233,20 +232,20 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
-    if not_restored:  # it is decoded next: what crashes or hangs one function would do so again
+    if not_restored:  # decode instead, as what crashes or hangs one function would do so again
         unsettled = request.order.indices[ended.left | request.claim.unsettled]
         restoring.forget(state, state.set_of(request.order.samples), unsettled)
-    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a store that hangs holds up who writes to it
+    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store also delays writers
         restoring.distrust(state, request, message, now)
     if ended.left.any():
         retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)
 
 
 class Ended(NamedTuple):
-    """A request that has ended, and four times bools ``[samples]``.
+    """A request that has ended, and bools ``[samples]`` for each possible result.
 
-    Of the samples that it was to bring, some are ``cached``, some ``failed`` for good, and some are ``left``
-    for another attempt, unless a rival may still bring them. ``late`` came after they had been settled.
+    Of its unsettled samples, some are ``cached``, some ``failed`` for good, and some are ``left`` to be
+    retried, unless a rival may still bring them. ``late`` samples came after they were settled.
     """
 
     request: Request
@@ -257,7 +256,7 @@ class Ended(NamedTuple):
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """End a request by its first answer or its failure: give back its place, bill it, settle its samples.
+    """Finish a request at its first answer or failure: free its place, bill it, settle its samples.
 
     Return ``None`` for a request that is not in flight: this is a second answer.
     """
@@ -272,11 +271,11 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         written = event.outcomes == CACHED
         cached, late = unsettled & written, written & ~unsettled
         failed = unsettled & (event.outcomes == TOMBSTONE)
-    raced = request.rival in state.requests  # that one may still bring the rest
+    raced = request.rival in state.requests  # the rival may still bring the rest
     left = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
     order, claim = request.order, request.claim
     claim.unsettled &= ~(cached | failed | left)
-    # A rival of pointers still writes records over them.
+    # A rival of a request for pointers still writes records over them.
     if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
         state.reserved_bytes -= claim.reserved_bytes
         claim.reserved_bytes = 0
@@ -313,7 +312,7 @@ def _give_back_place(state: State, request: Request, event: RequestDone | Reques
 
 
 def _bill(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> float:
-    """Account for an invocation, unless it was never run; return what it cost in US dollars."""
+    """Bill an invocation, unless it never ran; return its cost in US dollars."""
     order, counters = request.order, state.account(request)
     executor, units = state.fleet.executors[order.executor], dict[str, int]()
     if isinstance(event, RequestDone):
@@ -324,7 +323,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
         if event.cold_start:
             executor.cold_starts += 1
             executor.cold_s += max(0.0, now - request.made_s - event.duration_us / 1e6)
-        if order.kind.fills_cache:  # else it was there, and counted, before
+        if order.kind.fills_cache:  # a save reads what was counted before
             state.stalls.work_for(order.samples.dataset).add(event, order.kind)
             counters.fetch_s += event.fetch_us / 1e6
             counters.decode_s += event.decode_us / 1e6
@@ -350,8 +349,8 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """An executor whose request was overtaken by a later one elsewhere may answer none at all; and the store
-    too, if decoding was quicker than a restore that had begun long before.
+    """Blame the executor whose request was overtaken by a later one elsewhere, as it may not answer at all;
+    and the store, if decoding overtook a restore that began long before.
     """
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:

@@ -1,18 +1,18 @@
-"""The store as the core sees it: what lies there, who restores it, and what to do when it does not answer.
+"""The store as the core sees it: stored samples, who restores them, and what to do if it fails.
 
-A place in the store is known by the number of a pack; which name and offset that is, the coordinator knows.
-What is absent and stored is *restored*, by requests like others; what is not, or whose restoring came to
-nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
-there, so nothing of it is wanted in the cache but what a reader misses. Where all jobs of a dataset are, what
-is decoded comes as a *pointer* into its new pack. A job that does not see the store finds none: they are
-dropped when it comes, and what it wants is restored.
+The core knows a place in the store by the number of its pack; the coordinator knows the name and offset.
+Samples that are absent and stored are *restored*, by ordinary requests; others, and those whose restoring
+failed, are decoded. A job whose readers all see the store is *straight*: its readers take stored samples from
+there, so only those that a reader misses go into the cache. If all jobs of a dataset are straight, decoded
+samples come as *pointers* into their new pack. A job that does not see the store cannot use pointers: they
+are dropped when it comes, and the samples it needs are restored.
 
-Where functions do not see the store, executors that do save what these have decoded
+If some functions do not see the store, executors that do see it save what these have decoded
 (:mod:`superdl.coordinator.core.saving`).
 
-Each executor has the store's trouble for itself, since functions may be set otherwise: a circuit breaker for
-reading, another for writing. While one is open, nothing waits for it: samples are decoded, and no packs are
-written; then a single request tries it. Nothing here costs anything where there is no store.
+Store trouble is tracked for each executor, since functions may be configured differently: a circuit breaker
+for reading, another for writing. While one is open, nothing waits for the store: samples are decoded, and no
+packs are written; then a single request tries it. None of this costs anything if there is no store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.throttling import CircuitBreaker
 
 _NO_POINTERS_S = 60.0
-"""So long records are pushed after a reader could not follow a pointer."""
+"""Time for which records are pushed after a reader could not follow a pointer."""
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
@@ -49,9 +49,7 @@ _WRITING = (
 
 
 class Way(NamedTuple):
-    """Samples that are had in one way, by decoding or from the store, by one of some executors; and the rest
-    of those that were asked about.
-    """
+    """Samples that come in one way, decoded or from the store, from one of these executors; and the rest."""
 
     indices: Ints
     rest: Ints
@@ -59,17 +57,17 @@ class Way(NamedTuple):
 
     @property
     def restore(self) -> bool:
-        """Whether they come from the store."""
+        """True if they come from the store."""
         return self.executors.restores
 
     def without(self, count: int) -> Ints:
-        """All that were asked about but the first so many of this way."""
+        """Return all samples except the first ``count`` of this way."""
         left = self.indices[count:]
         return np.concatenate((left, self.rest)) if self.rest.size else left
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Places became known; of a dataset that nobody has opened, they will be told again."""
+    """Record places in the store. For a dataset that no job has opened, they will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -86,7 +84,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """These have no place any more; straight ranks may have passed over them for it."""
+    """Forget the places of these samples; straight ranks look again, as they may have skipped them."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -101,12 +99,12 @@ def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
 
 
 def all_straight(state: State, dataset: bytes) -> bool:
-    """Whether all who read a dataset see the store."""
+    """Return whether all readers of a dataset see the store."""
     return all(job.straight for job in state.jobs_of(dataset))
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers where a reader may not follow them, and have those ranks look again."""
+    """Drop all pointers if a reader may not be able to follow them, and have those ranks look again."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -118,8 +116,8 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Which of what an audit found readers can use. A pointer that one of them cannot follow is as good as
-    nothing; a reader that had a ``whole`` audit made has tried to.
+    """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
+    absent; a ``whole`` audit comes from a reader that tried to.
     """
     there: Bools = event.record_bytes > 0
     if event.pointers is None:
@@ -133,7 +131,7 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
 def take_in(
     state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
 ) -> Ints:
-    """The cache holds some of ``indices`` now, as records or as pointers; return those of records."""
+    """Mark the samples that are in the cache, as records or pointers; return those with records."""
     if event.pointers is None:
         samples.store(indices[there], event.record_bytes[there])
         return indices[there]
@@ -145,8 +143,8 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
-    has written a pointer over a record, or a record over a pointer, account for what is there now.
+    """Delete samples that the loser of a race wrote after they were dropped, since nothing would account for
+    them. If it wrote a pointer over a record, or a record over a pointer, account for the new one.
     """
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
@@ -158,7 +156,7 @@ def take_in_late(state: State, samples: SampleSet, indices: Ints, event: Request
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
-    """Those of ``indices`` that a job wants in the cache ahead of its readers."""
+    """Return those of ``indices`` that a job needs in the cache ahead of its readers."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
         return indices
@@ -166,14 +164,12 @@ def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
 
 
 def share_in_cache(job: Job, samples: SampleSet) -> float:
-    """How much of a set a job wants in the cache ahead of its readers."""
+    """Return the share of a set that a job needs in the cache ahead of its readers."""
     return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """How absent samples are to be had: first what has to be decoded, which takes longer, then what lies in
-    the store.
-    """
+    """Yield the ways to get absent samples: first by decoding, which takes longer, then from the store."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
@@ -181,7 +177,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
         yield Way(indices, indices[:0], eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
-    if state.settings.whole_packs and samples.packs is not None:  # neighbours go together
+    if state.settings.whole_packs and samples.packs is not None:  # samples of a pack go together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
         yield Way(decoded, restored, eligible)
@@ -189,7 +185,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Those of the executors that can restore; an executor that was set aside cannot, while another works."""
+    """Return the executors that can restore, or ``None``; without those set aside, if another works."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
@@ -203,13 +199,15 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Whether the store may be asked: after trouble and a pause, by a single request until it has worked."""
+    """Return whether the store can be used: after trouble and a pause, by one request until that succeeds."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
 def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Of what is to be restored, the first packs as a whole: with what else lies there and is absent, as far
-    as a job will want it, one request takes it, and room is free. All but that is left for later.
+    """Return the first packs of the samples to restore as a whole, and leave the rest for later.
+
+    They include other absent samples of these packs that a job will need, as far as one request and free room
+    allow.
     """
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
@@ -235,7 +233,7 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose what an executor is asked to do with absent samples, by what it and their readers see."""
+    """Choose the kind of a request for absent samples, by what the executor and their readers see."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store
@@ -257,7 +255,7 @@ def kind_for(
 
 
 def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
-    """Learn from an answer where records lie now and where they do not, and how the store does."""
+    """Learn from an answer where records are and are not, and whether the store works."""
     samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
@@ -280,8 +278,8 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store, which failed a request or ``refused`` it, if that had to do with it; people are told
-    when it is left alone for the first time since it has worked.
+    """Blame the store for a request that failed or was ``refused``, if it was involved. Warn when it is first
+    set aside after it worked.
     """
     executor = state.fleet.executors[request.order.executor]
     breaker = executor.breaker_for(request.order.kind)
@@ -296,7 +294,7 @@ def distrust(state: State, request: Request, reason: str, now: float, *, refused
 
 
 def trouble(state: State) -> str:
-    """Why the store is not read now, or not written to; empty while all is well."""
+    """Return why the store is not read or written now; empty if it is."""
     breakers = [
         (executor.name, breaker, text)
         for executor in state.fleet.executors
@@ -307,7 +305,7 @@ def trouble(state: State) -> str:
 
 
 def waits_for_the_store(state: State, samples: SampleSet, indices: Ints, now: float) -> bool:
-    """Whether most of what a reader misses is on its way from the store, or will be."""
+    """Return whether most of a reader's missing samples come from the store, now or later."""
     if samples.packs is None:
         return False
     coming = np.isin(samples.state[indices], (SampleState.ABSENT, SampleState.IN_FLIGHT))

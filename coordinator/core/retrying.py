@@ -1,7 +1,7 @@
-"""Another attempt for samples that did not come: when, where, and how many there are.
+"""Retries: when and where to try missing samples again, and how often.
 
-What is a sample's fault uses up its attempts. What is not (a throttled executor, a full cache, a source that
-does not answer) uses up none; the waits grow for as long as nothing succeeds.
+Failures that may be a sample's fault use up its attempts. Others (a throttled executor, a full cache, a
+source that does not answer) use up none; the waits grow as long as nothing succeeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
 _UNAVAILABLE = OUTCOME_ORDER.index(Outcome.UNAVAILABLE)
-# Not the sample's fault: tried again without counting as an attempt.
+# Not the sample's fault: retried without counting as an attempt.
 _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
@@ -43,32 +43,32 @@ _EXPIRED_EARLY = (
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
 _UNANSWERED_MAX = 5
-"""So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
+"""Maximum number of unanswered requests before a sample is suspected, while functions begin late."""
 
 _OUTAGES_PER_WARNING = 8
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, less their whole parts, lie evenly from 0 to 1
+_GOLDEN = (5**0.5 - 1) / 2  # the fractional parts of its multiples are evenly spread over 0 to 1
 
 BLAMED_ON_EXECUTOR_MAX = 2
-"""So often at most a failure is blamed on an executor that was set aside, where there is another."""
+"""Maximum number of a sample's failures that are blamed on a set-aside executor, if there is another."""
 
 
 def end_outages(state: State, request: Request) -> None:
-    """Samples were produced, or restored, which says nothing of their source."""
+    """End the outage, and the source's own if samples were decoded; a restore proves nothing about it."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
 
 
 def release_due(state: State, now: float) -> None:
-    """What has waited for its next attempt is absent from now on, and looked ahead to again.
+    """Mark samples as absent whose retry is due, and have ranks look ahead to them again.
 
-    While a source gives nothing, one retry in each wait tries it. The others are put off, and spread over the
-    wait, lest they all come at once when it is back.
+    While a source gives nothing, one retry in each wait tries it. The others are postponed and spread over
+    the wait, so that they do not all come at once when it is back.
     """
     for retry in state.retries.take_until(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
         if outage is not None and not outage.may_try(state.settings, now):
-            spread = int(retry.indices[0]) * _GOLDEN % 1.0  # a core draws no random numbers
+            spread = int(retry.indices[0]) * _GOLDEN % 1.0  # the core has no random numbers
             due_s = outage.until_s + spread * state.settings.backoff_after_s(outage.failures)
             state.retries.add(retry, due_s)
             continue
@@ -76,7 +76,7 @@ def release_due(state: State, now: float) -> None:
         absent = samples.among(retry.indices, SampleState.WAITING)
         samples.move(absent, SampleState.ABSENT)
         reading = state.jobs_of(retry.samples.dataset)
-        # One job is enough, unless it falls silent before that; then readers of the others miss them.
+        # One job is enough; if it lapses before that, readers of the others will miss them.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()
         want_again(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
@@ -91,8 +91,8 @@ def want_again(
     alone: bool = False,
     failed_by: int | None = None,
 ) -> None:
-    """Have samples looked at again that are absent now: by readers who miss them, and by the ranks of those
-    given that have passed over them.
+    """Have absent samples looked at again: by readers that miss them, and by the given ranks that have passed
+    over them.
     """
     state.misses.reopen(key)
     for cursor in cursors:
@@ -107,7 +107,7 @@ def want_again(
 def retry_rest(
     state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
 ) -> None:
-    """Have tried again what an answer did not bring: at once, after a while, or when its source is back."""
+    """Retry samples that an answer did not bring: at once, after a wait, or when their source is back."""
     order, messages = request.order, event.messages
     expired_early = _expired_early(state, request, event, now)
     uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
@@ -122,18 +122,18 @@ def retry_rest(
     }
     try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
     await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
-    if expired_early:  # else it would be asked for, and paid for, without end
+    if expired_early:  # else they would be requested, and paid for, forever
         messages = _with_clocks(state, request, messages, now)
-    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it delays all others in its function
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
-    """The cache had no memory for samples for which there was room by our account: the account is wrong.
+    """Withhold memory after the cache refused samples that should have had room, so the account is wrong.
 
-    So what seems free is not, and as much as was refused is to be dropped, until the next looks at the
-    servers say what there is (see :func:`superdl.coordinator.core.auditing.cache_resized`).
+    All that seems free is withheld, plus the size of the refused samples, which is then dropped, until the
+    next checks of the servers correct it (:func:`superdl.coordinator.core.auditing.cache_resized`).
     """
     if refused:
         refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
@@ -142,13 +142,13 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 
 
 def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
-    """Whether a function has begun nothing since its time was over, long before it was by our clock."""
+    """Return whether a function began nothing because its time was over, long before it was by our clock."""
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
     return is_early and bool((event.outcomes == _EXPIRED).all())
 
 
 def _with_clocks(state: State, request: Request, messages: dict[int, str], now: float) -> dict[int, str]:
-    """Add to each message what may be wrong with clocks."""
+    """Add to each message a note on what may be wrong with the clocks."""
     words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
     return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.order.indices.size)}
 
@@ -156,8 +156,8 @@ def _with_clocks(state: State, request: Request, messages: dict[int, str], now: 
 def retry_failed(
     state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
 ) -> None:
-    """Have the samples at these offsets tried again, whose request came to nothing. If one may be to blame,
-    each goes alone, so that it harms no other.
+    """Retry the samples at these offsets of a failed request; each alone if one may be to blame, so that it
+    harms no other.
     """
     never_run = kind in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and not never_run:
@@ -172,10 +172,11 @@ def retry_failed(
 
 
 def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
-    """Which samples of a request to which no answer came are not suspected yet.
+    """Return which samples of an unanswered request are not yet suspected.
 
-    An executor that drops requests says no more than a function that dies of a sample. So the first silence
-    is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
+    No answer may mean that the executor dropped the request, or that a sample crashed its function. So the
+    first such failure is blamed on neither, nor are a few more while functions begin late, which precedes
+    dropping.
     """
     executor = state.fleet.executors[request.order.executor]
     bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
@@ -193,7 +194,7 @@ def try_again(
     counts: bool,
     alone: bool,
 ) -> None:
-    """Queue another attempt after a backoff; whose attempts are spent gets a tombstone that expires."""
+    """Queue a retry after a backoff; samples out of attempts get a tombstone that expires."""
     offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
@@ -218,10 +219,10 @@ def try_again(
 def await_source(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
 ) -> None:
-    """Queue what the source does not give now, at no cost in attempts: the later, the longer it does not.
+    """Queue samples that the source does not provide now, without using attempts; waits grow meanwhile.
 
-    Where it gave nothing at all, one retry in each wait tries it until something comes, lest all that wait
-    keep it down.
+    If the source gave nothing at all, one retry in each wait tries it until something comes, so that waiting
+    samples do not keep it overloaded.
     """
     offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
     if not offsets.size:
@@ -243,8 +244,8 @@ def _wait(
     now: float,
     **how: Any,
 ) -> None:
-    """Have samples of a request wait for their next attempts, each for so many seconds: 0, if by no fault of
-    theirs they are to be had elsewhere, or in another way.
+    """Have samples wait for their retries, each for its number of seconds: 0 if they are not to blame and can
+    come from elsewhere, or in another way.
     """
     if not indices.size:
         return
@@ -264,9 +265,9 @@ def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
 def _turn_elsewhere(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
-    """Have what an executor that was set aside did not produce tried at another at once; what is left.
+    """Retry at another executor at once what a set-aside one did not produce; return the other offsets.
 
-    The executor is more likely to blame than the samples; but each is excused by it a few times only.
+    The executor is more likely to blame than the samples, but it excuses each only a few times.
     """
     executor = state.fleet.executors[request.order.executor]
     if not (
@@ -283,7 +284,7 @@ def _turn_elsewhere(
 
 
 def _outage_wait_s(state: State, reason: str, now: float) -> float:
-    """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
+    """Return the wait after a failure that no sample is to blame for; it grows while nothing succeeds."""
     outage = state.outage
     if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
         text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault: {reason}"

@@ -1,11 +1,11 @@
-"""Room in the cache: whether samples fit into the budget, after dropping what is needed last.
+"""Room in the cache: whether samples fit into the budget, after dropping those needed last.
 
-Under pressure first goes what no job will need, then what is needed last (Belady 1966); of several teams,
-what those need that hold more than their share goes before what others need. Plans are known, so the next use
-of every resident sample is computed from the permutations; nothing about it is stored, and recency has no
-say. Of very many resident samples a part is looked at, another one each time, some times
-larger than what is to be dropped: so the cost of dropping a sample does not grow with the cache, and what
-goes is among the last to be needed.
+Under pressure, samples that no job will need go first, then those needed last (Belady 1966); with several
+teams, samples of those that hold more than their share go before others. Plans are known, so the next use of
+every resident sample is computed from the permutations; nothing about it is stored, and recency does not
+matter. With very many resident samples, only a part is considered, a different one each time, several times
+larger than the amount to drop. So the cost of dropping a sample does not grow with the cache, and those
+dropped are among the last to be needed.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNNEEDED_SHARE = 1 / 32
-"""Share of the budget freed by one search where no job needs what goes, so that searches are few."""
+"""Share of the budget freed by one search among samples that no job needs, so that searches are few."""
 
 _NEEDED_SHARE = 1 / 128
-"""The same where it is needed again."""
+"""The same for samples that will be needed again."""
 
 _SHARES_EVERY_S = 0.2
-_ANY_TIME_S = -1.0
-_NOT_NOW_S = 0.0
+_ANY_TIME_S = -1.0  # even samples that are needed now are later than this
+_NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
 CANDIDATES_LEAST = 2048
-"""Up to so many resident samples, all are looked at."""
+"""Up to this number of resident samples, all are considered."""
 
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
 _CANDIDATES_PER_SET = 1024
-"""On average at least: fewer cost as much time, since each job is asked about all of a set at once."""
+"""Minimum on average: fewer cost as much time, since each job looks up all of a set at once."""
 
 _FRESH_TIMES = 8
-"""So many times more of what a random recipe has left is looked at."""
+"""Factor by which more of a random recipe's samples are considered."""
 
 _LOOKUPS_MAX = 1_000_000
-"""Next uses computed in one search, over all jobs."""
+"""Maximum number of next uses computed in one search, over all jobs."""
 
 
 def fits(state: State, key: SetKey, count: int) -> bool:
-    """Whether ``count`` more samples fit as things are."""
+    """Return whether ``count`` more samples fit without dropping any."""
     return state.free_bytes >= math.ceil(state.set_of(key).sample_bytes * count)
 
 
 def relieve(state: State, now: float) -> None:
-    """Come back to the budget, where records were larger than expected or others take more of the cache.
+    """Return to the budget after records were larger than expected or others took more of the cache.
 
-    What readers wait for stays: else, with a cache that is full of others' records, no batch would ever be
+    Samples that readers wait for stay. Otherwise, if others' records filled the cache, no batch would ever be
     complete.
     """
     if state.free_bytes < 0:
@@ -68,7 +68,7 @@ def relieve(state: State, now: float) -> None:
 
 
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
-    """How many of ``count`` more samples fit, dropping what is needed later than in ``later_than_s``."""
+    """Return how many of ``count`` more samples fit, dropping those needed later than in ``later_than_s``."""
     size_bytes = state.set_of(key).sample_bytes
     missing = math.ceil(size_bytes * count) - state.free_bytes
     if missing > 0 and not state.room_search.futile(state.events, later_than_s, now):
@@ -80,11 +80,11 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """How many of ``count`` samples fit for which a reader waits: all may go that no other reader waits for.
+    """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped.
 
-    0 while other requests are under way or readers fetch what was produced for them: both bring room. Else
-    there is nothing left to drop: then others have taken the memory, for which the readers of this job must
-    not wait, or one sample is larger than the budget, which nothing will change.
+    Return 0 while other requests are in flight or readers fetch what was produced for them, as both bring
+    room. Otherwise nothing is left to drop: either others have taken the memory, and this job's readers must
+    not wait for that, or one sample is larger than the budget, which nothing will change.
     """
     size_bytes = state.set_of(key).sample_bytes
     spare = int(state.budget_bytes * _NEEDED_SHARE)
@@ -106,7 +106,7 @@ def _missed_and_resident(state: State, now: float) -> bool:
 
 
 def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
-    """How many of ``count`` samples of that size fit into so much."""
+    """Return how many of ``count`` samples of that size fit into the free bytes."""
     return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
 
 
@@ -130,8 +130,8 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
 
 
 def see_shares(state: State, now: float) -> None:
-    """See, every so often, which teams hold more of the cache than their share of it among those that have a
-    job. What several teams read is held by each of them in part.
+    """Check, every so often, which teams hold more than their share of the cache, among teams with a job. If
+    several teams read a dataset, each holds an equal part of it.
     """
     if now < state.room_search.shares_again_s:
         return
@@ -151,7 +151,7 @@ def see_shares(state: State, now: float) -> None:
 
 
 def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
-    """Batches from the slowest rank to the next use of each sample; ``NEVER_SOON`` beyond the next epoch."""
+    """Return batches from the slowest rank to each next use; ``NEVER_SOON`` if beyond the next epoch."""
     epoch, position = job.epoch_and_position(job.watermark)
     if key.epoch == EVERY_EPOCH:
         return job.plan.next_use(indices, epoch, position)
@@ -166,8 +166,9 @@ def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
 def next_use_s(
     key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
-    """Seconds until any job needs each sample in the cache, as its pace goes; infinite where none will within
-    an epoch. What is ``stored`` a straight job needs only where a sampler may have told where it is before.
+    """Return the seconds until any job needs each sample in the cache, at its current pace; infinite if none
+    will within an epoch. A straight job needs a ``stored`` sample only if a sampler may already know its
+    place.
     """
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
@@ -190,11 +191,11 @@ def choose_victims(
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Resident samples to drop, by set, until ``wanted_bytes`` are free, the farthest next use first; of what
-    no job will need, up to ``unneeded_bytes``.
+    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, the farthest next use first;
+    of samples that no job will need, up to ``unneeded_bytes``.
 
-    Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
-    are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
+    Candidates have a next use farther than ``later_than_s`` and are not ``spared``. If there are more than
+    :data:`CANDIDATES_LEAST`, ``turn`` varies which ones are considered.
     """
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
@@ -203,7 +204,7 @@ def choose_victims(
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        # Of a random recipe most is used up, and must not hide behind what is needed again.
+        # Most samples of a random recipe are used up; samples needed again must not hide them.
         step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
         candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:
@@ -228,7 +229,7 @@ def choose_victims(
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:
-    """Of how many resident samples one is a candidate."""
+    """Return the step between candidates among the resident samples."""
     holding = [samples.resident_count for samples in sets.values() if samples.resident_count]
     count, least = sum(holding), max(CANDIDATES_LEAST, _CANDIDATES_PER_SET * len(holding))
     if count <= least:

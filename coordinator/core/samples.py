@@ -1,8 +1,8 @@
 """Residency by sample: one byte of state for each sample of a set, and the table of legal changes.
 
-A *sample set* is the samples of one dataset under one recipe; a random recipe has a set of its own for every
-epoch. State, footprint and attempts are arrays, so that a million samples cost a few megabytes and are looked
-at together. Why a state changes is :mod:`superdl.coordinator.core.core`'s.
+A *sample set* is the samples of one dataset under one recipe; a random recipe has a set for every epoch.
+State, footprint and attempts are arrays, so that a million samples take a few megabytes and are processed
+together. :mod:`superdl.coordinator.core.core` decides on changes of state.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ EVERY_EPOCH = -1
 
 _OBJECT_BYTES = 16
 _KEY_OVERHEAD_BYTES = 160
-"""Key, dictionary entry and object header of one key, as seen with Valkey 9 and Redis 7."""
+"""Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7."""
 
 
 class SetKey(NamedTuple):
-    """Names a sample set: dataset (content of catalog and recipe) and epoch, if the recipe is random."""
+    """The name of a sample set: dataset (content of catalog and recipe), and epoch of a random recipe."""
 
     dataset: bytes
     epoch: int
 
 
 class SampleState(enum.IntEnum):
-    """What the coordinator believes of one sample; the cache has the truth."""
+    """The assumed state of one sample; the cache has the truth."""
 
     UNKNOWN = 0
-    """Never asked: the cache may hold it from an earlier coordinator."""
+    """Never checked: the cache may hold it from an earlier coordinator."""
     CHECKING = 1
-    """The cache is being asked."""
+    """An audit is in flight."""
     ABSENT = 2
     IN_FLIGHT = 3
-    """A function has been asked to produce it."""
+    """A request for it is in flight."""
     WAITING = 4
-    """It failed and waits for its next attempt."""
+    """It failed and waits for its retry."""
     RESIDENT = 5
     FAILED = 6
-    """A tombstone says why."""
+    """A tombstone has the reason."""
 
 
 _S = SampleState
@@ -68,13 +68,15 @@ for _state, _followers in _NEXT.items():
     LEGAL[_state, list(_followers)] = True
 _LEGAL_TO = np.ascontiguousarray(LEGAL.T)
 _FROM_RESIDENT = LEGAL[_S.RESIDENT].tolist()
-# While the cache is asked whether it still holds what was resident, that memory counts as taken.
+# While an audit checks resident samples, their memory still counts as taken.
 _FROM_STORED = (LEGAL[_S.RESIDENT] | LEGAL[_S.CHECKING]).tolist()
 _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Memory that records take in Redis, in bytes: jemalloc's size class (four to a doubling) and the key."""
+    """Return the memory that records take in Redis, in bytes: jemalloc's size class (four per doubling) plus
+    the key.
+    """
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -87,7 +89,7 @@ def _footprint_of_one(record_bytes: int) -> int:
 
 
 def count_again(counts: Counter[int], indices: Ints) -> Ints:
-    """Count each of ``indices`` once more; return how often each has been."""
+    """Count each of ``indices`` once more; return its new count."""
     counts.update(indices.tolist())
     return np.array([counts[index] for index in indices.tolist()], dtype=np.int64)
 
@@ -103,15 +105,14 @@ class SampleSet:
     """The samples of one set, as parallel arrays of shape (size,).
 
     ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8; ``dropped``
-    bool, was in the cache and had to make room. What is resident has a footprint, and keeps it while the
-    cache is asked whether it still is; nothing else has one. ``unanswered`` counts, of the few of which no
-    answer came back, how often none did; ``blamed_on_executor``, of those that failed at an executor which
-    was blamed for it, how often. ``packs`` uint32, the number of the pack in the store where a record lies, 0
-    where no place is known; ``None`` where none is known at all, as always of a random recipe. ``pointed``
-    bool, the cache holds a pointer into the store; ``None`` where it never did. Before ``pointers_from_s``
-    none is wanted, since a reader could not follow one. ``has_lost_packs``: packs with some of them
-    were removed. ``unavailable`` counts, of those that the source did not give, how often in a row;
-    it has held some ``unavailable_since_s``.
+    bool, was in the cache and had to make room. Resident samples have a footprint, and keep it while an audit
+    checks them; no others have one. ``unanswered`` counts unanswered requests, for the few samples that had
+    any; ``blamed_on_executor`` counts a sample's failures that were blamed on the executor. ``packs`` uint32,
+    the number of the pack in the store with the record, 0 if no place is known; ``None`` if none is known at
+    all, as always with a random recipe. ``pointed`` bool, the cache holds a pointer into the store; ``None``
+    if it never did. Before ``pointers_from_s`` no pointers are used, since a reader could not follow one.
+    ``has_lost_packs``: packs with some of the samples were removed. ``unavailable`` counts how often in a row
+    the source failed to provide a sample; it has had entries since ``unavailable_since_s``.
     """
 
     def __init__(
@@ -144,25 +145,25 @@ class SampleSet:
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
-        """Expected footprint of a sample that has not been produced: a running mean once some have."""
+        """Expected footprint of a sample not yet produced: a running mean once some have been."""
         self._stored_count = 0
         self._memory = memory or CacheMemory()
 
     def among(self, indices: Ints, state: SampleState) -> Ints:
-        """Those of ``indices`` that are in ``state``, in their order."""
+        """Return those of ``indices`` that are in ``state``, in their order."""
         found: Ints = indices[self.state[indices] == state]
         return found
 
     def having(self, state: SampleState) -> Ints:
-        """All samples in ``state``, ascending."""
+        """Return all samples in ``state``, ascending."""
         return np.flatnonzero(self.state == state)
 
     def doubt(self) -> None:
-        """The server has dropped records of its own accord: of what is resident, some may be gone."""
+        """Doubt all resident samples: the server evicted records on its own, and some may be gone."""
         self._doubted = self.state == SampleState.RESIDENT
 
     def to_check(self, indices: Ints) -> Ints:
-        """Those of ``indices`` of which the cache should be asked whether it holds them."""
+        """Return those of ``indices`` that need an audit."""
         states = self.state[indices]
         unsure: Bools = states == SampleState.UNKNOWN
         if self._doubted is not None:
@@ -170,25 +171,25 @@ class SampleSet:
         return indices[unsure]
 
     def stored(self, indices: Ints) -> Bools:
-        """Of which of ``indices`` a place in the store is known."""
+        """Return which of ``indices`` have a known place in the store."""
         if self.packs is None:
             return np.zeros(indices.size, dtype=np.bool_)
         known: Bools = self.packs[indices] != 0
         return known
 
     def place(self, indices: Ints, packs: NDArray[np.uint32] | int) -> None:
-        """The records of ``indices`` lie in these packs of the store; 0: nobody knows where."""
+        """Set the packs of the store that hold the records of ``indices``; 0: unknown."""
         if self.packs is None:
             self.packs = np.zeros(self.state.size, dtype=np.uint32)
         self.stored_count -= int(np.count_nonzero(self.packs[indices]))
         self.packs[indices] = packs
         self.stored_count += int(np.count_nonzero(self.packs[indices]))
         self._moved += indices.size
-        if self._moved > max(self.state.size // 16, 1024):  # sorting is for many at once
+        if self._moved > max(self.state.size // 16, 1024):  # sorting pays for many at once
             self._by_pack, self._moved = None, 0
 
     def lying_in(self, pack: int) -> Ints:
-        """The samples that lie in a pack, but for some of which that was told lately."""
+        """Return the samples in a pack, except perhaps some of the most recently placed."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)
         if self._by_pack is None:
@@ -200,7 +201,7 @@ class SampleSet:
         return still
 
     def held(self) -> Ints:
-        """All samples that are in the cache, on their way there, or may be, ascending."""
+        """Return all samples that are in the cache, on their way there, or may be, ascending."""
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
@@ -224,12 +225,12 @@ class SampleSet:
         self.state[indices] = to
 
     def store(self, indices: Ints, record_bytes: Ints) -> None:
-        """``indices`` are resident now, with records of these lengths in bytes."""
+        """Mark ``indices`` as resident, with records of these lengths in bytes."""
         if not indices.size:
             return
         self.move(indices, SampleState.RESIDENT)
         first = int(record_bytes[0])
-        if (record_bytes == first).all():  # as images of one recipe are
+        if (record_bytes == first).all():  # typical for images of one recipe
             total = _footprint_of_one(first) * indices.size
             self.stored_bytes[indices] = _footprint_of_one(first)
         else:
@@ -246,7 +247,7 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def point(self, indices: Ints, record_bytes: Ints) -> None:
-        """``indices`` are resident as pointers of these lengths, which say nothing of their records'."""
+        """Mark ``indices`` as resident pointers of these lengths, which say nothing about their records."""
         if not indices.size:
             return
         known = self.sample_bytes, self._stored_count
@@ -257,13 +258,13 @@ class SampleSet:
         self.pointed[indices] = True
 
     def pointers_among(self, indices: Ints) -> Ints:
-        """Those of ``indices`` that are resident as pointers."""
+        """Return those of ``indices`` that are resident as pointers."""
         if self.pointed is None:
             return indices[:0]
         return self.among(indices[self.pointed[indices]], _S.RESIDENT)
 
     def clear_failures(self, indices: Ints) -> None:
-        """It is known what became of these: what was before is not held against them any more."""
+        """Clear the failure counts of these samples, whose outcome is known."""
         for counts in (self.unanswered, self.blamed_on_executor, self.unavailable):
             if counts:
                 for index in indices.tolist():
@@ -271,16 +272,16 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of this set is in the cache, on its way there or waiting for it."""
+        """True if nothing of this set is in the cache, on its way there or waiting for it."""
         return not self.resident_count and not self.under_way
 
     @property
     def under_way(self) -> bool:
-        """Whether the cache is being asked about a sample, or one is being produced or will be."""
+        """True if an audit, a request or a retry of some sample is pending."""
         return any(self.count(state) for state in (_S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
 
     def count(self, state: SampleState) -> int:
-        """Number of samples in a state."""
+        """Return the number of samples in a state."""
         return (
             self.resident_count
             if state == SampleState.RESIDENT

@@ -1,9 +1,9 @@
-"""What functions have decoded that do not see the store goes there from the cache, by those that do.
+"""Saving: executors that see the store write there what others, that do not, have decoded into the cache.
 
-A *save* has samples written to a pack that are in the cache, in the order in which they came. It comes last:
-an executor gets one when it has a function idle, with half of them at most, and no save is large. Nobody
-waits for one, and it takes no room; so it is not raced, and what it does not bring is tried again later, at
-the end of the queue. Where the store takes nothing, the circuit breaker for writing there leaves it alone.
+A *save* has cached samples written to a pack, in the order in which they came. It has the lowest priority: an
+executor gets one only if it has an idle function, for at most half of its functions, and no save is large. No
+one waits for a save, and it takes no room; so it is never raced, and unsaved samples are retried later, at
+the end of the queue. If the store takes nothing, the circuit breaker for writing leaves it alone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
 _WAIT_S = 1.0
-"""So long a sample waits for others at most, so that packs are few."""
+"""Maximum wait of a sample for others, so that packs are few."""
 
 _PACK_BYTES = 32 * 2**20
 
 
 class Save(NamedTuple):
-    """Cached samples that an executor is to write to a pack."""
+    """Cached samples for an executor to write to a pack."""
 
     executor: ExecutorState
     samples: SetKey
@@ -42,16 +42,16 @@ class Save(NamedTuple):
 
 
 def take_due(state: State, now: float) -> Iterator[Save]:
-    """Take from the queue what can be saved now, what has waited longest first; what is yielded is asked for
-    before the next.
+    """Take from the queue the saves that can be made now, longest waiting first. Request each before the
+    next.
     """
     while (found := due(state, now)) is not None:
         key, executor = found
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
-        if samples is None:  # all of it has gone
+        if samples is None:  # the whole set is gone
             continue
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
-        for other in _saves(state):  # it was dropped meanwhile, and has come again
+        for other in _saves(state):  # skip what was dropped and has come again since
             if other.samples == key:
                 still = still[~np.isin(still, other.indices)]
         if still.size:
@@ -59,18 +59,18 @@ def take_due(state: State, now: float) -> Iterator[Save]:
 
 
 def is_saving(state: State) -> bool:
-    """Whether something is on its way from the cache to the store, or will be."""
+    """Return whether any sample is on its way from the cache to the store, or will be."""
     return state.unsaved.first() is not None or bool(_saves(state))
 
 
 def _saves(state: State) -> list[Prefetch]:
-    """The saves in flight."""
+    """Return the saves in flight."""
     orders = (request.order for request in state.requests.values())
     return [order for order in orders if order.kind is RequestKind.SAVE]
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """The set of which a pack can be written now, and who has time for it."""
+    """Return the set that has enough for a pack now, and an idle executor; ``None`` if there is none."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -81,7 +81,7 @@ def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
 
 
 def _pack_samples(state: State, key: SetKey) -> int:
-    """How many samples of a set one save has written."""
+    """Return the number of samples of a set in one save."""
     samples = state.sets.get(key)
     if samples is None:
         return 1
@@ -89,7 +89,9 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
+    """Return the executor for a save, even of a source that it may not read; ``None`` if none is idle or
+    able.
+    """
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
@@ -102,7 +104,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
 
 
 def next_save_s(state: State) -> float | None:
-    """When something may be saved by the passing of time alone; ``None`` where nothing waits."""
+    """Return when the next save can be made without an event; ``None`` if nothing waits."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -111,14 +113,14 @@ def next_save_s(state: State) -> float | None:
 
 
 def saved(event: RequestDone) -> Bools:
-    """Which samples of a save are in its pack."""
+    """Return which samples of a save are in its pack."""
     if event.pack and event.stored is not None:
         return event.stored
     return np.zeros(event.outcomes.size, dtype=np.bool_)
 
 
 def answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again."""
+    """Handle the answer to a save: retry the unsaved samples, except those no longer in the cache."""
     left = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if left.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
@@ -127,7 +129,7 @@ def answered(state: State, request: Request, event: RequestDone, now: float) -> 
 
 
 def try_again(state: State, request: Request, left: Bools, now: float) -> None:
-    """Let what was not saved wait for another save, as far as it is still in the cache."""
+    """Queue unsaved samples again if they are still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:

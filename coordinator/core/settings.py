@@ -1,4 +1,4 @@
-"""What the core may be told: bounds, waits, prices and datasets, frozen and checked when they are made."""
+"""Settings of the core: bounds, waits, prices and datasets, frozen and checked on creation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "budget_bytes": (1, math.inf),
     "lookahead_batches": (1, math.inf),
     "request_samples": (1, math.inf),
-    "attempts": (1, 100),  # they are counted in a byte
+    "attempts": (1, 100),  # counted in a byte
     "backoff_s": (_LEAST, math.inf),
     "backoff_max_s": (_LEAST, math.inf),
     "request_ttl_s": (_LEAST, math.inf),
@@ -36,12 +36,12 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars for each unit of what is counted; all zero where nothing is billed by use.
+    """US dollars per unit of use; all zero if nothing is billed by use.
 
-    ``invocation`` one request to a function; ``gb_s`` one second of one GB (2**30 bytes) of its memory;
-    ``source_request`` one GET, of the source or of a store in a bucket, ``store_put`` one PUT there;
-    ``source_gb`` and ``record_gb`` one GB fetched from the source, and written to or read from the cache;
-    ``hour`` the cache and the coordinator, used or not, of which ``coordinator_hour`` is the coordinator's.
+    ``invocation``: one request to a function; ``gb_s``: one second of one GB (2**30 bytes) of its memory;
+    ``source_request``: one GET, of the source or of a store in a bucket, ``store_put``: one PUT there;
+    ``source_gb`` and ``record_gb``: one GB fetched from the source, and written to or read from the cache;
+    ``hour``: the cache and the coordinator, used or not; ``coordinator_hour``: the coordinator's part of it.
     """
 
     invocation: float = 0.0
@@ -55,7 +55,7 @@ class Prices:
 
     @property
     def billed(self) -> bool:
-        """Whether anything costs anything."""
+        """True if any price is above 0."""
         return any(getattr(self, entry.name) for entry in fields(self))
 
     def __post_init__(self) -> None:
@@ -73,9 +73,9 @@ class Prices:
 class DatasetFacts:
     """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
 
-    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent`` says that
-    the cache was seen empty. ``runs`` (int64) are the places in the catalog where runs of neighbours begin
-    (:func:`superdl.coordinator.core.runs_of`); ``None`` where each sample has an object to itself.
+    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent``: the cache
+    was seen empty. ``runs`` (int64) are the places in the catalog where runs of neighbours begin
+    (:func:`superdl.coordinator.core.runs_of`); ``None`` if each sample has its own object.
     """
 
     content: bytes
@@ -88,8 +88,8 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What the core is told of an executor: what people call it, what its work costs, whether its functions
-    see the store, and whether they decode; else they restore and save, and do nothing else.
+    """Facts about an executor: its name for users, its prices, whether its functions see the store, and
+    whether they decode; if not, they only restore and save.
     """
 
     name: str = "local"
@@ -105,15 +105,14 @@ class CoreSettings:
     ``budget_bytes`` of cache memory for records; ``lookahead_batches`` at most ahead of a rank;
     ``request_samples`` at most per invocation; ``attempts`` per sample before a tombstone; ``backoff_s``
     before the second attempt, doubled for each further one and never above ``backoff_max_s``;
-    ``request_ttl_s`` for a function to begin a sample; ``tombstone_ttl_s`` before a spent sample may be
-    tried again; ``forget_s`` after which a silent rank is forgotten; ``lease_s`` after which it is no
-    longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
-    second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
-    that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
-    prices; ``spent_usd`` was spent before, by earlier coordinators. ``teams`` share all this;
-    ``teams_usd`` is what requests of each have cost before. ``store`` says that there is one,
-    ``store_read_only`` that nothing is written to it, ``whole_packs`` that reading a pack as a whole costs
-    hardly more than a record of it, as in a bucket.
+    ``request_ttl_s`` for a function to begin a sample; ``tombstone_ttl_s`` before a sample without attempts
+    left may be tried again; ``forget_s`` after which a silent rank is forgotten; ``lease_s`` after which
+    nothing is looked ahead for it. A request that takes longer than ``hedge_quantile`` of all may be raced by
+    a second one, as long as those are at most ``hedge_share`` of all requests. ``executors`` are listed
+    cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound spending at their prices; ``spent_usd`` was
+    spent by earlier coordinators. ``teams`` share all this; ``teams_usd`` is the previous cost of each team's
+    requests. ``store``: there is one; ``store_read_only``: nothing is written to it; ``whole_packs``: reading
+    a whole pack costs hardly more than one record, as in a bucket.
     """
 
     budget_bytes: int
@@ -146,5 +145,5 @@ class CoreSettings:
             raise ConfigError("executors that decode are at least 1; not 0")
 
     def backoff_after_s(self, attempts: int) -> float:
-        """Wait before the next attempt, after ``attempts`` that failed."""
+        """Return the wait in seconds before the next attempt, after ``attempts`` that failed."""
         return min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts, 1) - 1, 64))

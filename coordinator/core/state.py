@@ -1,7 +1,7 @@
-"""All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, retries, the account.
+"""The core's state: datasets, sample sets, jobs, requests, audits, retries and money.
 
-Only data and the few questions that several parts of the core ask of it. What events do to it stands in
-``ranks``, ``lookahead``, ``requests``, ``auditing`` and ``dispatching``.
+It has only data and the few queries that several parts of the core share. The modules ``ranks``,
+``lookahead``, ``requests``, ``auditing`` and ``dispatching`` change it.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.teams import Turn
 
 EPOCH_SETS_MAX = 8
-"""So many epochs of a random recipe have a sample set at once, for each job that reads it."""
+"""Maximum number of epochs of a random recipe that have a sample set, for each job that reads it."""
 
 _FAILURES_MAX = 10_000
-"""So many reasons of failures are remembered, the newest."""
+"""Number of failure reasons remembered, the newest."""
 
 _REQUESTS_KEPT = 4096
 
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
-"""A request has such a share of the cache at most, or so many samples."""
+"""Maximum request: this share of the cache, or this number of samples if that is more."""
 
 _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class Claim:
-    """What two requests that race share: bools ``[samples]``, which are not settled yet, and the cache memory
-    that is kept free for them.
+    """State shared by two requests that race: bools ``[samples]`` for those not yet settled, and the cache
+    memory reserved for them.
     """
 
     unsettled: Bools
@@ -71,29 +71,29 @@ class Claim:
 
 @dataclass(slots=True)
 class Request:
-    """A request that was sent, and once it has ended, how."""
+    """A request that was sent and, once it has ended, its result."""
 
     order: Prefetch
     payer: Job | None
-    """On whose account it goes, though that job may close before it is answered; ``None``: on nobody's."""
+    """The job to charge, though it may close before the answer; ``None``: no job."""
     claim: Claim
     made_s: float
     rival: int | None = None
     """The request that races this one, whichever came first."""
     expected_s: float = 0.0
-    """What it was expected to take when it was made."""
+    """The seconds it was expected to take when it was made."""
     ended_s: float | None = None
     ending: str = ""
 
     @property
     def team(self) -> str:
-        """The team on whose account it goes."""
+        """The team to charge."""
         return NO_TEAM if self.payer is None else self.payer.team
 
 
 @dataclass(frozen=True, slots=True)
 class AuditInFlight:
-    """Samples that the cache is asked about, for the reader of a batch or for a rank that looks ahead."""
+    """An audit in flight, for the reader of a batch or for a rank that looks ahead."""
 
     samples: SetKey
     indices: Ints
@@ -108,47 +108,47 @@ class State:
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
     unused_datasets: set[bytes] = field(default_factory=set)
-    """Those that nobody had anything of when that was looked at last."""
+    """Datasets that had no samples and no readers at the last check."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
-    """Ranks that have passed over samples of which the cache was being asked on behalf of others."""
+    """Ranks that have passed over samples while audits of them, requested by others, were in flight."""
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     """Samples in state WAITING, by the time of their next attempt."""
     misses: ReportedMisses = field(default_factory=ReportedMisses)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
-    """Why samples are in state FAILED."""
+    """The reasons of samples in state FAILED."""
     expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
-    """When tombstones that expire do so; in order, since all live equally long."""
+    """Expiry times of tombstones; in order, since all have the same lifetime."""
     room_search: RoomSearch = field(default_factory=RoomSearch)
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
     """Ranks by the time at which their lease may end."""
     unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
-    """What is to go from the cache to the store, where there are functions that do not see it."""
+    """Samples to be saved from the cache to the store, if some functions do not see it."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
     recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
-    """The newest ones, ended or not, for people who ask about a batch."""
+    """The newest requests, ended or not, for a batch's history."""
     wanted_bytes: int = 0
-    """What all ranks would like to look ahead to, in memory of the cache."""
+    """Cache memory for the full look-ahead of all ranks."""
     outage: Outage = field(default_factory=Outage)
-    """Of all that produces samples."""
+    """The outage of all that produces samples."""
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
-    """Of datasets whose source gave nothing when it was asked last."""
+    """Outages of datasets whose source last gave nothing."""
     events: int = 0
-    """Events handled so far, ticks apart."""
+    """Events handled so far, without ticks."""
     budget_bytes: int = 0
     reserved_bytes: int = 0
     foreign_bytes: int = 0
-    """Memory of the cache that is not ours to account for and leaves less for us."""
+    """Cache memory that others use, which reduces ours."""
     withheld_bytes: int = 0
-    """Memory that is left alone, since the cache refused writes for want of it."""
+    """Memory left unused, since the cache refused writes for lack of it."""
     emptied: bool = False
-    """Whether the cache was seen to be emptied: what has not been asked for yet is known to be absent."""
+    """True if the cache was seen to be emptied: samples never requested are then known to be absent."""
     memory: CacheMemory = field(default_factory=CacheMemory)
     evictions: int = 0
     dropped_samples: int = 0
@@ -175,7 +175,7 @@ class State:
         self.teams = Teams(settings.teams, settings.teams_usd)
         if self.ledger.capped:
             for executor, facts in zip(self.fleet.executors, settings.executors, strict=True):
-                if facts.prices.billed:  # until it is known what they cost
+                if facts.prices.billed:  # until their cost is known
                     executor.most_in_flight = UNPRICED_REQUESTS
 
     @property
@@ -185,12 +185,12 @@ class State:
 
     @property
     def is_producing(self) -> bool:
-        """Whether a request in flight brings something into the cache."""
+        """True if a request in flight brings something into the cache."""
         return any(request.order.kind.fills_cache for request in self.requests.values())
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that records take."""
+        """Memory taken by records."""
         return self.memory.resident_bytes
 
     @property
@@ -200,14 +200,14 @@ class State:
         return self.budget_bytes - taken
 
     def most_samples(self, key: SetKey) -> int:
-        """How many samples of a set a request has at most: many at once would drop what others have brought,
-        where they take much of the cache.
+        """Return the maximum number of samples of a set in a request: where they take much of the cache, many
+        at once would drop what others have brought.
         """
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 
     def set_of(self, key: SetKey) -> SampleSet:
-        """The sample set of that name, made when first asked for."""
+        """Return the sample set of that name; create it on first use."""
         samples = self.sets.get(key)
         if samples is None:
             dataset = self.datasets[key.dataset]
@@ -221,13 +221,13 @@ class State:
         return samples
 
     def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
-        """Samples are resident that were not; those in no pack are to be saved, by who sees the store."""
+        """Note new resident samples; those in no pack will be saved by an executor that sees the store."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 
     def states(self, key: SetKey, indices: Ints) -> NDArray[np.uint8]:
-        """The state of each of ``indices``, without making the sample set of that name."""
+        """Return the state of each of ``indices``, without creating the sample set."""
         samples = self.sets.get(key)
         if samples is not None:
             found: NDArray[np.uint8] = samples.state[indices]
@@ -236,11 +236,12 @@ class State:
         return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
 
     def admits(self, key: SetKey, *, waited_for: bool = False) -> bool:
-        """Whether a sample set is there, or may be made: a call for a far-off epoch must not cost memory.
+        """Return whether a sample set exists or may be created: a call for a far-off epoch must not cost
+        memory.
 
-        Where there are as many as may be, an epoch that no rank is at makes room; its records go too, since
-        nothing would account for them. Where a reader waits for this one, an epoch that is only looked ahead
-        at makes room too, the farthest first. One of which something is on its way stays until that has come.
+        If the maximum is reached, an epoch that no rank is at makes room; its records are dropped too, since
+        nothing would account for them. If a reader waits for this set, an epoch that is only looked ahead at
+        makes room too, the farthest first. An epoch with pending samples stays until they have come.
         """
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
@@ -260,7 +261,7 @@ class State:
         return True
 
     def need(self, key: SetKey) -> int:
-        """Return 2 if a rank reads samples of that set, 1 if one only looks ahead to some, and 0 else."""
+        """Return 2 if a rank reads samples of that set, 1 if one only looks ahead to some, otherwise 0."""
         need = 0
         for cursor in self.reading(key.dataset):
             first, last = (
@@ -272,55 +273,55 @@ class State:
         return need
 
     def eligible_for(self, dataset: bytes) -> EligibleExecutors:
-        """The executors that can produce a dataset."""
+        """Return the executors that can produce a dataset."""
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """A rank's cursor; ``None`` for one that is unknown (closed, or of before a restart)."""
+        """Return a rank's cursor; ``None`` if it is unknown (closed, or from before a restart)."""
         found = self.jobs.get(job)
         return found.cursors.get(rank) if found else None
 
     @property
     def cursors(self) -> list[Cursor]:
-        """Those of all open ranks."""
+        """The cursors of all open ranks."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
 
     def reading(self, dataset: bytes) -> list[Cursor]:
-        """Those of the ranks that read a dataset."""
+        """Return the cursors of the ranks that read a dataset."""
         return [cursor for cursor in self.cursors if cursor.job.dataset == dataset]
 
     def account(self, request: Request) -> JobCounters:
-        """Where a request is counted: with all jobs that have closed, once its own has."""
+        """Return the counters for a request: its job's, or those of all closed jobs once it has closed."""
         payer = request.payer
         is_open = payer is not None and self.jobs.get(payer.name) is payer
         return payer.counters if payer is not None and is_open else self.closed.counters
 
     def team_of(self, job: str) -> str:
-        """The team of an open job; for any other, none."""
+        """Return the team of an open job; no team for any other."""
         return self.jobs[job].team if job in self.jobs else NO_TEAM
 
     def turn(self, team: str) -> Turn | None:
-        """When it is a team's turn; ``None``: it may spend no more."""
+        """Return a team's turn; ``None`` if it may spend no more."""
         capped = self.teams[team].facts.max_usd < math.inf
         if capped and not self.teams.may_spend(team, self.ledger.request_usd):
             return None
         return self.teams.turn(team)
 
     def wants(self, dataset: bytes) -> bool:
-        """Whether any open job reads a dataset."""
+        """Return whether any open job reads a dataset."""
         return any(job.dataset == dataset for job in self.jobs.values())
 
     def jobs_of(self, dataset: bytes) -> list[Job]:
-        """The open jobs that read a dataset."""
+        """Return the open jobs that read a dataset."""
         return [job for job in self.jobs.values() if job.dataset == dataset]
 
     def want(self, cursor: Cursor, wanted_bytes: int) -> None:
-        """A rank would like to look ahead so far."""
+        """Set the cache memory that a rank's full look-ahead would take."""
         self.wanted_bytes += wanted_bytes - cursor.wanted_bytes
         cursor.wanted_bytes = wanted_bytes
 
     def wake(self, cursor: Cursor) -> None:
-        """A rank may have something to look ahead to, unless it has shown no sign of life lately."""
+        """Mark a rank as ready to look ahead, unless its lease has lapsed."""
         if cursor.lapsed:
             return
         self.room_search.waiting.pop(cursor.key, None)
@@ -329,27 +330,27 @@ class State:
         eligible.ready[cursor.job.team].add(cursor.key, cursor.deadline_s())
 
     def wake_those(self, keys: Iterable[CursorKey]) -> None:
-        """Wake what is left of these."""
+        """Wake the ranks that are still open."""
         for name, rank in keys:
             cursor = self.cursor(name, rank)
             if cursor is not None:
                 self.wake(cursor)
 
     def look_again(self, cursors: Iterable[Cursor]) -> None:
-        """Have ranks look again at all that they have looked ahead to: it may not be there any more."""
+        """Have ranks check their whole look-ahead again, since samples may have gone."""
         for cursor in cursors:
             cursor.look_again()
             self.wake(cursor)
 
     def rest(self, cursor: Cursor) -> None:
-        """A rank has nothing to look ahead to, or is to have nothing."""
+        """Take a rank out of all queues for looking ahead."""
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.ready[cursor.job.team].discard(cursor.key)
         eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
-        """Keep why a sample failed; of very many failures, the newest."""
+        """Keep the reason of a sample's failure; of very many, the newest."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
         if len(self.failures) > _FAILURES_MAX:
@@ -364,7 +365,7 @@ class State:
         *,
         reason: str = "retries_spent",
     ) -> None:
-        """Have tombstones written that expire: the samples may be tried again after that."""
+        """Write tombstones that expire, after which the samples may be tried again."""
         ttl_s = self.settings.tombstone_ttl_s
         self.set_of(key).move(indices, SampleState.FAILED)
         for index, text in zip(indices.tolist(), reasons, strict=True):
@@ -373,6 +374,6 @@ class State:
         self.expiries.append((now + ttl_s, key, indices))
 
     def unique(self, indices: Ints) -> Ints:
-        """Without duplicates (padding repeats samples), in the order of first appearance."""
+        """Return the indices without duplicates (padding repeats samples), in order of first appearance."""
         _, first = np.unique(indices, return_index=True)
         return indices[np.sort(first)]

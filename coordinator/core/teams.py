@@ -1,13 +1,13 @@
-"""Teams that share a coordinator: whose request is made next where functions are too few for all, who must
-make room where memory is, and who may spend no more.
+"""Teams that share a coordinator: who goes first when functions are scarce, who makes room when memory is,
+and who may spend no more.
 
-Each job belongs to a team, which is nameless unless a token names it. Of the teams that want something, one
-of the highest priority has the next turn; of equal ones, the team whose virtual time is least. That passes by
-the time that a team's requests take, divided by its share. So it is start-time fair queueing (Goyal et al.,
-1996), with the time that a request will take estimated, and put right when it ends: teams that all want more
-have the functions' time in proportion to their shares, and what one team leaves the others use. A team that
-wants nothing for a moment loses nothing; one that wants less for longer saves up no more than two seconds of
-its share. What runs is not ended for another team.
+Each job belongs to a team, which is nameless unless a token names it. Among teams with pending needs, one of
+the highest priority has the next turn; among equals, the team with the least virtual time. A team's virtual
+time advances by the time that its requests take, divided by its share. This is start-time fair queueing
+(Goyal et al., 1996), with the time of a request estimated, and corrected when it ends. Teams that all need
+more get the functions' time in proportion to their shares, and others use what a team leaves. A team that
+needs nothing for a moment loses nothing; one that needs less for longer saves up at most two seconds of its
+share. Running requests are never stopped for another team.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ NO_TEAM = ""
 """The team of jobs whose token names none."""
 
 Turn: TypeAlias = tuple[int, float]
-"""The lesser one goes first."""
+"""The lesser turn goes first."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
 _PRIORITY_MAX = 1000
-_KEPT_S = 2.0
+_KEPT_S = 2.0  # of its share that a team saves up at most
 _SMOOTHING = 0.1
 _SAMPLE_S = 0.01  # before any request has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """What a team may have.
+    """The limits of a team.
 
     Attributes:
         name: letters, digits and ``. _ -``, at most 64.
-        share: of the functions' time and of the cache's memory, beside the other teams' shares.
-        priority: teams of a higher one go first; below, only what they leave.
-        max_usd: the most that its requests may cost in all, in US dollars.
+        share: of the functions' time and of the cache's memory, relative to the other teams' shares.
+        priority: teams of a higher one go first; lower ones get only what those leave.
+        max_usd: maximum cost of all its requests, in US dollars.
 
     Raises:
         ConfigError: one of them is out of its range.
@@ -69,7 +69,7 @@ class Team:
 
 @dataclass(slots=True)
 class TeamState:
-    """A team, and how it fares: requests in flight and made so far, and what they cost."""
+    """A team and its use: requests in flight and made so far, and their cost."""
 
     facts: Team
     in_flight: int = 0
@@ -77,25 +77,25 @@ class TeamState:
     usd: float = 0.0
     virtual_s: float = 0.0
     warned_s: float = -math.inf
-    """When people were warned last that it may spend no more."""
+    """The time of the last warning that it may spend no more."""
     sample_s: float = 0.0
-    """What its requests take for a sample, smoothed; 0 before one has ended."""
+    """Smoothed time of its requests per sample; 0 before one has ended."""
 
 
 class Teams:
-    """All teams that were ever heard of.
+    """All teams seen so far.
 
     Args:
-        teams: what they may have.
-        spent_usd: what the requests of some have cost before, by name.
+        teams: their limits.
+        spent_usd: the previous cost of some teams' requests, by name.
     """
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
         self._states = {NO_TEAM: TeamState(Team())}
         self.given: tuple[Team, ...] = ()
-        """What was set last."""
+        """The teams set last."""
         self._floor_s = 0.0
-        """No virtual time counts as less."""
+        """Lower bound of all virtual times."""
         self._sample_s = _SAMPLE_S
         self.change(teams)
         for name, usd in (spent_usd or {}).items():
@@ -112,24 +112,24 @@ class Teams:
 
     @property
     def several(self) -> bool:
-        """Whether there is any choice."""
+        """True if there is more than one team."""
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set what teams may have; one that is not named any more keeps what it had for its open jobs."""
+        """Set the limits of teams; a team no longer listed keeps its limits for its open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):
             self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
-        """When it is a team's turn, beside others' turns."""
+        """Return a team's turn, to be compared with others."""
         state = self[name]
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """A request of so many samples is made for a team, where functions take ``capacity`` of them at once;
-        return the seconds that it is expected to take.
+        """Account for a new request of a team, where functions take ``capacity`` requests at once; return the
+        seconds that it is expected to take.
         """
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
@@ -137,28 +137,29 @@ class Teams:
         state.virtual_s = start_s + passes_s
         state.in_flight += 1
         shares = sum(team.facts.share for team in self if team.in_flight)
+        # A team that needed less must not catch up on all of it.
         self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
         state.requests += 1
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """It has ended, whatever came of it, and kept a function for so long."""
+        """Account for a request that has ended, with any result, after using a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
-        if took_s:  # else no function was asked
+        if took_s:  # 0: no function ran
             each_s = took_s / samples
             state.sample_s += (each_s - state.sample_s) * (_SMOOTHING if state.sample_s else 1.0)
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Whether one more request keeps within what a team may spend, if each in flight costs so much."""
+        """Return whether a team can afford one more request, if each in flight costs ``request_usd``."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
 
     def refusal(self, name: str) -> str:
-        """Why a reader of a team gets nothing more, and how to go on."""
+        """Explain to a team's reader why production stopped, and how to go on."""
         state = self[name]
         return (
             f"the requests of team {name} have cost {state.usd:.4f} USD, and its max_usd is "

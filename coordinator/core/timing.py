@@ -1,8 +1,8 @@
-"""What is measured of time: how long requests take, how fast a rank reads, and how large a request follows.
+"""Timing: how long requests take, how fast a rank reads, and the request size that follows.
 
-The time that a function takes is fitted by a line over the number of samples (least squares, old answers
-fading); what comes on top of it (queues, network, cold starts) is averaged. How far single answers lie off
-the line is kept as a ratio, so that quantiles of requests of all sizes follow from one sample of them.
+A function's own time is fitted by a line over the number of samples (least squares, with older answers
+fading); the time on top of it (queues, network, cold starts) is averaged. The deviation of single answers
+from the line is kept as a ratio, so that one sample of ratios gives quantiles for requests of all sizes.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from collections import deque
 
-_FADING = 0.98
+_FADING = 0.98  # of older answers, with each new one
 _AROUNDS = 64
 _RATIOS = 256
-_RATIOS_LEAST = 16
+_RATIOS_LEAST = 16  # before quantiles are known
 _SMOOTHING = 0.05
-_SPREAD_LEAST = 1e-3
+_SPREAD_LEAST = 1e-3  # if request sizes vary less, they show no slope
 _TINY_S = 1e-6
-_OVERHEAD_SHARE = 0.05
+_OVERHEAD_SHARE = 0.05  # of an invocation's time, in a request of sufficient size
 _SLACK_SHARE = 0.5
 _SAMPLE_LEAST_S = 1e-6
-_LEAST = 4
+_LEAST = 4  # samples in a request, before anything is known
 _LEAST_KNOWN = 16
 _FIRST_S = 0.05
 _WINDOW_S = 0.5
 _WEIGHT = 0.3
-_PAUSE = 8.0
+_PAUSE = 8.0  # an interval grows at most by this factor, as a pause is not a change of pace
 
 
 class LatencyModel:
@@ -33,8 +33,8 @@ class LatencyModel:
 
     Attributes:
         answers: observed so far.
-        sample_s: time that one more sample takes a function.
-        invocation_s: time that an invocation takes whatever it carries: queues, which come and go, left out.
+        sample_s: a function's time for one more sample.
+        invocation_s: fixed time of an invocation, without queues, which come and go.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LatencyModel:
         self.answers = 0
 
     def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
-        """A request of so many samples was answered; ``duration_s`` of it the function itself took."""
+        """Add the answer to a request of that size; ``duration_s`` of the latency is the function's own."""
         duration_s = min(duration_s, latency_s) or latency_s
         around_s = latency_s - duration_s
         self._around_s += (around_s - self._around_s) * (_SMOOTHING if self.answers else 1.0)
@@ -72,19 +72,20 @@ class LatencyModel:
             slope_s = (self._weight * self._nt - self._n * self._t) / spread
             self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
         self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
+        # The least overhead has no queue in it.
         self.invocation_s = self._fixed_s + min(self._arounds)
 
     @property
     def known(self) -> bool:
-        """Whether enough was observed for :meth:`quantile_s`."""
+        """True if enough was observed for :meth:`quantile_s`."""
         return len(self._ratios) >= _RATIOS_LEAST
 
     def expected_s(self, samples: int) -> float:
-        """Time from a request of so many samples to its answer, on average."""
+        """Return the average time from a request of that size to its answer."""
         return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
-        """The time in which such a share of requests is answered; ``None`` before enough are known."""
+        """Return the time in which that share of requests is answered; ``None`` before enough are known."""
         if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
@@ -94,16 +95,17 @@ class LatencyModel:
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
-    """Samples for the next request: enough to pay for the invocation, few enough to be in time.
+    """Return the size of the next request: enough samples to pay for the invocation, few enough to be in
+    time.
 
-    At a start, before anything is known, and for what is late, the ``wanted`` samples of a batch are spread
-    over all ``idle`` functions, though not into requests that are hardly more than their overhead. Else
-    requests grow until the part of an invocation that does not depend on them is a small share of it, as far
-    as ``slack_s`` allows: the time until the first is wanted, infinite for what cannot be in time.
+    At the start, before any answer, and if late, the ``wanted`` samples of a batch are spread over all
+    ``idle`` functions, though not into requests that are hardly more than their overhead. Otherwise requests
+    grow until the fixed part of an invocation is a small share of it, as far as ``slack_s`` allows: the time
+    until the first sample is needed, infinite if it cannot be in time.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST
-    if latency.answers:  # no invocation costs more than what it is for
+    if latency.answers:  # an invocation must not cost more than its samples
         least = max(_LEAST_KNOWN, math.ceil(invocation_s / sample_s))
     spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
     if not latency.answers or slack_s <= 0:
@@ -114,11 +116,11 @@ def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: floa
 
 
 class Pace:
-    """The time between two batches of a rank, were it never to wait for one; a guess until it is ``known``.
+    """The time between two batches of a rank if it never waited; a guess until it is ``known``.
 
-    Reports come in clumps, so the pace is measured over windows of time. A time in which readers had to wait
-    says little of the job's own pace, unless it was short; and a long pause, as for validation, is no change
-    of pace.
+    Reports come in clumps, so the pace is measured over windows of time. A window in which readers had to
+    wait says little about the job's own pace, unless it was short. A long pause, such as for validation, is
+    not a change of pace.
     """
 
     __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
@@ -129,19 +131,19 @@ class Pace:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """The rank begins again; what it did before says nothing of the time until its next batch."""
+        """Start over; the time before says nothing about the time until the next batch."""
         self._since_s = now
         self._batches = self._stalls = 0
 
     def read(self, batches: int, now: float, *, stalled: bool) -> None:
-        """Batches were read since the last call, for the newest of which a reader had to wait or not."""
+        """Record batches read since the last call, and whether a reader waited for the newest."""
         self._batches += batches
         self._stalls += stalled
         passed_s = now - self._since_s
         if passed_s < _WINDOW_S or not self._batches:
             return
         interval_s = min(passed_s / self._batches, self.interval_s * _PAUSE)
-        weight = _WEIGHT if self.known else 1.0  # nothing is to be kept of a guess
+        weight = _WEIGHT if self.known else 1.0  # a guess has no weight
         if interval_s > self.interval_s:
             weight *= max(0.0, 1.0 - self._stalls / self._batches)
         self.interval_s += (interval_s - self.interval_s) * weight

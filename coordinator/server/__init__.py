@@ -1,6 +1,4 @@
-"""The coordinator's process: settings, who is let in, the gRPC service, and the engine that carries actions
-out.
-"""
+"""The coordinator's process: settings, access control, the gRPC service, and the engine that runs actions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A coordinator's doors. Its port answers workers from the start, and samplers once the coordinator serves;
-there may be others for probes of health and for scrapes.
+"""A coordinator's ports. The main one answers workers from the start, and samplers once the coordinator
+serves; there may be others for health probes and for scrapes.
 
-Functions have to be there before a coordinator knows how they decode, and with it which records of the cache
-it may use. Where functions run in workers, those call in first.
+A coordinator must have functions before it knows how they decode, and so which records in the cache it may
+use. If functions run in workers, those must call in first.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MAX_EXIT_CODE = 255
 
 
 class Reception(WorkServicer):
-    """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes one.
+    """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes it.
 
     Args:
-        workers: those that have called in, as :class:`WorkServicer` takes them; empty where none may.
-        run_ended: is told the exit code of a run that has ended; ``None`` where the coordinator is not one
-            run's.
+        workers: the connected workers, as :class:`WorkServicer` takes them; empty if none may call in.
+        run_ended: called with the exit code of a run that has ended; ``None`` if the coordinator does not
+            belong to a single run.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Reception(WorkServicer):
         super().__init__(workers)
         self._run_ended = run_ended
         self.service: CoordinatorService | None = None
-        """What answers samplers; ``None`` until it can."""
+        """The service that answers samplers; ``None`` until it can."""
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
             if name not in {"Work", "EndRun"}:
                 setattr(self, name, partial(self._answer, name))
@@ -68,7 +68,7 @@ class Reception(WorkServicer):
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
-        """End the coordinator with its workers, if it was started for one run."""
+        """End the coordinator and its workers, if it was started for a single run."""
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
             why = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
@@ -79,13 +79,13 @@ class Reception(WorkServicer):
 
 
 class Doors:
-    """Opens them, and closes them with the stack.
+    """The ports; they are closed with the stack.
 
     Args:
-        settings: where to listen, and with what certificates.
-        tokens: of which a caller must know one, if any.
-        stack: ends what was opened.
-        run_ended: is told the exit code of the run that has ended, if settings allow it.
+        settings: addresses and certificates.
+        tokens: the accepted tokens, if callers need one.
+        stack: closes what was opened.
+        run_ended: called with the exit code of the run that has ended, if settings allow it.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Doors:
         given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*given) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        # Beside another executor a decoder stays: they decode alike.
+        # With another executor a decoder stays: they decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         calls_in = WorkersExecutor.name in settings.executors
         self.workers = Workers(patience_s=patience_s) if calls_in else None
-        """Those that call in to decode, if any may."""
+        """Workers that decode, if any may call in."""
         self.savers = Workers(decodes=False) if settings.store_only else None
-        """Those that call in to restore and save alone."""
+        """Workers that only restore and save."""
         both = {True: self.workers, False: self.savers}
         self._all_workers = {decodes: workers for decodes, workers in both.items() if workers is not None}
         self._reception = Reception(self._all_workers, run_ended if settings.ends_with_run else None)
@@ -114,11 +114,11 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, where functions run in some; probes are told that it does not serve yet.
+        """Let workers in, if functions run in some; probes learn that the coordinator does not serve yet.
 
         Args:
             store: the address of the coordinator's store, or empty.
-            store_id: its identity, if it is a directory that is there.
+            store_id: returns its identity, if it is a directory that exists.
         """
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
@@ -126,7 +126,7 @@ class Doors:
             await self._listen()
 
     async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
-        """Let everybody in; listen for scrapes too, where settings say so."""
+        """Let everyone in; listen for scrapes too, if settings say so."""
         self._reception.service, self._metrics = service, metrics
         if not self._is_open:
             await self._listen()
@@ -145,7 +145,7 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        """Answer samplers no more, before what answers them ends, and let workers go, which would wait."""
+        """Stop answering samplers before their service ends, and release workers, which would wait."""
         self._health.end()
         self._reception.service = None
         for workers in self._all_workers.values():

@@ -1,6 +1,6 @@
-"""The figures that alarms watch, once a minute as a line of CloudWatch's embedded metric format.
+"""The figures that alarms watch, once a minute as a line in CloudWatch's embedded metric format.
 
-Such a line in the log is a metric, so a coordinator on AWS needs no agent, no right and no call for it:
+Such a log line becomes a metric, so a coordinator on AWS needs no agent, permission or call for it:
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
 """
 
@@ -26,13 +26,13 @@ _NAMESPACE = "SUPER"
 
 
 class EmfLines:
-    """Writes the lines.
+    """A writer of metric lines.
 
     Args:
-        core: whose figures they are.
-        owner: the coordinator's name, the metrics' one dimension.
-        load: of the cache's nodes.
-        to: where to; standard output unless it is given.
+        core: the source of the figures.
+        owner: the coordinator's name, the only dimension of the metrics.
+        load: returns the load of the cache's nodes.
+        to: the stream to write to; standard output by default.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EmfLines:
         self._said_s = core.now_s
 
     async def tell(self) -> None:
-        """Write a line of what was since the last one."""
+        """Write a line with the figures since the last one."""
         state, now = self._core.state, time.monotonic()
         passed_s, self._said_s = now - self._said_s, now
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in self._core.jobs}

@@ -1,7 +1,7 @@
-"""The engine: carries the core's actions out and turns every result back into an event.
+"""The engine: carries out the core's actions and turns every result back into an event.
 
-It owns the core, the clock and the tasks. All of it runs on one event loop, so the core needs no lock. What
-is decided stands in :mod:`superdl.coordinator.core`.
+It owns the core, the clock and the tasks. All of it runs on one event loop, so the core needs no lock.
+:mod:`superdl.coordinator.core` makes the decisions.
 """
 
 from __future__ import annotations
@@ -73,28 +73,28 @@ _log = logging.getLogger(__name__)
 
 _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
 _ANSWER_GRACE_S = 10.0
-_ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answering
+_ANSWER_MARGIN_S = 2.0  # time that a function reserves for answering
 _RETRY_S = 0.5
-_SAVING_S = 2.0
+_SAVING_S = 2.0  # for writes to the store, when closing
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
-_NOTED_S = 60.0  # longer than from one attempt to the next
+_NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and its hands; make it on the event loop that it is to run on.
+    """The core and the tasks that carry out its actions; create it on the event loop that it will run on.
 
-    ``failed`` gets the exception of whatever must not fail, a bug: the account is then wrong, and the
-    coordinator should start again.
+    ``failed`` gets the exception of anything that must not fail, a bug: the account is then wrong, and the
+    coordinator should restart.
 
     Args:
-        settings: the core's.
-        cache: where records are.
-        executors: what runs functions, in the order in which the settings name them.
-        datasets: of which those are open that the core speaks of.
-        keeper: of the store, if there is one.
-        function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
-        tracing: makes traces of requests, if any are traced.
+        settings: the core's settings.
+        cache: the cache with the records.
+        executors: the executors of functions, in the order of the settings.
+        datasets: the registry; datasets that the core uses are open there.
+        keeper: keeper of the store, if there is one.
+        function_memory_mb: memory of a function, to account for GB-seconds if results do not report it.
+        tracing: traces requests, if any are traced.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Engine:
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
         self.cache_trouble = ""
-        """Why the cache does not answer, and since when; the upkeep sees to both."""
+        """The reason why the cache does not answer, and since when; upkeep sets both."""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0
@@ -130,25 +130,25 @@ class Engine:
 
     @property
     def cache_address(self) -> str:
-        """Where readers find the records."""
+        """The address where readers find the records."""
         return self._cache.address
 
     @property
     def busy(self) -> bool:
-        """Whether an action is being carried out."""
+        """True while an action is being carried out."""
         return bool(self._tasks or self._to_send)
 
     @staticmethod
     def now_s() -> float:
-        """The time on the core's clock, in seconds."""
+        """Return the time on the core's clock, in seconds."""
         return time.monotonic()
 
     def post(self, event: Event) -> None:
-        """Hand an event to the core now, and begin what it wants done."""
+        """Pass an event to the core, and start the actions it returns."""
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """The same for events that came together."""
+        """Pass events that came together to the core, and start the actions it returns."""
         if self._closed:
             return
         now = time.monotonic()
@@ -161,7 +161,7 @@ class Engine:
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        """Have the core told when time has passed; a tick that comes too early does no harm."""
+        """Schedule the core's next tick; a tick that comes too early does no harm."""
         wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
         if self._timer is not None:
             if now < self._tick_at_s <= wake_at_s:
@@ -175,8 +175,8 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop: what is under way is abandoned, which the next coordinator will find out; but what is being
-        written to the store may end, within a bounded time.
+        """Stop and abandon pending work, which the next coordinator will find out; but let writes to the
+        store end, within a bounded time.
         """
         self._closed = True
         if self._timer is not None:
@@ -211,8 +211,8 @@ class Engine:
                 _log.warning("%s", action.message)
 
     def _send_some(self) -> None:
-        """Begin a few requests, and leave the others to later turns: a reply that waits for its turn comes
-        before hundreds of requests are put together.
+        """Start a few requests, and leave the rest to later turns of the loop, so that replies do not wait
+        while hundreds of requests are built.
         """
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
@@ -228,7 +228,7 @@ class Engine:
 
     async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
-            await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
+            await asyncio.wait([dropping])  # else a late UNLINK could delete a new record
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, kind = self.keeper, action.kind
         if _log.isEnabledFor(logging.DEBUG):
@@ -275,7 +275,7 @@ class Engine:
             self._tell_unavailable(action, result, dataset)
 
     def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn of samples that the source does not give now, and note it for readers that give up."""
+        """Warn about samples that the source cannot provide now, and leave a note for their readers."""
         places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not places:
             return
@@ -287,16 +287,16 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Note in the cache, for readers of datasets, why samples do not come."""
+        """Leave a note in the cache that explains to readers of datasets why samples do not come."""
 
         async def write() -> None:
-            with suppress(CacheError):  # upkeep says what is wrong with the cache
+            with suppress(CacheError):  # upkeep reports trouble with the cache
                 await self._cache.note(dataset_ids, note, _NOTED_S)
 
         self._tasks.start(write())
 
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
-        """An answer as an event; answers come from a network."""
+        """Check an answer, which came over a network, and return it as an event."""
         fault = fault_of_result(result, action.indices.size)
         if fault:
             error = FunctionRaisedError(fault)
@@ -334,7 +334,7 @@ class Engine:
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
-        while True:  # until the cache answers: the core waits for it, and readers have timeouts of their own
+        while True:  # until the cache answers: the core waits for it, and readers have their own timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
                 found = await look(ids)
@@ -353,7 +353,7 @@ class Engine:
         sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
         try:
             record = await self._cache.record(sample_id)
-        except CacheError:  # the next one will tell, and the upkeep says that the cache does not answer
+        except CacheError:  # the next one will find it, and upkeep reports that the cache does not answer
             return
         if record is not None:
             fault = _fault_of(record, sample_id)
@@ -361,8 +361,8 @@ class Engine:
 
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
-            await asyncio.wait([dropping])  # so that the last one ends last
-        while True:  # what is not deleted would take memory that the core believes to be free
+            await asyncio.wait([dropping])  # keep the order of drops
+        while True:  # undeleted records would take memory that the core believes to be free
             try:
                 await self._cache.drop(ids)
             except CacheUnreachableError:
@@ -384,12 +384,12 @@ class Engine:
         warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
-        except CacheError as error:  # then readers go on missing it, and the core is asked again
+        except CacheError as error:  # readers will report them as missing again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """What is wrong with a record just written; a pointer, a tombstone or another version is no fault."""
+    """Describe what is wrong with a new record; pointers, tombstones and other versions are not faults."""
     try:
         unpack(record, sample_id=sample_id)
     except RecordVersionError:

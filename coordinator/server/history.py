@@ -1,4 +1,4 @@
-"""What jobs did that are not open any more, also before a restart: kept in the cache, the newest of them."""
+"""History of closed jobs, kept in the cache across restarts; only the newest are kept."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _TIME_MAX = 1e11
 
 
 class JobHistory:
-    """The newest 256 jobs by name and time of opening. Those that are open are in it too: of a coordinator
-    that is killed, what it wrote last is left.
+    """The newest 256 jobs by name and time of opening. Open jobs are included, so that a killed coordinator
+    leaves their last figures.
 
     Args:
-        cache: where it is kept; ``None``: nowhere.
+        cache: the cache that keeps it; ``None``: it is not kept.
     """
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
         self.jobs: dict[tuple[str, float], pb.JobStats] = {}
-        """Those that were noted last come last."""
+        """Jobs in the order in which they were last noted."""
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
-        """The figures of a job that is open, or closes now; times are Unix time."""
+        """Note the figures of a job that is open, or closes now; times are Unix time."""
         before = self.jobs.pop((stats.job, opened_s), stats)
         stats.opened_s, stats.closed_s = opened_s, closed_s
         stats.source = (stats.source or before.source)[:_SOURCE_MAX]
-        if closed_s:  # where it stood is not known any more
+        if closed_s:  # a closed job's position is unknown
             stats.epoch, stats.position, stats.interval_s = before.epoch, before.position, before.interval_s
         self.jobs[stats.job, opened_s] = stats
         if len(self.jobs) > _JOBS_MAX:
@@ -51,7 +51,7 @@ class JobHistory:
         self._changed = True
 
     async def load(self) -> None:
-        """Read what earlier coordinators of this cache have left."""
+        """Load the history left by earlier coordinators of this cache."""
         if self._cache is not None:
             try:
                 found = read_history(await self._cache.history())
@@ -60,19 +60,19 @@ class JobHistory:
                 _log.warning("the history of jobs begins again, what the cache holds is none: %s", error)
 
     async def keep(self) -> None:
-        """Write it down, if it has changed."""
+        """Save the history if it has changed."""
         if self._cache is not None and self._changed:
             self._changed = False
             try:
                 await self._cache.keep_history(
                     pb.JobStatsList(history=self.jobs.values()).SerializeToString()
                 )
-            except CacheError:  # the upkeep tells people
+            except CacheError:  # upkeep reports it
                 self._changed = True
 
 
 def read_history(told: bytes) -> list[pb.JobStats]:
-    """What :class:`JobHistory` wrote; ``ValueError`` for bytes that are none of it."""
+    """Parse what :class:`JobHistory` wrote; ``ValueError`` for anything else."""
     if len(told) > _BYTES_MAX:
         raise ValueError(f"it has {len(told):,} bytes")
     try:

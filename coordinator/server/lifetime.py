@@ -1,4 +1,4 @@
-"""What a coordinator's life depends on beside signals: its standard input, and those who hold it."""
+"""Conditions, besides signals, that end a coordinator: its standard input closes, or its holders go."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _STDIN = 0
 
 
 class Holders(Protocol):
-    """Those for whom alone a coordinator runs."""
+    """The processes for which a coordinator runs."""
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Begin, in the running event loop; call ``stop`` when nobody holds the coordinator any more."""
+        """Begin, in the running event loop; call ``stop`` when no process holds the coordinator any more."""
 
     def serving(self) -> None:
-        """Learn that the coordinator serves."""
+        """Note that the coordinator serves."""
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """End when whoever holds the other side of stdin ends, however it ends."""
+    """Set ``stop`` when the process at the other end of stdin ends, in whatever way."""
 
     def readable() -> None:
         try:
             ended = not os.read(_STDIN, 4096)
-        except OSError:  # a terminal that is gone
+        except OSError:  # the terminal is gone
             ended = True
         if ended:
             loop.remove_reader(_STDIN)

@@ -1,8 +1,7 @@
-"""Opening the door: a grpc.aio server on a port or a unix socket, with bounds on what strangers may take.
+"""A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up.
 
-What is answered there is :mod:`superdl.coordinator.server.service`'s, who is let in
-:mod:`superdl.coordinator.server.tls`'s and :mod:`superdl.coordinator.server.tokens`'s. A second door may tell
-of health alone.
+:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.tls` and
+:mod:`superdl.coordinator.server.tokens` decide who may call. A second port may serve health checks alone.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
 _CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
-_CONNECTIONS_MAX = 4096  # silent ones were measured at 45 KB each: 190 MB
+_CONNECTIONS_MAX = 4096  # idle ones were measured at 45 KB each: 190 MB
 _OWN_FILES_MAX = 1024  # the cache's nodes, functions, S3, workers' pipes, listings
-_HANDSHAKE_TIMEOUT_MS = 20_000  # who says nothing keeps no connection
-_IDLE_MS = 60_000  # without a call; a sampler has one each two seconds, and others connect anew unawares
+_HANDSHAKE_TIMEOUT_MS = 20_000  # a silent client keeps no connection
+_IDLE_MS = 60_000  # without a call; a sampler calls every two seconds, and others reconnect unawares
 _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
@@ -52,21 +51,21 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class Health:
-    """The standard health service's Check, of whichever service a probe names: there is one.
+    """The Check method of the standard health service, for any service name: there is only one service.
 
-    The answer does not depend on the message, so none is read: who sends its beginning alone, or a large one,
-    holds nothing. There is no Watch, which stays open for as long as somebody likes.
+    The answer does not depend on the message, so none is read: a client that sends a large one, or only its
+    beginning, ties up nothing. There is no Watch, which would stay open as long as the client likes.
     """
 
     def __init__(self) -> None:
         self.serves = True
 
     def end(self) -> None:
-        """Say from now on that it does not serve."""
+        """Report from now on that the server does not serve."""
         self.serves = False
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """For a grpc.aio server."""
+        """Return the handler for a grpc.aio server."""
         check = grpc.stream_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
@@ -77,12 +76,12 @@ class Health:
         return answer(status=answer.SERVING if self.serves else answer.NOT_SERVING)
 
 
-class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
-    """Ends unary calls whose message has not come ``timeout_s`` after they began, or is no message.
+class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
+    """An interceptor that ends unary calls whose message is malformed or later than ``timeout_s``.
 
-    grpc.aio itself waits for the message before it runs anything of ours, for as long as the caller likes,
-    and writes a traceback for bytes that are none. So each call is taken as a stream of bytes, of which one
-    message is read. ``called`` gets each call's method, and the seconds that its answer took.
+    grpc.aio itself waits for the message before it runs any of our code, for as long as the caller likes, and
+    writes a traceback for malformed bytes. So each call is taken as a stream of bytes, from which one message
+    is read. ``called`` gets each call's method, and the seconds until its answer.
     """
 
     def __init__(self, timeout_s: float, called: Callable[[str, float], None] | None) -> None:
@@ -95,10 +94,10 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Put the wait for the message before the handler."""
+        """Wrap the handler so that it waits for the message with a deadline."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
-            return handler  # type: ignore[no-any-return]  # it is what was asked for
+            return handler  # type: ignore[no-any-return]  # it has the right type
         method = handler.unary_unary
         if self._called is not None:
             method = _timed(method, partial(self._called, str(handler_call_details.method)))
@@ -115,8 +114,8 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         _: Any,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
-        # A read that is cancelled would leave gRPC writing to memory that is gone: the call is ended instead,
-        # which ends the read.
+        # Cancelling a read would leave gRPC writing to freed memory, so end the call instead, which ends the
+        # read.
         limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
         try:
             message = await context.read()
@@ -138,7 +137,7 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         ending.add_done_callback(self._ending.discard)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with contextlib.suppress(grpc.aio.AbortError):  # it is for the handler, which hears of it too
+        with contextlib.suppress(grpc.aio.AbortError):  # it is meant for the handler, which gets it too
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"the call's message has not come in {self._timeout_s:g} s"
             )
@@ -166,15 +165,15 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
-    """Serve on ``address`` from now on, and say so to whoever asks for health.
+    """Serve on ``address`` from now on, and report that as healthy.
 
     Args:
         address: ``host:port`` or ``unix:/path``.
-        service: what answers.
-        tls: what the port is encrypted with, if it is.
-        tokens: of which a caller must know one, if any.
+        service: the servicer that answers.
+        tls: encryption of the port, if any.
+        tokens: the accepted tokens, if callers need one.
         called: gets each answered call's method and seconds.
-        health: what is said to who asks for it; by default, that it serves.
+        health: the answers to health checks; by default, that it serves.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -201,7 +200,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Tell ``health``, and nothing else, in plain text and without a token, as ``listen`` does by TLS.
+    """Serve health checks only, in plain text and without a token.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -228,13 +227,15 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Take as many as the system allows without asking; the usual 1024 are a matter of old programs."""
+    """Raise the limit of open files to the system's maximum; the usual 1024 exists for old programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_that_fit(most: int) -> int:
-    """At most ``most``; who connects leaves half of all open files, or 1024, for other things."""
+    """Return how many connections fit, at most ``most``; half of all open files, or 1024, stay for other
+    uses.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most

@@ -1,7 +1,7 @@
-"""The coordinator's figures as OpenMetrics: the list of them, and their values at a scrape.
+"""The coordinator's figures as OpenMetrics: the list of metrics, and their values at a scrape.
 
-The figures are those of :mod:`superdl.coordinator.server.statistics` and of the core; nothing is counted here
-but how long calls take. Labels are bounded: no sample has one, and only the fifty busiest jobs have names.
+The figures come from :mod:`superdl.coordinator.server.statistics` and the core; only the duration of calls is
+counted here. Labels are bounded: no sample has one, and only the fifty busiest jobs have names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.
 
 
 class Metric(NamedTuple):
-    """What a metric is called and says: ``kind`` is counter, gauge or histogram."""
+    """A metric's name, labels and help text; ``kind`` is counter, gauge or histogram."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Metric(NamedTuple):
     help: str
 
 
-# Name, kind, labels, and what it says. Not "job": Prometheus calls what it scrapes so.
+# Name, kind, labels, help. "job" is not used as a label: Prometheus gives that to its targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
 super_samples_read_total counter job_name place | Samples found at the first look in cache or store, or not.
@@ -124,7 +124,7 @@ def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
     return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
 
 
-# Counters of a job: the metric, and what of the job's it tells, after the other label's value if it has one.
+# A job's counters: the metric, and the job's attribute, preceded by the other label's value if it has one.
 _COUNTED = """
 batches_read batches_read
 samples_read cache=cache_hits store=samples_straight missed=cache_misses
@@ -161,11 +161,11 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """What a scrape is told; a collector of ``prometheus_client``.
+    """The collector of all figures for ``prometheus_client``.
 
     Args:
-        engine: whose core and store are told of.
-        executors: all of them, as ``executor_stats`` wants them.
+        engine: the engine with the core and the store.
+        executors: all executors, as ``executor_stats`` takes them.
 
     Raises:
         ConfigError: the extra is not installed.
@@ -189,11 +189,11 @@ class Metrics:
         self._calls = Histogram(*told[::3], told.labels, buckets=CALL_S, registry=self._registry)
 
     def called(self, method: str, took_s: float) -> None:
-        """A call was answered; ``method`` is one of the service's."""
+        """Record an answered call; ``method`` is one of the service's."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
-        """Take down all figures now; what is given makes their text, in any thread."""
+        """Take a snapshot of all figures; return a function that makes its text, in any thread."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
         found: list[Family] = list(self._registry.collect())
@@ -201,7 +201,7 @@ class Metrics:
         return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Family]:
-        """All families, for the registry."""
+        """Yield all metric families, for the registry."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = (self._of_jobs(), self._of_executors(), self._of_teams(), self._of_the_rest())
@@ -219,7 +219,7 @@ class Metrics:
     def _of_jobs(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
         jobs = core.jobs
-        # A job keeps its name until it closes or falls silent.
+        # A job keeps its name until it closes or lapses.
         jobs.sort(key=lambda job: (job.lapsed, job.name not in self._named, -job.counters.batches_read))
         named = [job for job in jobs if job.name != OTHER][:JOBS_NAMED]
         self._named = frozenset(job.name for job in named)
@@ -235,10 +235,10 @@ class Metrics:
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
                 yield from self._gauges(job)
-        while len(self._rows) > JOBS_NAMED:  # the first is of the job that closed longest ago
+        while len(self._rows) > JOBS_NAMED:  # the first belongs to the job that closed longest ago
             del self._rows[next(iter(self._rows))]
-        # What once was in a row stays out of others': a sum that moves there would look like a burst of work.
-        # Sums in another order differ by their last digit, and a counter never falls.
+        # Figures once in a row never move to OTHER: a sum that moves there would look like a burst of work.
+        # Sums in a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
             for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
@@ -259,7 +259,7 @@ class Metrics:
         for told, member, executor in zip(
             executor_stats(core, self._executors), members, self._executors, strict=True
         ):
-            # The one for the store alone may have the name of one that decodes.
+            # The store-only executor may have the same name as one that decodes.
             name = (told.name if member.decodes else f"{told.name} (store)",)
             for outcome in _OUTCOMES:
                 yield "super_requests_total", (*name, outcome), member.outcomes[outcome]
@@ -304,9 +304,9 @@ class Metrics:
         yield "super_store_trouble", (), bool(told.store_trouble)
         costs = engine.core.state.ledger.spent()
         for kind in costs.__slots__:
-            if kind == "earlier_usd":  # which series of before a restart have counted
+            if kind == "earlier_usd":  # already counted by the series before the restart
                 continue
-            # Sums in another order differ by their last digit, and a counter never falls.
+            # Sums in a different order differ in the last digit, and a counter must never fall.
             usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
             yield "super_usd_total", (kind.removesuffix("_usd"),), usd
         yield "super_usd_per_hour", (), told.usd_per_hour

@@ -1,7 +1,7 @@
-"""Pages of a plan: batches with ids, labels and status, as ``NextBatches`` answers them; and of a catalog.
+"""Pages of a plan, with ids, labels and status of batches, as ``NextBatches`` returns them; and of a catalog.
 
-A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys come along where they fit. For
-readers that see the store, batches tell where in it their records lie.
+A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys are included if they fit. For
+readers that see the store, batches include their records' places in it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _BATCH_BYTES = 96
 _KEY_BYTES = 4
 _PLACE_BYTES = 16
 _REPETITION_BYTES = 4
-_PACK_NAME_BYTES = 64  # more than one takes
+_PACK_NAME_BYTES = 64  # longer than any name
 _OCCURRENCES_MAX = 16
 _KEYS_AT_A_TIME = 256
-_SAMPLES_BYTES = 2**18  # of keys: unpacking them takes milliseconds, in which no other call is answered
+_SAMPLES_BYTES = 2**18  # of keys: unpacking takes milliseconds, which block all other calls
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
 class Occurrence(NamedTuple):
-    """Where a batch stands in a plan."""
+    """A batch's place in a plan."""
 
     job: str
     rank: int
@@ -51,7 +51,7 @@ class Occurrence(NamedTuple):
 
 
 class PlannedBatches:
-    """Which batches have been planned lately, by batch id, and of each the newest occurrences."""
+    """The batches planned most recently, by batch id, with the newest occurrences of each."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
@@ -69,34 +69,34 @@ class PlannedBatches:
             self._occurrences.popitem(last=False)
 
     def find(self, batch: bytes) -> list[Occurrence]:
-        """Its occurrences, oldest first; none if it has not been planned lately."""
+        """Return a batch's occurrences, oldest first; none if it was not planned recently."""
         return list(self._occurrences.get(batch, ()))
 
 
 def places_fit(plan: Plan, dataset: Dataset) -> bool:
-    """Whether the places of a batch fit into a page, each record being in another pack."""
+    """Return whether a batch's places fit into a page if each record is in another pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
 class _PagePlaces:
-    """Where the records of a page lie. Packs are named once, in the order in which batches need them."""
+    """The places of a page's records. Packs are listed once, in the order in which batches need them."""
 
     def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
         self._page = page
         self._found = found
-        # A pack's number in the page, by its number in what was found.
+        # Each pack's number in the page, by its number in ``found``.
         self._numbers = np.zeros(len(found.packs) + 1, dtype="<u4")
 
     def new_packs(self, first: int, end: int) -> list[int]:
-        """Numbers of the packs that a batch of these samples would add to the page's."""
+        """Return the numbers of packs that a batch of these samples would add to the page."""
         theirs = np.unique(self._found.pack_of[first:end])
         new: list[int] = theirs[(theirs > 0) & (self._numbers[theirs] == 0)].tolist()
         return new
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """The fields of the batch that is added; nothing if none of its samples has a place."""
+        """Add the packs, and return the batch's fields; empty if none of its samples has a place."""
         names, found = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
         names.extend(found.packs[number - 1] for number in new)
@@ -119,11 +119,13 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends there."""
+    """Return up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends
+    there.
+    """
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
     sample_bytes += _REPETITION_BYTES if job.plan.draws else 0
-    # What a full batch takes without keys is known before any id is derived.
+    # The size of a full batch without keys is known before any id is derived.
     fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * sample_bytes + _BATCH_BYTES))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
     span = job.plan.span(epoch, start, stop, rank)
@@ -168,7 +170,7 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Labels, and keys if they are wanted, of samples from ``start`` on: as many as fit, at least one.
+    """Return labels, and keys if requested, of samples from ``start`` on: as many as fit, at least one.
 
     Raises:
         PlanError: there is no such place.
@@ -199,7 +201,7 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
 
 
 def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:
-    """How many flags are set in each batch."""
+    """Return the number of flags set in each batch."""
     before = np.zeros(flags.size + 1, dtype=np.int64)
     np.cumsum(flags, out=before[1:])
     counts: list[int] = np.diff(before[offsets]).tolist()

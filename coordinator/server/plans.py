@@ -1,4 +1,4 @@
-"""The plan that a request to open a job describes, and orders that are sent before it in parts."""
+"""The plan that a request to open a job describes, and orders that are sent in parts before it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KEPT_BYTES_MAX = 512 * 2**20
 
 
 class Orders:
-    """The orders that samplers of users have drawn, as far as they have been sent. Thread-safe.
+    """Orders drawn by users' samplers, as far as they have been received. Thread-safe.
 
-    The oldest are dropped beyond 32 of them, or 512 MiB; they are sent again if their job asks for them.
+    Beyond 32 orders or 512 MiB, the oldest are dropped; they are sent again if their job needs them.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,10 @@ class Orders:
         self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
 
     def add(self, part: pb.OrderPart) -> int:
-        """Keep a part; return how many indices there are, from the first on.
+        """Keep a part of an order; return the number of indices received without a gap.
 
-        A part that begins at the first index begins the order anew. One that would leave a gap is not kept.
+        A part that begins at the first index starts the order over. A part that would leave a gap is not
+        kept.
 
         Raises:
             ConfigError: the part is malformed, or the order is too long.
@@ -57,8 +58,8 @@ class Orders:
         """Return the plan of a job on a dataset of ``size`` samples. Many draws take a second to prepare.
 
         Raises:
-            ConfigError, PlanError: the request describes no plan.
-            UnknownJobError: the order that was sent before is not here any more.
+            ConfigError, PlanError: the request describes no valid plan.
+            UnknownJobError: the order that was sent before has been dropped.
         """
         draws: Draws | None
         indices, weights = request.indices, request.weights
@@ -97,7 +98,7 @@ def check_job_id(name: str) -> None:
 
 
 def check_place(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` if a plan has no such place, ``UnknownJobError`` if it is another epoch's."""
+    """Raise ``PlanError`` if a plan has no such place, ``UnknownJobError`` if its order is unknown."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
     if not plan.covers(epoch):

@@ -1,6 +1,6 @@
-"""Log lines: a cause that repeats itself is told once a minute, with its count; as text or as JSON.
+"""Log lines as text or JSON; a repeated cause is logged once a minute, with its count.
 
-What was warned of lately is kept, so that metrics and ``superdl top`` show what the log does.
+Recent warnings are kept, so that metrics and ``superdl top`` show what the log shows.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
 _WARNINGS_MAX = 15
-"""So many warnings a minute are written at most; errors always are."""
+"""Maximum number of warnings written per minute; errors always are."""
 _LATELY_S = 900.0
 _LATEST_MAX = 10
 _TEXT_MAX = 500
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
-"""Of the coordinator, those that warn: its packages, and all else that runs in its process."""
+"""The parts of the coordinator that warn: its packages, and everything else in its process."""
 _HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
 _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
 
 class _Text(logging.Formatter):
-    """Log lines name keys, sources and errors of others, and are read in terminals."""
+    """A formatter for terminals, where lines may contain keys, sources and errors from strangers."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -48,7 +48,9 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """An object a line; with ``job``, ``rank``, ``dataset``, ``executor``, ``request`` where it has them."""
+    """A formatter with a JSON object per line; ``job``, ``rank``, ``dataset``, ``executor``, ``request`` if
+    set.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -64,7 +66,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its newest line, when that was in seconds since 1970, and how many."""
+    """A cause of warnings or errors: its newest line, the Unix time of that line, and the count."""
 
     at_s: float
     level: str
@@ -73,15 +75,15 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """Writes all lines below warnings; of warnings and errors, those of one cause once a minute.
+    """A handler that writes all lines below warnings, but warnings and errors of one cause once a minute.
 
     The first line of a cause is written at once. Those within a minute after it are counted, and the next one
-    says how many there were; if none comes, :meth:`tell_counts` does. Two lines have one cause if they differ
-    in numbers alone, or if their records name it as ``cause`` (``extra=``): so it is where a stranger chooses
-    the words. Warnings of ever new causes are counted too, beyond fifteen a minute.
+    includes their number; if none comes, :meth:`tell_counts` logs it. Two lines have one cause if they differ
+    only in numbers, or if their records name it as ``cause`` (``extra=``), as they must if a stranger chooses
+    the words. Warnings of ever new causes are also only counted, beyond fifteen a minute.
 
     Args:
-        stream: where lines go.
+        stream: the output stream.
         clock: seconds on a clock that does not go back; a seam for tests.
     """
 
@@ -89,10 +91,10 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._clock = clock
         self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
-        """When a cause was written last, how often it was not since, and the newest of these."""
+        """By cause: the time it was last written, the count since, and the newest record of these."""
         self._minute_s = -_EVERY_S
         self._warnings = self._beyond = 0
-        """Written in this minute, and counted beyond those."""
+        """Numbers written in this minute, and counted beyond those."""
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
 
@@ -133,15 +135,15 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """How many warnings and errors each part had, and the causes of the last fifteen minutes, the newest
-        last.
+        """Return the number of warnings and errors of each part, and the causes of the last fifteen minutes,
+        newest last.
         """
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [one for one in self._latest.values() if one.at_s >= since_s]
 
     def tell_counts(self) -> None:
-        """Write what was counted for a minute; to be called every now and then."""
+        """Write what was counted for a minute; call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
             for cause, (told_s, more, record) in list(self._told.items()):
@@ -162,13 +164,13 @@ def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
 
 
 def tell_counts() -> None:
-    """Have the process's own handler write what it has counted."""
+    """Have the process's own handler write its counts."""
     for handler in _of_this_process():
         handler.tell_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:
-    """What the process's own handler was warned of; see :meth:`RepeatedLines.warned_of`."""
+    """Return the warnings of the process's own handler; see :meth:`RepeatedLines.warned_of`."""
     return next((handler.warned_of() for handler in _of_this_process()), (Counter(), []))
 
 
@@ -177,6 +179,6 @@ def _of_this_process() -> list[RepeatedLines]:
 
 
 def warn_of_samples(source: str, cause: str, first: str, count: int, words: str) -> None:
-    """Warn of samples of a source, of which the first is named."""
+    """Warn about samples of a source, naming the first."""
     others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
     _log.warning("%s%s %s", first, others, words, extra={"cause": cause, "dataset": source})

@@ -1,4 +1,4 @@
-"""Putting a coordinator together, serving until it is told to end, and taking it apart in order."""
+"""Start a coordinator, serve until it has to end, and shut it down in order."""
 
 from __future__ import annotations
 
@@ -78,18 +78,19 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
     """Run a coordinator until SIGTERM, SIGINT or the end of stdin, its run or its holders; then drain.
 
     Args:
-        settings: how it runs.
-        holders: those for whom alone it runs.
-        decoder: the fingerprint of the one to use, whatever the cache holds records of; by default that one.
+        settings: the coordinator's settings.
+        holders: the processes for which it runs, if it has such.
+        decoder: fingerprint of the decoder to use, whatever decoder made the cache's records; by default,
+            that one.
 
     Returns:
         The exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
-        DecoderReplacedError: it is to start again with another decoder.
+        DecoderReplacedError: it has to restart with another decoder.
     """
-    faulthandler.cancel_dump_traceback_later()  # of one before
+    faulthandler.cancel_dump_traceback_later()  # from an earlier call
     raise_limit_of_open_files()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -103,7 +104,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        loop.call_later(_GOODBYE_S, stop.set)  # workers that call in late are to hear of it
+        loop.call_later(_GOODBYE_S, stop.set)  # workers that call in late must hear of it
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
@@ -127,15 +128,16 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         _bound_the_end()
         for ended in filter(asyncio.Future.done, ends):
-            ended.result()  # the loops and the engine end by an error alone: let it be seen
+            ended.result()  # the loops and the engine end only by an error: raise it
         _log.info("draining")
     return codes[-1]
 
 
 def _bound_the_end() -> None:
-    """Whatever hangs from here on, nobody waits for this process to end for ever.
+    """Bound the time until this process ends, whatever hangs from here on.
 
-    It holds until the process is gone: the interpreter waits for threads after this module has returned.
+    The bound holds until the process is gone: the interpreter waits for threads after this module has
+    returned.
     """
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
@@ -143,12 +145,12 @@ def _bound_the_end() -> None:
 async def _start(
     settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None], decoder: str
 ) -> tuple[Engine, _Steps]:
-    """Start everything, the door last; what has been started is on the stack, to be ended in reverse.
+    """Start everything, the ports last, and put it on the stack, to be ended in reverse order.
 
-    The steps go on while it serves, each again after its pause in seconds.
+    The returned steps run while the coordinator serves, each again after its pause in seconds.
     """
     warn_if_insecure(settings)
-    facts = _facts(settings)  # what is wrong here is told at once
+    facts = _facts(settings)  # report mistakes in prices at once
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
@@ -207,13 +209,13 @@ async def _start(
         outcomes=outcomes,
     )
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
-    # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
+    # Functions may take longer to start than a lock lasts, and others' memory must count from the start.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
 
     async def follow_executors() -> None:
-        """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
+        """Tell the core which executors come, go, grow and shrink, and what new ones can do."""
         known = [one for content, one in datasets.opened.items() if content in engine.core.state.datasets]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
@@ -234,7 +236,7 @@ async def _start(
 
 
 def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None) -> ExecutorManager:
-    """Those that run functions. What only restores and saves keeps no shards."""
+    """Return the manager of executors. Those that only restore and save keep no shards."""
     decoding = replace(context, scratch=scratch)
     return ExecutorManager(
         [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
@@ -243,13 +245,13 @@ def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None)
 
 
 def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
-    """What the core is told of a dataset, as its functions are now."""
+    """Return the core's facts about a dataset, for the functions as they are now."""
     keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
     return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
 
 
 def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
-    """What traces requests, if any are traced; what it has is sent in the end."""
+    """Return the tracing of requests, if any are traced; pending spans are sent at the end."""
     if not settings.trace:
         return None
     tracing = Tracing(settings.trace)
@@ -258,7 +260,7 @@ def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | 
 
 
 def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) -> None:
-    """Readers have reported."""
+    """Pass read reports to the tracing and to the engine."""
     if tracing is not None:
         for read in reads:
             tracing.read(read, engine.core)
@@ -266,7 +268,7 @@ def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) 
 
 
 async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:
-    """Look at the cache, and whether another decoder takes the place of the one whose records it has."""
+    """Check the cache, and whether another decoder replaces the one that made its records."""
     await upkeep.once()
     is_needed = bool(engine.core.jobs)
     if workers is not None and (decoder := workers.successor(is_needed=is_needed)):
@@ -276,12 +278,12 @@ async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -
 
 
 def _emf(engine: Engine, owner: str) -> _Steps:
-    """Write CloudWatch's metrics."""
+    """Return the step that writes CloudWatch's metrics."""
     return {"emf": (EmfLines(engine.core, owner, lambda: engine.cache_load).tell, EMF_PAUSE_S)}
 
 
 def _teams(tokens: Tokens, engine: Engine) -> _Steps:
-    """Tell the core of what teams may have, where that has changed."""
+    """Return the step that passes changed limits of teams to the core."""
 
     async def follow() -> None:
         teams = tokens.teams_now()
@@ -294,7 +296,7 @@ def _teams(tokens: Tokens, engine: Engine) -> _Steps:
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
-    """The registry of datasets, and the store, opened before functions look for it."""
+    """Return the registry of datasets, and the store's keeper, opened before functions look for the store."""
     choice, read_only = settings.store_choice, settings.store_read_only
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
@@ -306,21 +308,21 @@ async def _with_store(
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
-    """What the core is told of executors."""
+    """Return the core's facts about executors."""
     prices_of, store = prices_of_executors(settings.prices), settings.store_choice.address
     classes = executor_classes(settings.executors)
     facts = [
         ExecutorFacts(one.name, prices_of(one.name), sees_store=one.sees_store(settings, store))
         for one in classes
     ]
-    for one, _ in settings.store_only:  # the hours of their machines are what they are without them
+    for one, _ in settings.store_only:  # their machines' hours are already counted
         of_its_work = replace(prices_of(one.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
     return tuple(facts)
 
 
 def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[ExecutorFacts, ...]:
-    """Say of workers that they see the store, if all that are there do."""
+    """Mark workers as seeing the store, if all connected ones do."""
     if workers is None or not workers.all_see_store:
         return facts
     return tuple(
@@ -355,7 +357,7 @@ def _core_settings(
 
 
 async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
-    """Tell the cache a last thing, which may not answer any more."""
+    """Make a last call to the cache, which may not answer any more."""
     try:
         async with asyncio.timeout(_CACHE_END_S):
             await step()
@@ -364,12 +366,12 @@ async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> 
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
-    """Repeat a step until cancelled; a cache that does not answer is met again after a pause."""
+    """Repeat a step until cancelled; if the cache does not answer, retry after a pause."""
     while True:
         try:
             await step()
         except LockHeldError:
             raise
-        except CacheError:  # the upkeep tells people
+        except CacheError:  # upkeep reports it
             await asyncio.sleep(_RETRY_S)
         await asyncio.sleep(pause_s)

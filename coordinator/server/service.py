@@ -1,6 +1,6 @@
-"""The gRPC service: checks what comes in, asks the engine, maps errors out. It decides nothing.
+"""The gRPC service: checks requests, calls the engine, and maps errors to statuses. It makes no decisions.
 
-Every call is idempotent. Failures go out as a status with the message as details and the error's class in the
+Every call is idempotent. An error becomes a status with the message as details and the error's class in the
 trailing metadata.
 """
 
@@ -54,7 +54,7 @@ _MAX_COUNT = 1024
 _STORIES_MAX = 16
 _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
-_MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
+_MAX_MESSAGE = 2000  # bytes; an error travels in a header, which must be short
 _MAX_RANKS = 100_000  # of all jobs together
 _MAX_TEXT = 65_536
 _MAX_BATCH_IDS = 4096
@@ -88,16 +88,16 @@ def _typed_errors(
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """Answers samplers.
+    """The service for samplers.
 
     Args:
-        engine: core and hands, and the registry of datasets.
+        engine: the engine with the core and the registry of datasets.
         reports: follows the jobs' report streams.
-        eligibility: which executors can produce a dataset.
-        facts_of: what the core is told of a dataset.
-        settings: what is told of this coordinator.
-        watch: sees jobs open and close.
-        tokens: say whose team a job is.
+        eligibility: knows which executors can produce a dataset.
+        facts_of: returns the core's facts about a dataset.
+        settings: the coordinator's settings, for statistics.
+        watch: logs jobs that open and close.
+        tokens: determine a job's team.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
-        """Begin listing a source, or find it listed."""
+        """Start listing a source, or find it already listed."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
@@ -142,19 +142,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
-        """How far a listing is; waits a bounded while for news."""
+        """Return the progress of a listing, after a bounded wait for news."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
     @_typed_errors
     async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
-        """A part of a listed dataset's labels, and keys."""
+        """Return a part of a listed dataset's labels, and keys."""
         catalog = self._dataset(request.dataset_id).catalog
         return samples_from(catalog, request.start, with_keys=request.with_keys)
 
     @_typed_errors
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
-        """Open a job, add a rank to it, or find both there."""
+        """Open a job or add a rank to it, unless both exist already."""
         check_job_id(request.job)
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
@@ -169,11 +169,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # From here on nothing waits, so that of two ranks with two plans the second is refused.
+        # Nothing is awaited from here on, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
-            facts = (job.plan, *facts[1:])  # the order of another epoch, or of this one drawn again
+            facts = (job.plan, *facts[1:])  # the order of another epoch, or a new one of this epoch
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
                 f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
@@ -218,7 +218,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
-        """A page of the plan, with status."""
+        """Return a page of the plan, with status."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
@@ -247,7 +247,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
-        """Have a job fill the cache or the store; how far it is."""
+        """Have a job fill the cache or the store; return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
@@ -260,7 +260,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """What is known of batches; sample by sample, as far as the reply stays below 1 MiB."""
+        """Return the status of batches; sample by sample, as long as the reply stays below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
@@ -276,7 +276,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
-        """A rank says goodbye; the job ends with its last one."""
+        """Close a rank; the job ends with its last one."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
         await self._reports.catch_up(request.job)
@@ -290,7 +290,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
-        """Accounts of jobs and of the cache."""
+        """Return statistics of jobs and of the cache."""
         core = self._core
         if len(request.jobs) > _MAX_JOBS_TOLD:
             raise ConfigError(f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or for all by naming none")
@@ -301,7 +301,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return stats(*facts, with_stalls=with_stalls, history=history)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
-        """What is known of a dataset, after a wait for news of its listing or its preflight."""
+        """Describe a dataset, after a wait for news of its listing or its preflight."""
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
@@ -359,7 +359,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
 
     def _exceeds_cache(self, dataset: Dataset, plan: Plan) -> list[str]:
-        """A line of what a job reads, if that is larger than the cache."""
+        """Return a warning if what a job reads is larger than the cache."""
         size, budget = plan.samples_drawn * dataset.record_bytes, self._core.state.budget_bytes
         if dataset.recipe.random or size <= budget:
             return []
@@ -367,7 +367,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""
+        """Drop jobs that the core has forgotten, since their ranks went without closing."""
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

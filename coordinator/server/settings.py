@@ -1,6 +1,6 @@
 """The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults.
 
-Each is declared once, as a field with its default, its help and its bounds; a field without help is no
+Each is declared once, as a field with its default, its help and its bounds; a field without help has no
 argument. Sizes are written as ``4gb`` in all sources.
 """
 
@@ -47,14 +47,14 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 _ANY_S = 1e9
 _ANY_USD = 1e12
 _STORE_SLOTS = 2
-"""Slots for the store alone: they copy bytes, and hardly compute."""
+"""Number of slots for the store alone: they copy bytes, and hardly compute."""
 
 
 @dataclass(frozen=True)
 class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
-    """How a coordinator runs; checked when made.
+    """A coordinator's settings, checked on creation.
 
-    ``cache_bytes`` is memory of the cache server: of it, as of its maxmemory, records get what headroom
+    ``cache_bytes`` is memory of the cache server: as with its maxmemory, records get what the headroom
     leaves. ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
     """
 
@@ -130,10 +130,10 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """The store's address, or why there is none.
+        """The store's address, or the reason why there is none.
 
         Raises:
-            ConfigError: it is none, or no functions see it: those of no executor, and this machine runs none.
+            ConfigError: it is invalid, or no functions see it, neither an executor's nor any on this machine.
         """
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
@@ -151,7 +151,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
     @property
     def store_only(self) -> list[tuple[type[Executor], Settings]]:
         """The executors, with their settings, that restore and save for functions that do not see the store:
-        a few local ones, and workers that call in for it; or none.
+        a few local slots, and workers that call in for it; empty if not needed.
         """
         address = self.store_choice.address
         if not address or self._is_seen(address):
@@ -160,17 +160,17 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         return [(LocalExecutor, few), (StoreWorkersExecutor, self)]
 
     def _is_seen(self, address: str) -> bool:
-        """Whether the functions of an executor see the store."""
+        """Return whether an executor's functions see the store."""
         return any(executor.sees_store(self, address) for executor in executor_classes(self.executors))
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """How functions run: the executors in order of preference, the cheapest first; at least one."""
+        """The executors in order of preference, cheapest first; at least one."""
         return executor_names(self.executor)
 
 
 def _is_there(function: str) -> bool:
-    """Whether this machine has the module of ``module:attribute``."""
+    """Return whether this machine has the module of ``module:attribute``."""
     try:
         return importlib.util.find_spec(function.partition(":")[0]) is not None
     except (ImportError, ValueError):
@@ -178,7 +178,7 @@ def _is_there(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for each setting that has a help; :func:`load_settings` reads them."""
+    """Add ``--config`` and an option for each setting with help; :func:`load_settings` reads them."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for one in fields(Settings):
         if one.metadata["help"]:
@@ -194,12 +194,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
 ) -> Settings:
-    """Settings from their sources.
+    """Load settings from their sources.
 
     Args:
-        arguments: by field name, others aside; ``None`` stands for not given.
-        environment: where ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on are looked up; an empty variable
-            is not given.
+        arguments: values by field name, other names are ignored; ``None`` means not given.
+        environment: has ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on; an empty variable counts as not
+            given.
         file: path of a TOML file with the same names.
 
     Raises:
@@ -233,7 +233,7 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(one: Field[Any], origin: str, value: Any) -> Any:
-    """A value as its field's type; text is converted, other types are not taken for one another."""
+    """Return a value as its field's type; text is converted, other types are not."""
     if one.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if isinstance(value, str) and one.name.endswith("_bytes"):
@@ -258,8 +258,8 @@ def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """What clients may have listed: no file and no web server that this machine reaches where they may be on
-    another, unless said so.
+    """Return what clients may have listed. If they may be on another machine, they get no files and no web
+    servers that this one reaches, unless settings allow it.
     """
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
     anywhere = not leaves_this_machine(settings.listen)
@@ -273,7 +273,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
 
 
 def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
-    """What executors get of this coordinator. Functions of this machine may do what the coordinator may."""
+    """Return the context of executors. Functions on this machine may do what the coordinator may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

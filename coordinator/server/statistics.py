@@ -1,4 +1,4 @@
-"""What is told of jobs, the cache and single batches: the core's figures as messages."""
+"""Statistics of jobs, the cache and single batches: the core's figures as messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Accounts of jobs and of the cache, what was warned of, and how the coordinator is set."""
+    """Return statistics of jobs and of the cache, recent warnings, and the coordinator's settings."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -74,7 +74,7 @@ def stats(
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
-    """The account of a job; with its newest stalls one by one, if asked for."""
+    """Return the statistics of a job; with its newest stalls individually, if requested."""
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
@@ -99,7 +99,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
-    """What this coordinator is and how it is set, without its secrets."""
+    """Describe this coordinator and its settings, without its secrets."""
     told = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
@@ -115,7 +115,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """The state of the cache and of the store, and what all jobs have in common."""
+    """Return the state of the cache and of the store, and figures that concern all jobs."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -143,7 +143,7 @@ def cache_stats(engine: Engine) -> pb.CacheStats:
 
 
 def executor_stats(core: Core, executors: Sequence[ManagedExecutor]) -> list[pb.ExecutorStats]:
-    """How executors fare, the cheapest first."""
+    """Return the statistics of executors, cheapest first."""
     return [
         pb.ExecutorStats(
             name=member.name,
@@ -161,7 +161,7 @@ def executor_stats(core: Core, executors: Sequence[ManagedExecutor]) -> list[pb.
 
 
 def team_stats(core: Core) -> list[pb.TeamStats]:
-    """How teams fare beside each other, where there are several."""
+    """Return the statistics of teams, if there are several."""
     jobs = Counter(job.team for job in core.jobs)
     return [
         pb.TeamStats(
@@ -180,7 +180,7 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Why an executor does less than it could, while that is so; one alone is never set aside."""
+    """Explain why an executor does less than it could, or return ``""``. A single one is never set aside."""
     several = len(core.state.fleet.executors) > 1
     told = []
     if times := member.concurrency.throttled_lately(core.now_s):
@@ -191,7 +191,7 @@ def _trouble(core: Core, member: ExecutorState) -> str:
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
-    """What executors cost, the cheapest first."""
+    """Return the prices of executors, cheapest first."""
     units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
@@ -201,7 +201,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """How far a job is that fills the cache or the store, and what of it has failed, the first few."""
+    """Return the progress of a job that fills the cache or the store, with its first few failures."""
     told = core.filled(job)
     answer = pb.Filling(there=told.there, failed=told.failed, size_bytes=told.size_bytes, ended=told.ended)
     key, state = job.samples_of(0), core.state
@@ -221,8 +221,8 @@ def batch_status(
     *,
     with_events: bool,
 ) -> pb.BatchStatus:
-    """What is known of a batch: where it occurs, what happened there of late, and its samples, one by one as
-    far as that fits into ``room_bytes``.
+    """Return a batch's status: its occurrences, its recent history, and its samples individually if that fits
+    into ``room_bytes``.
     """
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     places = [place for place in occurrences if core.job(place.job)]

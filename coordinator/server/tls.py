@@ -1,7 +1,7 @@
-"""A coordinator's certificate: read, seen to fit its key, and read again when its files change.
+"""A coordinator's certificate: read, checked against its key, and read again when its files change.
 
-gRPC asks for the certificate at each handshake, so that one that is renewed on disk is shown to the next
-client, with no restart; those who are connected stay so.
+gRPC requests the certificate at each handshake, so a certificate renewed on disk is shown to the next client
+without a restart; existing connections stay.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class _Loaded:
 
 
 class ServerTls:
-    """What a server shows, and whom it believes.
+    """A server's certificate, and the authorities whose clients it accepts.
 
     Args:
         cert: the certificate chain; the path of a PEM file, or the PEM text itself.
         key: its key, likewise.
-        client_ca: likewise; where it is given, clients must show a certificate of its authorities.
+        client_ca: likewise; if given, clients must show a certificate of its authorities.
 
     Raises:
-        ConfigError: one of them cannot be read, is no PEM, or the key is another certificate's.
+        ConfigError: one of them cannot be read, is no PEM, or the key belongs to another certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -59,7 +59,7 @@ class ServerTls:
         self._loaded = self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port of a gRPC server."""
+        """Return credentials for a port of a gRPC server."""
         return grpc.dynamic_ssl_server_credentials(
             self._loaded.for_grpc(),
             self._renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
@@ -67,8 +67,8 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """For a server of asyncio's, which shows what is on disk at each handshake, too. Who takes this asks
-        for no :meth:`credentials`: of two that look for changes, one would miss them.
+        """Return a context for an asyncio server, which also shows what is on disk at each handshake. Do not
+        use it together with :meth:`credentials`: if both look for changes, one misses them.
         """
         newest = [_checked_context(self._loaded)]
 
@@ -82,7 +82,9 @@ class ServerTls:
         return first
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC in a thread of its own, before each handshake; ``None`` leaves all as it is."""
+        """Return a renewed certificate, or ``None`` for no change; gRPC calls this in its own thread before
+        each handshake.
+        """
         with self._lock:
             stamps = self._look()
             if stamps == self._stamps:
@@ -90,7 +92,7 @@ class ServerTls:
             self._stamps = stamps
             try:
                 self._loaded = self._load()
-            except ConfigError as error:  # half written, perhaps: the next change is looked at again
+            except ConfigError as error:  # perhaps half written: the next change is checked again
                 _log.error("the renewed certificate is not used, the one before stays: %s", error)
                 return None
             _log.info("the certificate was renewed on disk and is used from now on")
@@ -107,7 +109,7 @@ class ServerTls:
 
 
 def _pem(name: str, given: str) -> bytes:
-    if _PEM in given:  # secrets that go through a shell or JSON twice have their line ends spelt out
+    if _PEM in given:  # secrets that pass through a shell or JSON twice have escaped line ends
         return given.replace("\\n", "\n").encode()
     try:
         with Path(given).open("rb") as file:
@@ -125,10 +127,9 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """See that OpenSSL takes the certificate with its key, and when it ends: gRPC says nothing of either.
+    """Check that OpenSSL accepts the certificate with its key, and when it ends: gRPC reports neither.
 
-    Python's ssl reads files alone: one in memory where there is such a thing, since a key shall not reach a
-    disk.
+    Python's ssl reads only files: use one in memory where possible, since a key must not reach a disk.
     """
     with (
         tempfile.TemporaryFile()
@@ -161,8 +162,8 @@ def _no_password() -> str:
 
 
 def _warn_of_the_end(path: str) -> None:
-    """Log it if the first certificate in a file has ended, or will within 30 days."""
-    # No public function of ssl reads a certificate that no peer has shown.
+    """Log if the first certificate in a file has ended, or will within 30 days."""
+    # No public function of ssl reads a certificate that was not shown by a peer.
     read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):
         return

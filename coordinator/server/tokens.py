@@ -1,6 +1,6 @@
-"""Tokens: who may call a coordinator, and whose team a job is. Each token lets in to everything.
+"""Tokens: they decide who may call a coordinator, and a job's team. Each token allows every call.
 
-A token is compared in constant time, and neither logs nor errors repeat one, true or false.
+Tokens are compared in constant time, and neither logs nor errors repeat one, valid or not.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ _WRONG = f"the coordinator does not know this token: {_REMEDY}"
 
 
 class Tokens:
-    """The tokens that are let in now, and the teams they name; those of a file are read again when it
-    changes. One that is emptied lets nobody in; one that is gone or broken changes nothing, since it may be
-    half written.
+    """The accepted tokens, and the teams they name; a token file is read again when it changes. An emptied
+    file accepts no tokens; a missing or broken one changes nothing, since it may be half written.
 
     Args:
         token: several are separated by commas.
-        token_file: one in each line.
+        token_file: path of a file with one token in each line.
 
     Raises:
-        ConfigError: the file cannot be read, what is in either is no token, or what they say of a team is
-            wrong.
+        ConfigError: the file cannot be read, one of the tokens is malformed, or its team's limits are
+            invalid.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
@@ -61,23 +60,23 @@ class Tokens:
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
         self._teams = _teams_of(known, "token_file" if self._file else "token")
-        # One that is listed without a team too, as a client's own in SUPER_TOKEN, has the team all the same.
+        # A token may also be listed without a team, like a client's own in SUPER_TOKEN: it keeps its team.
         named = sorted(known, key=lambda one: "team" in one.rights)
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
     def teams_now(self) -> tuple[Team, ...]:
-        """The teams that tokens name, by the file as it is now."""
+        """Return the teams that tokens name, according to the file as it is now."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
             self._renew()
         return self._teams
 
     def accept(self, presented: str) -> bool:
-        """Whether this is one of them; takes as long for one that nearly is."""
+        """Return whether this token is accepted; takes as long for one that nearly is."""
         return self._team(presented) is not None
 
     def team(self, presented: str) -> str:
-        """The team that a token names; :data:`NO_TEAM` of one that names none, or is none."""
+        """Return the team that a token names; :data:`NO_TEAM` if it names none, or is not accepted."""
         return self._team(presented) or NO_TEAM
 
     def _team(self, presented: str) -> str | None:
@@ -100,18 +99,18 @@ class Tokens:
 
 
 def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The team whose token a call shows."""
+    """Return the team of the token that a call shows."""
     shown = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
     return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
 
 
 def is_named(tokens: Tokens | None, team: str) -> bool:
-    """Whether any token names a team now."""
+    """Return whether any token names a team now."""
     return tokens is not None and any(one.name == team for one in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """What teams may have: each as one of its tokens, or several of them alike, says."""
+    """Return the limits of teams, as given by at least one token of each; several must agree."""
     said: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):
@@ -140,8 +139,8 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
         raise ConfigError(f"{origin}: team {team[:64]}: {why}") from None
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
-    """Turns away whoever shows no token, or a wrong one, on every method but the health service's Check:
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
+    """An interceptor that rejects missing and wrong tokens on every method but the health service's Check:
     probes have no token, and learn only whether it serves.
     """
 
@@ -153,7 +152,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Hand the call on, or answer it with UNAUTHENTICATED."""
+        """Pass the call on, or answer it with UNAUTHENTICATED."""
         if str(handler_call_details.method) == f"/{HEALTH_SERVICE}/Check":
             return await continuation(handler_call_details)
         shown = [
@@ -172,7 +171,7 @@ def _turning_away(message: str) -> grpc.RpcMethodHandler[Any, Any]:
             grpc.StatusCode.UNAUTHENTICATED, message, ((ERROR_METADATA_KEY, CoordinatorTrustError.__name__),)
         )
 
-    # Of a unary handler grpc.aio would wait for the call's message first: strangers would hold calls without
+    # For a unary handler grpc.aio would first wait for the call's message: strangers could hold calls without
     # one, and memory with many large ones. A stream's handler runs at once, and this one reads nothing.
     return grpc.stream_unary_rpc_method_handler(refuse)
 
@@ -181,5 +180,5 @@ _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
 
 
 def _digest(token: str) -> bytes:
-    """Of one length for all, so that comparing two tells nothing of the length of either."""
+    """Return a digest; all have one length, so comparing two reveals nothing about a token's length."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,10 +1,10 @@
 """Traces by OpenTelemetry: a share of requests, from the plan through the function to the first read.
 
 A request's span begins when the core has planned it and ends with its answer. The function's time in it comes
-from the answer, so that no function has to export anything; one with tracing of its own finds the context in
-the request (``traceparent``, https://www.w3.org/TR/trace-context/). The read of the request's first sample
-ends the trace. Where spans go, and how, OpenTelemetry's own variables say, such as
-``OTEL_EXPORTER_OTLP_ENDPOINT``.
+from the answer, so that no function has to export anything; one with its own tracing finds the context in the
+request (``traceparent``, https://www.w3.org/TR/trace-context/). The read of the request's first sample ends
+the trace. OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, control where spans go, and
+how.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["Tracing"]
 
 _UNREAD_MAX = 4096
-"""So many requests wait for the read of their first sample, the newest."""
+"""Maximum number of requests that wait for the read of their first sample, the newest."""
 
 _EPOCHS_MAX = 2**40
 _ENDING_S = 2.0
 
 
 class Tracing:
-    """Makes spans of what the engine does.
+    """The spans of the engine's requests.
 
     Args:
         share: of requests, above 0 to 1.
@@ -59,18 +59,18 @@ class Tracing:
         self._tracer = self._provider.get_tracer("superdl")
         self._requests: dict[int, tuple[Span, SetKey, int]] = {}
         self._unread: defaultdict[SetKey, dict[int, SpanContext]] = defaultdict(dict)
-        """Requests whose first sample nobody has read yet, by that sample."""
+        """Requests whose first sample is still unread, by that sample."""
         self._order: deque[tuple[SetKey, int]] = deque()
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
-        # A collector that is away holds up no coordinator.
+        """Send pending spans, for at most two seconds."""
+        # A collector that does not answer must not delay the coordinator's end.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(_ENDING_S)
 
     def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
-        """A request is about to be made; its context for the function, empty if it is not traced."""
+        """Begin a request's span; return its context for the function, empty if it is not traced."""
         about: dict[str, str | int] = {
             "super.job": action.job,
             "super.source": dataset.listing.source,
@@ -85,7 +85,7 @@ class Tracing:
             return ""
         context, first = span.get_span_context(), int(action.indices[0])
         self._requests[action.request_id] = span, action.samples, first
-        if action.kind.fills_cache:  # else it was there before, and its reads are of another request
+        if action.kind.fills_cache:  # else it was there before, and its reads belong to another request
             self._unread[action.samples][first] = context
             self._order.append((action.samples, first))
             if len(self._order) > _UNREAD_MAX:
@@ -93,7 +93,7 @@ class Tracing:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
     def answered(self, event: RequestDone) -> None:
-        """The function has answered."""
+        """End a request's span with its function's answer."""
         if event.request_id not in self._requests:
             return
         span, _, _ = self._requests.pop(event.request_id)
@@ -112,7 +112,7 @@ class Tracing:
         span.end(now_ns)
 
     def failed(self, event: RequestFailed) -> None:
-        """The request came to nothing."""
+        """End the span of a request that failed."""
         from opentelemetry.trace import StatusCode
 
         if event.request_id in self._requests:
@@ -128,10 +128,10 @@ class Tracing:
             del self._unread[samples]
 
     def read(self, event: BatchRead, core: Core) -> None:
-        """A reader has received a batch; if a traced request's first sample is in it, that ends its trace."""
+        """Record that a batch was read; if it has a traced request's first sample, end that trace."""
         cursor = core.state.cursor(event.job, event.rank) if event.done else None
         if cursor is None or not 0 <= event.position < cursor.job.plan.batches_per_epoch:
-            return  # forged, or of a job that has closed
+            return  # forged, or from a job that has closed
         key = cursor.job.samples_of(event.epoch)
         waiting = self._unread.get(key)
         if not waiting or not 0 <= event.epoch < _EPOCHS_MAX:

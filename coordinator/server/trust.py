@@ -1,8 +1,8 @@
-"""Where a coordinator listens and whom it lets in: settings, and what they need beside each other.
+"""Settings for the addresses of a coordinator and for its callers, and the rules that connect them.
 
-Beyond this machine a coordinator listens with TLS and a token, and reaches its cache by TLS; ``insecure``
-says otherwise. On loopback and unix sockets nothing of it is needed. Credentials of the cache are no
-settings: see :class:`superdl.super_wire.cache.Credentials`.
+Beyond this machine a coordinator requires TLS and a token, and reaches its cache by TLS, unless ``insecure``
+is set. On loopback and unix sockets it needs neither. Credentials of the cache are not settings: see
+:class:`superdl.super_wire.cache.Credentials`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_SOCKET_PATH_BYTES = 107  # what fits into the kernel's sockaddr_un
+_SOCKET_PATH_BYTES = 107  # the size of the kernel's sockaddr_un path
 
 
 @dataclass(frozen=True)
 class TrustSettings:
-    """Addresses, certificates and tokens. Secrets are no arguments: ``token`` has commas between tokens, and
+    """Addresses, certificates and tokens. Secrets have no arguments: ``token`` has commas between tokens, and
     ``tls_key`` may be the PEM text itself, as ``tls_cert`` and ``tls_client_ca`` may.
     """
 
@@ -60,10 +60,10 @@ class TrustSettings:
     )
 
     def check_trust(self) -> None:
-        """See that addresses, certificates and tokens belong together.
+        """Check that addresses, certificates and tokens fit together.
 
         Raises:
-            ConfigError: what is missing or must not be, with the remedy.
+            ConfigError: something is missing or not allowed; the message has the remedy.
         """
         check_listen_address(self.listen)
         Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
@@ -91,7 +91,7 @@ class TrustSettings:
             )
 
     def lacks(self, name: str = "listen") -> str:
-        """What the address of a setting needs, if it is beyond this machine, and has not, in words."""
+        """Describe what a setting's address lacks if it is beyond this machine; empty if nothing."""
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
@@ -113,8 +113,8 @@ class TrustSettings:
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Say what ``insecure`` allows at this coordinator's ports, loudly; nothing if it allows nothing. What it
-    allows at the cache, the cache's client says.
+    """Log what ``insecure`` allows at this coordinator's ports, if anything. The cache's client logs what it
+    allows at the cache.
     """
     if lacks := settings.lacks():
         _log.warning(
@@ -145,13 +145,13 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
 
 
 def leaves_this_machine(listen: str) -> bool:
-    """Whether a server that listens there can be reached from elsewhere."""
+    """Return whether a server that listens there can be reached from other machines."""
     host, _ = host_and_port(listen)
     return bool(host) and not is_loopback(host)
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """What tells whether a file has changed, or come and gone."""
+    """Return a value that changes if the file changes, appears or disappears."""
     try:
         status = Path(path).stat()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams.
+"""Upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams.
 
-Taking the cache over at the start stands here too. What follows from a cache that was emptied or has grown is
-decided in :mod:`superdl.coordinator.core`.
+Taking over the cache at the start is also here. :mod:`superdl.coordinator.core` decides what to do after the
+cache was emptied or has grown.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _log = logging.getLogger(__name__)
 _REACH_TIMEOUT_S = 10.0
 _DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
-_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # one node of a cluster that hangs must not let the lock on another expire
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node of a cluster must not let the lock on another expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
-_SHORT_SHARE = 1 / 32  # of the budget: what the core frees at once, so that with less it is about to drop
+_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less, it is about to drop more
 _FREED_SHARE = 1 / 16
-_EVEN_S = 15.0  # over which the CPU of the cache's nodes is averaged
-_RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
+_EVEN_S = 15.0  # period over which the CPU of the cache's nodes is averaged
+_RENEWED_S = 0.5  # a larger change of the expiry means a renewal: clocks and calls are not that uneven
 
 
 async def take_over(cache: Cache) -> CacheInfo:
     """Reach the cache and take its lock, within a bounded wait.
 
-    A lock that nobody renews is waited for until it expires; one that is renewed has a living owner.
+    If the lock is not renewed, wait until it expires; a renewed one has a living owner.
 
     Raises:
-        CacheError: another coordinator owns the cache (``LockHeldError``), nobody answered
-            (``CacheUnreachableError``), or the cache refuses what a coordinator does there.
+        CacheError: another coordinator owns the cache (``LockHeldError``), it does not answer
+            (``CacheUnreachableError``), or it refuses what a coordinator does there.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -65,7 +65,7 @@ async def take_over(cache: Cache) -> CacheInfo:
         try:
             info = await cache.info()
             await cache.hold_lock()
-            await cache.audit(bytes(ID_BYTES))  # see now whether records may be read
+            await cache.audit(bytes(ID_BYTES))  # check now whether records may be read
         except LockHeldError as error:
             expiry_s = clock() + error.expires_in_s
             first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
@@ -82,10 +82,11 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions while the cache is reached: both take a while.
+    """Start functions while reaching the cache, since both take a while.
 
-    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
-    Workers that call in decode as the cache's records were, or as ``decoder``, if there are any such.
+    Functions that cost money start once the cache is ours, because a coordinator that finds another one there
+    ends. Workers that call in decode as the cache's records were decoded, or as ``decoder``, if there are any
+    such workers.
     """
     chooses = workers is not None and workers.patience_s is not None
     info = await take_over(cache) if manager.remote or chooses else None
@@ -96,7 +97,7 @@ async def warm_and_take_over(
         if info is None:
             info = await take_over(cache)
         while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
-            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
+            with contextlib.suppress(CacheUnreachableError):  # upkeep will report it
                 await cache.hold_lock()
         await warming
     finally:
@@ -107,13 +108,13 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """See that functions decode as those did that filled this cache; ``True`` if nobody had filled it yet.
+    """Check that functions decode as those that filled this cache; return ``True`` if it was empty.
 
     Raises:
-        ConfigError: they decode to other pixels.
+        ConfigError: they decode to different pixels.
     """
     agreed, is_new = await cache.agree_on_fingerprint(digest)
-    # Functions write it once.
+    # Functions write it only once.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
         raise CacheUnreachableError(
             f"the cache at {cache.address} tells two decoder fingerprints: its answers are garbled"
@@ -127,7 +128,7 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 
 
 class DecoderReplacedError(Exception):
-    """Workers of another ``decoder`` take the place of those that were: the coordinator is to start anew."""
+    """Workers with another ``decoder`` replace the previous ones: the coordinator has to restart."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(f"workers that decode as {decoder} are used from now on")
@@ -135,7 +136,7 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop all records of another decoder from the cache, if there may be any; whether that was so."""
+    """Drop all records of another decoder from the cache; return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
@@ -147,23 +148,21 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.replace_fingerprint(
-        digest
-    )  # last: a coordinator that ends here has one that fits what is left
+    await cache.replace_fingerprint(digest)  # last: a coordinator that ends here leaves a matching one
     return True
 
 
 class Upkeep:
-    """Holds the lock, watches the server's identity and memory, and tells the core what changed.
+    """The task that holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
     Args:
-        cache: the server.
-        engine: whose core is told, and whose datasets account for records.
+        cache: the cache server.
+        engine: the engine with the core to inform, and with the datasets that account for records.
         reports: rewound when the cache was emptied.
-        info: what the server said when it was taken over.
-        fingerprint: digest that records in it have to agree with.
-        cache_bytes: how much of the server's memory may be taken; 0 is all of it.
-        outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
+        info: the server's state when it was taken over.
+        fingerprint: digest that its records have to match.
+        cache_bytes: how much of the server's memory may be used; 0 is all of it.
+        outcomes: kept, and informed when the cache was emptied; ``None`` if calls return all outcomes.
     """
 
     def __init__(
@@ -196,11 +195,11 @@ class Upkeep:
         self._kept_usd = engine.core.state.ledger.total_usd
 
     async def once(self) -> None:
-        """One look; a cache that does not answer is waited for.
+        """Check the cache once; if it does not answer, the next check tries again.
 
         Raises:
             LockHeldError: another coordinator has taken the cache.
-            ConfigError: it was filled by functions that decode otherwise.
+            ConfigError: it was filled by functions that decode differently.
         """
         try:
             was_taken = await self._cache.hold_lock()
@@ -209,7 +208,7 @@ class Upkeep:
                 await self._reports.keep(self._clock())
                 if self._outcomes is not None:
                     await self._outcomes.keep()
-                info = await self._cache.info()  # last: what comes in meanwhile would not be seen to be ours
+                info = await self._cache.info()  # last: what comes meanwhile would count as foreign
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
@@ -243,20 +242,20 @@ class Upkeep:
         await self.keep_spent()
 
     async def keep_spent(self) -> None:
-        """Write down what is spent where it has changed, so that a cap holds over a restart."""
+        """Save the amount spent if it has changed, so that a cap holds across a restart."""
         usd = self._core.spent_usd
         if usd == self._kept_usd:
             return
         try:
             teams = self._core.state.teams
             await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
-        except CacheError as error:  # tried again with the next look
+        except CacheError as error:  # the next check retries
             _log.warning("what is spent could not be written down, and a restart would forget it: %s", error)
         else:
             self._kept_usd = usd
 
     def _lost(self, nodes: frozenset[str]) -> None:
-        """A server was restarted or emptied, or another one has its place."""
+        """Handle a server that was restarted, emptied or replaced."""
         self._kept_usd = 0.0
         if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
             self._outcomes.lost()
@@ -295,13 +294,13 @@ class Upkeep:
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.
+        # Long-lived foreign memory may take a part of the headroom; the rest is for short-lived buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         wanted_bytes = self._wanted_bytes()
-        # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
+        # Not at once: jobs from before a restart come back within seconds and own their records again.
         if (
             wanted_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
@@ -312,8 +311,8 @@ class Upkeep:
             await self._sweep.step(self._clock(), math.ceil(wanted_bytes / each_bytes))
 
     def _wanted_bytes(self) -> float:
-        """Room that open jobs want beside what is free: some, if since the last look samples were asked for
-        in a cache that had hardly any, or were dropped for others.
+        """Return the bytes that open jobs need beyond the free memory; above 0 if since the last check
+        samples were requested while the cache had hardly any room, or were dropped for others.
         """
         core = self._core
         asked = sum(member.requests for member in core.state.fleet.executors)
@@ -326,6 +325,6 @@ class Upkeep:
         return _FREED_SHARE * core.state.budget_bytes - core.state.free_bytes
 
     def _known(self) -> list[Ids] | None:
-        """The ids that are accounted for; see :func:`known_ids`."""
+        """Return the ids that are accounted for; see :func:`known_ids`."""
         core, now_s = self._core, self._engine.now_s()
         return known_ids(self._engine.datasets, wanted=core.state.wants, held=core.held, now_s=now_s)

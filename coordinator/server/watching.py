@@ -1,4 +1,4 @@
-"""What has changed, one log line each: jobs, ranks, executors, thrash, spending."""
+"""Log changes, a line each: jobs, ranks, executors, thrash, spending."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NOTED_PER_STEP = 10
 
 
 class Watch:
-    """Looks at the core and logs what is not as it was; :meth:`step` is to be called each second.
+    """A watch on the core that logs changes; call :meth:`step` every second.
 
     Args:
-        engine: whose core and datasets are looked at.
+        engine: the engine with the core and the datasets.
         history: gets the figures of jobs.
     """
 
@@ -44,28 +44,26 @@ class Watch:
         self._turn = 0
         self._lapsed: set[tuple[str, int]] = set()
         self._limited: dict[int, float] = {}
-        """Executors that take less than they could, and when that was told last."""
+        """Executors that take less than they could, and the time when that was last logged."""
         self._thrashes = False
         self._stopped: set[str] = set()
         self._capped_s: float | None = None
 
     def step(self) -> None:
-        """One look at everything, and what was counted for a minute."""
+        """Check everything once, and log what was counted for a minute."""
         self.look()
         jobs = list(self._jobs.values())
-        for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn: there may be thousands
+        for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, as there may be thousands
             self._note(jobs[(self._turn + place) % len(jobs)])
         self._turn += _NOTED_PER_STEP
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
         self._look_at_teams()
-        if (
-            self._thrashes and not self._core.thrashing
-        ):  # its beginning the core tells, with what would end it
+        if self._thrashes and not self._core.thrashing:  # the core warns when it begins
             _log.info("thrash has ended: what is dropped is not soon produced again")
         self._thrashes = self._core.thrashing
-        if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger tells of the caps
+        if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger warns about the caps
             self._capped_s = self._core.now_s
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
@@ -82,13 +80,13 @@ class Watch:
         self._stopped = stopped
 
     async def end(self) -> None:
-        """The last figures of the jobs that are open."""
+        """Note the last figures of open jobs."""
         for job in self._jobs.values():
             self._note(job)
         await self.history.keep()
 
     def look(self) -> None:
-        """See which jobs were opened and closed; also just before and after that may have happened."""
+        """Log which jobs were opened and closed; also called just before and after that may have happened."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -106,12 +104,12 @@ class Watch:
             self._note(job)
 
     def note(self, name: str) -> None:
-        """Note where a job stands that may close now: afterwards nobody knows."""
+        """Note the position of a job that may close now, as it is unknown afterwards."""
         if job := self._jobs.get(name):
             self._note(job)
 
     def ended(self) -> list[pb.JobStats]:
-        """What jobs did that are not open any more, as far as it is remembered."""
+        """Return the figures of closed jobs, as far as they are remembered."""
         return [one for key, one in self.history.jobs.items() if key not in self._opened_s.items()]
 
     def _note(self, job: Job, closed_s: float = 0.0) -> None:
