@@ -178,9 +178,7 @@ class Catalog:
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
     def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
-        """Return display names of the samples at places of the catalog: the key, and the member if there is
-        one.
-        """
+        """Return display names of the samples at places of the catalog: the key, and the member if any."""
         keys = self.keys.take(places)
         if self.members is None:
             return keys

@@ -75,9 +75,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is not a given name, or names take too many
-        bytes.
-        """
+        """Return the code of a name; ``BadLabelError`` if it is not a given name, or names are too long."""
         code = self._code_of.get(name)
         if code is None:
             if self._given and name not in self._given:

@@ -2,8 +2,7 @@
 
 Symbolic links are followed if they stay below the directory, or lead to where functions may read too: see
 :attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source with links to other places is refused:
-nothing that ImageFolder would find is left out silently. The listing reports what it leaves out or finds
-elsewhere.
+nothing that ImageFolder would find is left out silently. Warnings report what is left out or found elsewhere.
 """
 
 from __future__ import annotations
@@ -131,9 +130,7 @@ class _Walk:
         self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
-        """Return a builder for a folder's files. If files are read, which takes time, each counts as
-        progress.
-        """
+        """Return a builder for a folder's files. Reading them takes time, so each then counts as progress."""
         return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:

@@ -2,8 +2,7 @@
 
 The coordinator runs this module and writes a request, a line of JSON, to its standard input. Twice a second,
 the process writes to its standard output the number of samples so far, or that it is packing them. At the end
-it writes an error or null. The catalog is in the requested file. The process ends when its standard input
-does.
+it writes an error or null. The catalog is in the requested file. The process ends with its standard input.
 """
 
 from __future__ import annotations

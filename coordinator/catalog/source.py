@@ -89,7 +89,8 @@ class Allowed:
     def link_roots(self) -> tuple[str, ...]:
         """Directories outside of their source to which links may lead: the roots.
 
-        Without roots, all, if only this user names sources and runs functions, which read no more than he can.
+        Without roots, links may lead everywhere if only this user names sources and runs functions: these
+        read no more than he can.
         """
         if self.roots is not None:
             return self.roots
@@ -119,8 +120,8 @@ class Allowed:
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if there
-        are too many for this process.
+        """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
+        there are too many for this process.
         """
         if samples > self.here:
             raise LongListingError

@@ -142,7 +142,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return the ids of a dataset, mapped, shape (size, 16); ``derive`` computes those of some samples."""
+        """Return the ids of a dataset, mapped, shape (size, 16); ``derive`` computes some samples' ids."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         found = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if found is not None:
