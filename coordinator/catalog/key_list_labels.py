@@ -75,7 +75,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is not a given name, or names are too long."""
+        """Return the code of a name; ``BadLabelError`` if it is not given, or names take too many bytes."""
         code = self._code_of.get(name)
         if code is None:
             if self._given and name not in self._given:

@@ -151,7 +151,7 @@ class Places:
     ) -> RecordPlaces | None:
         """Return the places of some samples; ``None`` if there are none.
 
-        ``with_gone``: include lost packs and damaged records, for an earlier request: its function reports them.
+        ``with_gone``: include lost packs and damaged records, for an earlier request, which reports them.
         """
         columns = self._columns.get(content)
         if columns is None:
