@@ -137,6 +137,7 @@ class Catalog:
         if members is None:
             in_order = tuple(field.in_order(order) for field in parts)
             return cls(bucket, ordered, versions.reorder(order), labels[order], *named, None, in_order)
+        # Sorting moves the objects: update each member's place of its object.
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         members = replace(members, objects=place[members.objects])
@@ -258,6 +259,7 @@ class RecentIds:
         self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> bytes:
         """Return the ids of ``indices`` in ``epoch``, concatenated; ``derive`` computes the missing ones."""
+        # Later epochs do not fit into a tag, so their ids are not cached.
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
         if not self._tags.size:

@@ -58,8 +58,10 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
     about["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
+    # Plain labels are held in a narrowed dtype, so note it. Structured ones have that of label_dtype.
     about["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
+        # In the fixed part, a ragged list is represented by its length.
         ends = np.cumsum(rows[name] if name else rows, dtype=np.int64)
         offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]))
         columns[f"label.{name}"] = pa.LargeListArray.from_arrays(offsets, _fixed(items))
@@ -78,6 +80,7 @@ def map_catalog(path: Path) -> Catalog:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
+        # Columns keep the memory mapped after the file is closed.
         batch = pa.ipc.open_file(source).get_batch(0)
     about = json.loads(batch.schema.metadata[_ABOUT])
     if about["version"] != VERSION:

@@ -138,11 +138,9 @@ class DatasetRegistry:
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset, which a job now reads, until :meth:`close_unknown`.
-
-        Of two locations with one alias the last one wins: the source may have moved.
-        """
+        """Keep a listed dataset, which a job now reads, until :meth:`close_unknown`."""
         known = self.opened.get(dataset.content)
+        # Of two locations with one alias the last one wins: the source may have moved.
         if known is None or known.catalog is not dataset.catalog:
             self.opened[dataset.content] = dataset
 
@@ -172,6 +170,7 @@ class DatasetRegistry:
                 async with asyncio.timeout_at(until_s):
                     await self._derive_ids(dataset)
             if dataset.ready and listing.kept is not None and not dataset.noted:
+                # Once per dataset: after a restart, this run gets the same catalog.
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
@@ -239,6 +238,7 @@ class DatasetRegistry:
         for listing in self._listings:
             if id(listing) not in wanted:
                 listing.cancelled.set()
+        # A cancelled listing stays until it ends, because until then it counts towards the limit.
         self._listings = [one for one in self._listings if id(one) in wanted or not one.ended]
 
     async def _list(self, listing: Listing) -> None:
@@ -276,6 +276,7 @@ class DatasetRegistry:
         await tell()
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
+        # The state has wall-clock times, while the registry's clock is monotonic.
         now_s, kept = time.time(), listing.kept
         ended_s = min(now_s, kept.ended_s) if kept else now_s
         listing.ended_at_s = self._clock() - (now_s - ended_s)
@@ -294,6 +295,7 @@ class DatasetRegistry:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
+            # More than a few samples: start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
         if file:
             listing.kept = Kept(file, time.time(), self._clock() - began_s)

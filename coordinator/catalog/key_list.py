@@ -120,6 +120,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
+    # Otherwise, the samples are counted when their versions are looked up.
     if len(columns[""].versions):
         tally.add(count)
     tally.found_all()
@@ -221,6 +222,7 @@ class _Columns:
         first, which = distinct(keys)
         objects = keys.reorder(first)
         if versions is not None:
+            # Members of one object may be scattered: compare the version of each with the first.
             version_of = distinct(versions)[1]
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 key, at = keys[int(other[0])], int(other[0])
@@ -297,6 +299,7 @@ def _versions(rows: Rows, name: str) -> PackedStrings:
     import pyarrow.compute as pc
 
     versions = _texts(rows, name, _no_version)
+    # S3 quotes ETags, and lists may contain them either way.
     bare = pc.utf8_trim(versions, '"')
     long = pc.greater(pc.utf8_length(versions), _MAX_VERSION)
     _refuse(rows, versions, pc.or_(long, pc.equal(pc.binary_length(bare), 0)), _no_version)
@@ -322,6 +325,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
             yield file
         return
     path = Path(place).absolute()
+    # Checked before anything reveals whether the path exists.
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
@@ -336,6 +340,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     except OSError as error:
         raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
+        # Check the opened file again, since a link may have been swapped in the meantime.
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened

@@ -50,6 +50,7 @@ _SHOWN = 60  # characters of a bad label that a message shows
 def number_or_text(text: str) -> int | float | str:
     """Return a CSV field as a number if it spells one, else as text."""
     stripped = text.strip()
+    # Longer texts are no sensible numbers, and int() is slow on huge ones.
     if len(stripped) <= _SHOWN:
         if _INTEGER.fullmatch(stripped):
             return int(stripped)

@@ -70,6 +70,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     header = [name.strip() for name in first]
     # CSV has no other way to write an object, so columns label.NAME are its fields.
     fields = {name.removeprefix(_FIELD): name for name in header if name.startswith(_FIELD)}
+    # A plain label column wins. If a label.NAME repeats, the check below reports a missing label.
     if "label" in header or len(fields) < sum(name.startswith(_FIELD) for name in header):
         fields = {}
     _check_columns(header, line, needed=("key",) if fields else ("key", "label"))
@@ -130,6 +131,7 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], objec
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
+        # Most rows have the columns of the row before, so check only changes.
         if tuple(row) != names:
             names, parts = tuple(row), _parts(row, number)
             first = first or parts
@@ -326,6 +328,7 @@ def _dense_bytes(column: Any) -> int:
     import pyarrow.compute as pc
 
     kind = column.type
+    # Nested columns hold their texts in child arrays.
     if pa.types.is_struct(kind):
         return sum(map(_dense_bytes, column.flatten()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
@@ -344,6 +347,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
         if len(line) > _MAX_LINE_BYTES:
             raise BadRowError(number, f"longer than {_MAX_LINE_BYTES} bytes")
         try:
+            # Spreadsheets write a byte order mark in front of the first line.
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise BadRowError(number, f"not UTF-8: {error}") from error

@@ -199,6 +199,7 @@ def _by_folders(
     if label_of:
         _check_classes(place, folders, label_of, tally)
     elif _SPLITS.issuperset(map(str.lower, names)):
+        # Such names suggest that the source is one level too high.
         for name in names:
             tally.note(Noted.SPLITS, name)
     classes = classes or names
@@ -247,6 +248,7 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     """
     has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(other.startswith(one) and other[len(one)] < "/" for one, other in pairwise(classes))
+    # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
     blob = np.frombuffer(keys.blob, dtype=np.uint8).copy()
@@ -261,16 +263,14 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
-    """Return the listed version of every key.
-
-    Keys and listing are sorted together, so that equal keys become neighbours.
-    """
+    """Return the listed version of every key."""
     prefix = place.prefix.encode()
     wanted = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
     both = PackedStrings.concatenate([wanted, listed])
     order = both.sort_order()
-    # Both hold a key once, and the sort is stable: a listed key directly follows its row.
+    # Sort keys and listing together. Both hold a key once, and the sort is stable: a listed key directly
+    # follows its row.
     is_pair = both.reorder(order).equals_next()
     places = np.full(len(wanted), -1, dtype=np.int64)
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)

@@ -195,6 +195,7 @@ class FolderBuilder:
     def _pack(self) -> None:
         self._keys.extend(PackedStrings.pack(key for key, _ in self._latest))
         self._versions.extend(PackedStrings.pack(version for _, version in self._latest))
+        # Once per group, so that threads rarely wait for the tally's lock.
         self._tally.add(len(self._latest))
         self._latest.clear()
 

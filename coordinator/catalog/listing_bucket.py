@@ -68,6 +68,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
+                # One page at a time: more computing threads would be no faster, and starve the interpreter.
                 with bucket.page_lock:
                     for _, key, version in _samples(page, source, tally, images_only=images_only):
                         found.append(key, version)

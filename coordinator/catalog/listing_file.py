@@ -76,6 +76,7 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         else:
             walk.add(found, loose)
     folders = list_folders(walk.folder, names, tally, threads=_THREADS)
+    # Only now are all forbidden links known, so the error can count them.
     walk.check_links()
     return [loose.build(), *folders]
 
@@ -137,6 +138,7 @@ class _Walk:
         """Return all files below the first-level folder ``name``."""
         builder = self.builder(name)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
+        # The other threads wait here while one alone is faster.
         with self._turns:
             while pending:
                 here = pending.pop()
@@ -242,6 +244,7 @@ class _Walk:
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
             return False
+        # Report only what users may miss: images, and folders that may hold some.
         if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
             self.note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
@@ -285,6 +288,7 @@ class _Walk:
             return None
         found = _Found(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
+            # Report directories, not each file in them.
             self.note(Noted.LEADING_OUT, real if found.is_directory else real.rpartition("/")[0])
         return found
 

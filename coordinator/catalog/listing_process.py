@@ -56,6 +56,7 @@ def list_apart(
             to_it.write(json.dumps(request) + "\n")
             to_it.flush()
             for line in from_it:
+                # The process reports twice a second, so a cancellation is noticed soon.
                 if cancelled.is_set():
                     raise ListingCancelledError("the listing was cancelled")
                 if (answer := json.loads(line)) is None:

@@ -38,6 +38,7 @@ _SHOWN = 200  # characters of a name in a message
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return a copy in the smallest unsigned dtype that fits; with negative numbers, in the same dtype."""
+    # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         largest = int(numbers.max())
         for dtype in _NARROW:
@@ -216,6 +217,7 @@ class MemberColumns:
         if shared:
             return found
         order = found.sort_order()
+        # Sorted by offset, members overlap only if two neighbours do.
         overlap = found.ends[order][:-1] > offsets[order][1:]
         self._refuse(found, keys, order, overlap, "overlap")
         name_of = distinct(names)[1]
@@ -245,6 +247,7 @@ class MemberColumns:
 
 
 def _whole(value: object, what: str, *, least: int, most: int) -> int:
+    # type() rather than isinstance(), because True is an int.
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what}; not {str(value)[:60]!r}")
     return value

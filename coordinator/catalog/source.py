@@ -123,6 +123,7 @@ class Allowed:
         """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
         there are too many for this process.
         """
+        # First, because the listing then starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:

@@ -90,6 +90,7 @@ class CatalogState:
         with self._new_file() as stream:
             write(stream)
             stream.flush()
+            # Map before renaming: the mapping stays valid when the name changes.
             mapped = map_catalog(Path(stream.name))
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
@@ -107,6 +108,7 @@ class CatalogState:
             return None
         path = self.directory / kept.file
         try:
+            # The name is the digest, so a damaged file does not match its name.
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
@@ -135,6 +137,7 @@ class CatalogState:
             return None
         try:
             found = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
+            # The directory may be shared: the name must not lead out of it, and the times must be numbers.
             return found if Path(found.file).name == found.file and found.took_s + found.ended_s > 0 else None
         except (OSError, ValueError, TypeError):
             return None
@@ -214,6 +217,7 @@ class CatalogState:
                     status = path.stat()
                     found.append((status.st_mtime, status.st_size, path))
         total, now_s = sum(size for _, size, _ in found), time.time()
+        # Least recently used first: loading a file updates its time.
         for used_s, size, path in sorted(found):
             unused_s = now_s - used_s
             is_old = path.suffix == _UNFINISHED or (path.suffix == _ENTRY and unused_s > _ENTRIES_S)

@@ -102,6 +102,7 @@ class PackedStrings(Strings):
         if not len(array):
             return cls(b"", np.zeros(1, dtype=np.uint64))
         _, offsets, blob = array.buffers()
+        # A slice shares its parent's buffers: skip to its own offsets.
         ends = np.frombuffer(offsets, np.uint64, len(array) + 1, 8 * array.offset)
         return cls(memoryview(blob or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends)
 
@@ -133,6 +134,7 @@ class PackedStrings(Strings):
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """Return the strings at ``order`` as packed strings."""
         strings, builder = self.arrow(), PackedStringsBuilder()
+        # In pieces, because take() copies into memory, and the builder moves pieces to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings.of(strings.take(order[start : start + _CHUNK])))
         return builder.build()
@@ -199,6 +201,7 @@ class PackedStringsBuilder:
 
     def __init__(self) -> None:
         self._blob, self._ends, self._count = _Spool(), _Spool(), 0
+        # The first string begins at 0.
         self._ends.write(bytes(8))
 
     def __len__(self) -> int:
