@@ -63,7 +63,7 @@ _PIPELINE_KEYS = 1000
 _PART_BYTES = 4 * 2**20
 _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
-_CURSORS = 2**64  # more than the cursors of one server's SCAN
+_CURSORS = 2**64  # the range of one server's SCAN cursors
 
 # The lock's value is this instance in 32 hex digits, then the owner. Renew the lock if it is ours; take it if
 # it is free or, if ARGV[4] allows it, held by another instance of our owner. Returns what was done, and the
@@ -151,6 +151,7 @@ class Cache:
         Raises:
             LockHeldError: another coordinator holds it.
         """
+        # Only until the first success: else two coordinators of one owner would take the lock in turn.
         given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
         done, expires_in_ms = string(reply[0]), int(reply[1])
@@ -251,6 +252,7 @@ class Cache:
         for at in range(0, len(keys), _PIPELINE_KEYS):
             some = keys[at : at + _PIPELINE_KEYS]
             commands: list[Words] = []
+            # Two commands per key: one for the header, one for the length.
             for key in some:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             asked = [key for key in some for _ in range(2)]
@@ -260,6 +262,7 @@ class Cache:
             )
             headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
+        # Anything but a record of this format and id counts as missing.
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
         known = np.isin(headers["kind"], list(RecordKind))
@@ -307,6 +310,7 @@ class Cache:
         ((following, keys),) = await self._nodes.at(masters[place].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         found = bytes.fromhex(b"".join(digits).decode())
+        # At 0, this master is done: continue with the next, or end with 0 after the last.
         if following := int(following):
             return place * _CURSORS + following, found
         return (place + 1) % len(masters) * _CURSORS, found

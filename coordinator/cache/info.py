@@ -42,6 +42,7 @@ class CacheInfo:
         """Parse the answers to INFO and DBSIZE."""
         info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
         used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), info["run_id"]
+        # Older servers report only the CPU time of the whole process.
         busy_s = [
             float(info.get(f"used_cpu_{kind}_main_thread", info.get(f"used_cpu_{kind}", 0.0)))
             for kind in ("user", "sys")
@@ -110,6 +111,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         nodes=frozenset().union(*(info.nodes for info in infos)),
         used_memory=int(maxmemory - room) if limited else sum(info.used_memory for info in infos),
         maxmemory=maxmemory,
+        # A single node that evicts is enough to lose records.
         policy=next((info.policy for info in infos if info.policy != "noeviction"), infos[0].policy),
         system_memory=min(info.system_memory for info in infos) * hosts,
         keys=sum(info.keys for info in infos),

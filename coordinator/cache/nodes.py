@@ -82,6 +82,7 @@ class CacheNodes:
     async def unlink(self, keys: Sequence[bytes]) -> None:
         """Delete keys, with a single command if a single server has them all."""
         commands: list[Words] = [("UNLINK", *keys)]
+        # A cluster refuses a command with keys of several slots.
         if self._slots != (None,):
             commands = [("UNLINK", key) for key in keys]
         self.checked(await self.each(keys[: len(commands)], commands))
@@ -120,6 +121,7 @@ class CacheNodes:
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]
+            # Owners below 0 are slots without a node.
             counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
             places = enumerate(nodes.slots.nodes)
             return sorted(Master(nodes.place(node), counts[place]) for place, node in places)
@@ -172,6 +174,7 @@ class CacheNodes:
     def _give_back(self, nodes: NodeConnections) -> None:
         if not nodes.stale:
             self._slots = (nodes.slots,)
+        # The client may have been closed while the call ran.
         if self._closed:
             nodes.close()
         else:

@@ -70,6 +70,7 @@ class OutcomeReader:
         try:
             yield future
         finally:
+            # A retry may have replaced this future.
             if self._waiting.get(request_id) is future:
                 del self._waiting[request_id]
             future.cancel()
@@ -105,6 +106,7 @@ class OutcomeReader:
             self.unreadable += 1
             _log.warning("an outcome in the cache is skipped: %s", error)
             return
+        # Pop it, so that a duplicate counts as unawaited.
         future = self._waiting.pop(answer.request_id, None)
         if future is None or future.done():
             self.unawaited += 1

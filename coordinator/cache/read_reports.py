@@ -100,9 +100,11 @@ class ReportReader:
             with contextlib.suppress(CacheError):  # the upkeep logs it
                 while job in self._jobs and reads < _CATCH_UP_READS:
                     reads += 1
+                    # A full read may have left entries behind.
                     if await self._take([job], 1) < _COUNT:
                         return
 
+        # After the timeout, the task still runs, and ends on its own.
         await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
 
     async def _take(self, jobs: list[str], block_ms: int) -> int:
@@ -114,6 +116,7 @@ class ReportReader:
             for stream, entries in await self._cache.streams.take(streams, block_ms=block_ms, count=_COUNT):
                 job = stream.removeprefix(REPORT_PREFIX).decode()
                 count += len(entries)
+                # The job may have been closed during the read.
                 if job in self._jobs:
                     events += self._read(job, entries)
         if events:
@@ -141,6 +144,7 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.wait_us,
         report.size_bytes,
     )
+    # Entries may be forged: keep absurd numbers from the core.
     if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
         raise ValueError(
             f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]

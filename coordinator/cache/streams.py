@@ -39,6 +39,7 @@ class Streams:
         """Create a stream, or empty it."""
         commands: list[Words] = [
             ("UNLINK", stream),  # a stream that has the largest id accepts no more entries
+            # Create an empty stream: the added entry is trimmed at once.
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, _EXPIRE_MS),
         ]
@@ -59,14 +60,14 @@ class Streams:
         """Take up to ``count`` of the oldest entries of each stream, all in one slot.
 
         Waits up to ``block_ms`` for the first. Entries are deleted; if that fails, they are returned again.
-        A stream to which nothing can be added any more is created again; all are if their entries do not fit
-        into a reply.
+        A stream to which nothing can be added any more is created again.
         """
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
             found = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
         except ProtocolDoubtError:
+            # Entries that do not fit into a reply can only be dropped.
             for stream in streams:
                 await self.begin(stream)
             raise

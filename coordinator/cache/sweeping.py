@@ -80,6 +80,7 @@ class Sweep:
             return
         strangers = await asyncio.to_thread(strangers_among, found, known)
         now_known = self._known()
+        # A new dataset may own some of the strangers.
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
@@ -104,20 +105,16 @@ def known_ids(
 ) -> list[Ids] | None:
     """Return the known ids; ``None`` while a dataset is being listed.
 
-    If a job reads a dataset, or its listing is recent, all its ids are known. Else only those held are. So it
-    is for random recipes, whose ranks look at what they may find long before a sweep begins.
-
-    Args:
-        datasets: all that were registered or opened.
-        wanted: whether a job reads a dataset, by its content.
-        held: epochs and samples of a dataset that the core has in the cache or on the way there.
-        now_s: on the clock of the listings.
+    All ids of a dataset are known if a job reads it or its listing is recent. Of others, and of random
+    recipes, only those held are: ranks of random recipes look at what they may find long before a sweep
+    begins.
     """
     known: dict[int, Ids] = {}
     for dataset in datasets:
         if dataset.listing.error is not None:
             continue
         if not dataset.ready:
+            # Until its ids are known, any record could be one of its own.
             return None
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
         if dataset.all_ids is not None and (young or wanted(dataset.content)):

@@ -162,6 +162,7 @@ def merge_segments(store: Store, collection: str) -> None:
     for name in names:
         segment = next(read_segments(store, [name]), None)
         if segment is not None and len(segment.entries) < _LARGE:
+            # Each pack once, and only those that still exist.
             kept.append(_only(segment, left))
             left.difference_update(pack.name for pack in segment.packs)
             merged.append(name)

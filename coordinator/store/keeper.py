@@ -230,6 +230,7 @@ class StoreKeeper:
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
+        # The listing of this look may miss packs that are written during it.
         packs_before = set(self.room.sizes)
         known = self._known.setdefault(content, index.Known())
 

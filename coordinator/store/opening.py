@@ -126,6 +126,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
     """
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
+        # Raises for a name that messages cannot carry.
         str(directory).encode()
         there = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(there)
@@ -161,6 +162,7 @@ def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
         fields, _, rest = line.partition(" - ")
         _, _, _, _, place, *_ = [*fields.split(" "), *" " * 5]
         point = Path(_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), place))
+        # Of equal mount points, the last one hides the others.
         if (real == point or point in real.parents) and len(point.parts) >= found[0]:
             found = len(point.parts), rest.split(" ")[0]
     kind = found[1]

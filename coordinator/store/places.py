@@ -143,6 +143,7 @@ class Places:
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
+        # 0 stands for no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
@@ -159,6 +160,7 @@ class Places:
         numbers = columns.pack[indices]
         numbers = numbers & ~_SPOILT if with_gone else self._good(numbers)
         distinct, pack_of = np.unique(numbers, return_inverse=True)
+        # In the result, places count from 1, and 0 is unknown.
         if distinct.size and distinct[0] == 0:
             distinct = distinct[1:]
         else:
@@ -195,6 +197,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     there = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
     # Sort by the first half of an id, then compare the second. Two ids with one first half cost a decode.
     order, by_need = np.argsort(there[:, 0], kind="stable"), np.argsort(wanted[:, 0])
+    # With a stable sort and side="right", this is the last of equal ids.
     at = np.searchsorted(there[order, 0], wanted[by_need, 0], side="right") - 1
     entry = order[np.maximum(at, 0)] if order.size else at[:0]
     by_need = by_need if order.size else by_need[:0]
@@ -235,9 +238,11 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         there = index.meta.bucket
         if there == catalog.bucket or not there.startswith(_DIRECTORY):
             continue
+        # Deriving ids takes time, so bound their total.
         derived += len(catalog)
         if derived > _IDS_DERIVED:
             break
+        # These are the samples' ids in the other directory.
         ids = replace(catalog, bucket=there).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:

@@ -151,6 +151,7 @@ class Room:
                 name in self.useless,
                 used_s := used.get(collection := name.partition("-")[0], 0.0),
                 live.get(name, 1.0),
+                # Other coordinators mark the collections that their jobs read.
                 collection in reading or now - used_s < IN_USE_S,
             )
             for name, size in self.sizes.items()
