@@ -130,8 +130,10 @@ class LambdaExecutor(Executor):
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         warmed = [answer for answer in answers if not isinstance(answer, BaseException)]
+        # Once an environment is warm, ExecutorErrors of others are no reason to give up.
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
+            # Prefer an error that says more than throttling.
             error = next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
@@ -190,6 +192,7 @@ class LambdaExecutor(Executor):
         until_s = loop.time() + timeout_s
         asked = replace(request, answer_to=outcomes.stream)
         with outcomes.expecting(asked.request_id) as outcome:
+            # One request at a time, until an outcome has arrived through the stream.
             if not (self._reaches_stream or self._is_trying_stream):
                 return await self._try_stream(asked, outcome, until_s, timeout_s)
             await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
@@ -282,6 +285,7 @@ class LambdaExecutor(Executor):
             async with asyncio.timeout(timeout_s):
                 return await self._threads.run(call)
         except TimeoutError:
+            # The call never got a thread, so nothing was sent.
             if not began_s:
                 msg = f"none of {self._calls} threads was free within {timeout_s} s"
                 raise ThrottledError(msg) from None

@@ -165,6 +165,7 @@ class Workers:
             is_needed: a job is open, and must continue with its decoder.
         """
         now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
+        # As long as this holds, the waiting time starts over.
         if self.patience_s is None or (is_needed and used) or any(worker.calls for worker in used):
             self._needed_s = now_s
             return ""
@@ -219,6 +220,7 @@ class Workers:
             words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
             raise FunctionTimedOutError(words) from None
         finally:
+            # The caller has given up, so the worker can stop.
             if not answered.done() or answered.cancelled():
                 worker.say(cancel=call)
             worker.calls.pop(call, None)
@@ -286,6 +288,7 @@ class Workers:
 
     def heard(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
         """Record a heartbeat's figures."""
+        # Workers may send anything: keep the figures finite, and let counters only grow.
         worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
         for kind in FAILURES:
             count = getattr(heartbeat, kind)
@@ -333,6 +336,7 @@ class Workers:
 
     async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
         """Take a free slot, from the worker with the largest share of free slots."""
+        # Without such a worker, any other may run the request.
         of_store = of_store and any(map(self.sees_store, self._all))
         able = [worker for worker in self._all if self._takes(worker, of_store=of_store)]
         if able:
@@ -345,6 +349,7 @@ class Workers:
             async with asyncio.timeout(timeout_s):
                 return await waiting
         except BaseException as error:
+            # A slot arrived at the moment of giving up: pass it on.
             if waiting.done() and not waiting.cancelled():
                 self._release(waiting.result())
             if not isinstance(error, TimeoutError):
@@ -360,6 +365,7 @@ class Workers:
 
     def _hand_over(self, worker: ConnectedWorker) -> None:
         """Give free slots to the callers that have waited longest."""
+        # Go through all callers once. Those that this worker cannot serve keep their order.
         for _ in range(len(self._waiting)):
             waiting, of_store = self._waiting.popleft()
             if not waiting.done() and not self._takes(worker, of_store=of_store):

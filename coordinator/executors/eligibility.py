@@ -117,6 +117,7 @@ class Eligibility:
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
         there = {number for number in able if not self._executors[number].absence}
         unable = set(range(len(self._executors))) - set(able)
+        # If all present executors are out, none is: some executor has to take the requests.
         return frozenset(unable if there <= out else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
@@ -175,6 +176,7 @@ class Eligibility:
 
         The core must know of it before it learns that the executors accept requests.
         """
+        # A single executor is never ineligible.
         if len(self._executors) == 1:
             return
         told: dict[bytes, frozenset[int]] = {}
@@ -212,6 +214,7 @@ class Eligibility:
         told = [await other_region(dataset, executor.region, self._threads, self._region_of)]
         try:
             told.append(await try_out(executor, dataset, self._cache))
+            # After a success, no other trial is needed.
             trial.again_at_s = math.inf
         except InconclusiveError as error:
             told.append(str(error))

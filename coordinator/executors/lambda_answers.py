@@ -75,6 +75,7 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
         if words := _mismatch(result.function_version, target):
             raise FunctionRaisedError(words)  # noqa: TRY301  # billed below
     except FunctionRaisedError as error:
+        # A call that raised is billed like any other.
         error.ran_s = report.billed_ms / 1000 if report else ran_s
         raise
     if report is None:
@@ -95,6 +96,7 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
     billed_us = _billed_us(answer.duration_us)
     try:
         if isinstance(answer, PrefetchFailure):
+            # In the form of the Invoke API, which from_function() reads.
             said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
             raise from_function(said, target, memory_mb=answer.memory_mb)
         if words := _mismatch(answer.function_version, target):
@@ -204,6 +206,7 @@ def read_report(log_result: str, request_id: str) -> Report | None:
         lines = b64decode(log_result, validate=True).decode(errors="replace").splitlines()
     except ValueError:
         return None
+    # From the end, because the function can print lines that look like a report.
     for line in reversed(lines):
         if line.startswith(f"REPORT RequestId: {request_id}\t"):
             billed, memory = _BILLED.search(line), _MEMORY.search(line)
@@ -225,6 +228,7 @@ def _from_json(line: str, request_id: str) -> Report | None:
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     is_ours = event.get("type") == "platform.report" and record.get("requestId") == request_id
+    # A function may print such a line itself, so accept only plausible numbers.
     if is_ours and 0 < billed_ms <= _NUMBER_MAX and 0 <= memory_mb <= _NUMBER_MAX:
         return Report(billed_ms, memory_mb)
     return None

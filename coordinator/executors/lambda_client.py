@@ -158,6 +158,7 @@ class LambdaClient:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=read_timeout_s,
+            # A single attempt, so that the core sees every failure.
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             tcp_keepalive=True,
@@ -196,6 +197,7 @@ class LambdaClient:
         if kind == "RequestResponse":
             arguments["LogType"] = "Tail"  # holds the billing report
         answer = self._mapped(lambda: self._client.invoke(**arguments))
+        # Reading the body can fail like the call itself.
         return Reply(
             self._mapped(answer["Payload"].read),
             request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
@@ -260,6 +262,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
             f"{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
             "VPC without NAT needs an interface endpoint for Lambda"
         )
+    # The request may have arrived: unlike the errors above, these say nothing about it.
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
         return ConnectionLostError(f"the connection to {target} broke before it had answered: {words}")
     return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {words}")

@@ -177,6 +177,7 @@ class LocalExecutor(WorkersExecutor):
             self._failure = self._workers.refusal or ending
             _log.warning("the local worker is replaced: %s", self._failure)
             self._ended.set()
+            # A worker that ran for a while is restarted without a long pause.
             has_lasted = time.monotonic() - began_s > _LASTED_S
             pause_s = _FIRST_PAUSE_S if has_lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
@@ -193,6 +194,7 @@ class LocalExecutor(WorkersExecutor):
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, env=self._environment, process_group=0
         )
+        # close() came while the process was starting, and had nothing to kill.
         if self._closing.is_set():
             _signal(self._process.kill)
         return await self._process.wait()

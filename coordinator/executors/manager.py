@@ -141,8 +141,10 @@ class ExecutorManager:
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
         starting = self._starting[: len(self.decoding)]
         left = set(starting)
+        # Wait until one has started, or all have failed.
         while left and all(task.exception() for task in set(starting) - left):
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        # The others get a little more time.
         await asyncio.wait(self._starting, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):
             raise self._none_left(*(task.exception() for task in starting))
@@ -158,6 +160,7 @@ class ExecutorManager:
         """
         failures = []
         for executor, starting in zip(self.executors, self._starting, strict=True):
+            # If it is still starting, _keep() goes on with this attempt.
             again: asyncio.Task[None] | None = starting
             if starting.done():
                 again = None
@@ -168,6 +171,7 @@ class ExecutorManager:
                 except SuperError as error:
                     failures += [error] if executor.decodes else []
                     _log.warning("the executor %s is left out for now: %s", executor.name, error)
+            # The failure of a single executor ends the coordinator, so there is nothing to retry.
             if len(self.executors) > 1:
                 self._keeping.append(asyncio.create_task(self._keep(executor, agree, again)))
         if not self.fingerprint:
