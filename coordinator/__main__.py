@@ -57,6 +57,7 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         try:
             return asyncio.run(serve(settings, holders, decoder))
         except DecoderReplacedError as error:
+            # Records and plans of the earlier decoder are useless, so everything starts over.
             _log.warning("starting again: %s", error)
             decoder = error.decoder
 

@@ -191,6 +191,7 @@ def _train(run: Run, directory: Path) -> int:
             if run.current == run.leader:
                 _start_services(run, directory, stack)
         code = _torchrun([*(word for option in options.items() for word in option), *script])
+        # Each failed host reports at once; a success is reported by the first host alone.
         if run.data_hosts and (code or is_first):
             _tell_the_end(run.coordinator, code)
         return code
@@ -235,6 +236,7 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> s
         "--listen": f"{address}:{run.ports[0]}",
         "--cache": cache,
         "--executor": "workers" if run.data_hosts else "local",
+        # Leave a core to each training process.
         "--slots": str(max(1, usable_cores() - run.ranks)),
         "--owner": f"launcher-{run.name}",
     }
@@ -252,6 +254,7 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
     listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
     wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
+    # The file has the password's digest.
     file.touch(mode=0o600)
     listens = [f"bind {address}", "protected-mode no", *listens]
     memory = wanted or available_memory_bytes() // 2
@@ -263,6 +266,7 @@ def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Po
     """Start a process that ends with the stack, and at the latest with this process."""
     prctl = ctypes.CDLL(None).prctl
     process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
+    # The stack calls these in reverse order.
     stack.callback(process.wait)
     stack.callback(process.terminate)
     return process
@@ -279,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return part(run, Path(directory))
         except SuperError as error:
             sys.stderr.write(f"infra.launcher: {error}\n")
+            # SageMaker shows this file's text as the reason of the failure.
             if _FAILURE.parent.is_dir():
                 _FAILURE.write_text(f"{error}\n", encoding="utf-8")
             return 2 if isinstance(error, ConfigError) else 1

@@ -135,6 +135,7 @@ def _authority(vault: Vault) -> Pair:
     if not kept:
         content = {"cert": authority.cert, "key": authority.key}
         vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
+    # A new certificate would now outlive the authority.
     if days_left(authority.cert) < _VALID_DAYS:
         _say(
             f"the authority runs out in {days_left(authority.cert):.0f} days: delete the secret "
@@ -160,6 +161,7 @@ def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
     kept = vault.read("token")
     if rotate or not kept:
         made = secrets.token_urlsafe(_TOKEN_BYTES)
+        # The earlier token stays valid until all trainers have the new one.
         accepted = f"{made},{kept['accepted']}" if kept else made
         vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
     elif retire and kept["accepted"] != kept["token"]:

@@ -79,6 +79,7 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     tagged = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
+    # AWS still lists deleted things for a while, by ARNs that end with their physical ids.
     ends = tuple(f"{boundary}{one}" for one in gone for boundary in ":/")
     arns = [item["ResourceARN"] for item in tagged]
     left = [arn for arn in arns if arn not in gone and not arn.endswith(ends)]

@@ -165,6 +165,7 @@ def write_archive(path: Path, folder: Path) -> str:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
+    # A fixed order, time and mode make the zip reproducible.
     with zipfile.ZipFile(unfinished, "w") as archive:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), date_time=_TIME)

@@ -117,6 +117,7 @@ def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
     found: list[tuple[str, str, list[tuple[str, str]]]] = []
     for line in _PANELS.strip().splitlines():
         if line.startswith(" "):
+            # Grafana fills in the interval of rates.
             legend, _, expr = line.strip().partition(": ")
             found[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
         else:

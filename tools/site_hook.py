@@ -41,6 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target.is_file() and not target.is_relative_to(DOCS) and target not in added:
                 added.add(target)
                 files.append(File.generated(config, _uri(target), abs_src_path=str(target)))
+                # A copied page may link to further files.
                 waiting += [target] if target.suffix == ".md" else []
     return files
 

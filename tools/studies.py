@@ -7,8 +7,7 @@ each repeat in ``docs/experiments/studies.json``, and writes the pages. ``--page
 - ``<!-- figures of NAME -->`` to ``<!-- end -->``: the table of a study's arms; ``<!-- figures -->``: of all;
 - ``<!-- =NAME FIGURE ARM -->1.23<!-- -->``: one figure, and with ``ARM/ARM`` the ratio of two.
 
-:mod:`superdl.experiments.comparing` defines the figures. Exit codes: 0 fine, 1 a study failed, or a page is
-out of date.
+:mod:`superdl.experiments.comparing` defines figures. Exit codes: 0 fine, 1 a study failed or a page is old.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failed.append(name)
                 continue
             studies[name] = measured
+            # In the order of STUDIES, whichever ran first.
             studies = {key: studies[key] for key in STUDIES if key in studies}
             FIGURES_FILE.write_text(json.dumps(studies, indent=1) + "\n", encoding="utf-8")
     if failed:

@@ -2,8 +2,8 @@
 
 Records do not name their dataset. A record is unknown if its id is in no dataset that was registered or
 opened since this coordinator started. It may have been warmed before a restart, so it is deleted only if its
-room is needed: :mod:`superdl.coordinator.server.upkeep` decides. Only :mod:`superdl.coordinator.core` drops
-known records.
+room is needed, as :mod:`superdl.coordinator.server.upkeep` decides. :mod:`superdl.coordinator.core` alone
+drops known records.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ def known_ids(
     """Return the known ids; ``None`` while a dataset is being listed.
 
     All ids of a dataset are known if a job reads it or its listing is recent. Of others, and of random
-    recipes, only those held are: ranks of random recipes look at what they may find long before a sweep
-    begins.
+    recipes, only those held are: their ranks look at what they may find long before a sweep begins.
     """
     known: dict[int, Ids] = {}
     for dataset in datasets:

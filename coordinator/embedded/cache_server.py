@@ -61,10 +61,12 @@ def cache_configuration(
     """
     lines = [
         *listens,
+        # No snapshots and no log: records are in memory only.
         'save ""',
         "appendonly no",
         f'dir "{directory}"',
         f"maxmemory {cache_bytes}",
+        # The coordinator decides what is dropped.
         "maxmemory-policy noeviction",
         "loglevel warning",
     ]

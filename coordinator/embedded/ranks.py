@@ -77,6 +77,7 @@ class Ranks:
         if self._is_found() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
                 self._take_lock(_LOCK_WAIT_S)
+        # Ranks that have connected in the meantime need an answer, too.
         self._ranks.update(self._connections())
         for rank in self._ranks if failure else ():
             _send(rank, {"error": failure})
@@ -112,6 +113,7 @@ class Ranks:
 
     def _hear(self, rank: socket.socket) -> None:
         try:
+            # Ranks need not send anything; an empty read means that the rank has ended.
             if rank.recv(4096):
                 return
         except BlockingIOError:
@@ -144,6 +146,7 @@ class Ranks:
             except EmbeddedError:  # a rank is connecting
                 self._wait_for_ranks(_LOCK_PAUSE_S)
                 return
+            # A rank that connected before the lock was taken keeps the coordinator.
             self._accept_all()
             if self._ranks:
                 self._lock.close()

@@ -87,6 +87,7 @@ class ThrottledError(ExecutorError):
     """No function was free in time; the request was not started."""
 
 
+# The first match counts, so subclasses come before ExecutorError.
 _KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
     (FunctionCrashedError, FailureKind.CRASHED),
     (FunctionTimedOutError, FailureKind.TIMED_OUT),
@@ -187,7 +188,7 @@ class Executor(Protocol):
     """The connected workers, if it has any."""
 
     slot_failures: Mapping[str, int] = {}
-    """Number of slots that crashed, timed out and restarted."""
+    """Number of crashes, timeouts and restarts of slots."""
 
     keeps_shards: bool = False
     """True if its functions keep shards in the context's directory ``scratch``; set once it has started."""
@@ -263,4 +264,5 @@ def check_settings(settings: Any) -> None:
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
     """Return untrusted text as one printable line of at most ``most`` characters, for logs and replies."""
+    # Joining words shortens the text, so look at more than fits.
     return shown(" ".join(text[: _SCAN * most].split()), most)

@@ -1,6 +1,6 @@
 """Requests to functions, and their answers, which are checked against the coordinator's facts.
 
-Answers come over a network, or from a user's own function. Other answers are refused with a remedy.
+Answers come over a network, or from a user's own function: anything unexpected is refused, with a remedy.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def request_for(
         kind=kind,
         store=store,
         packs=places.packs if places else (),
+        # Requests count packs from 0.
         pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
         offsets=tuple(places.offsets.tolist()) if places else (),
         lengths=tuple(places.lengths.tolist()) if places else (),
@@ -106,10 +107,7 @@ def request_for(
 
 
 def warm_event(cache: str) -> dict[str, Any]:
-    """Return the event that makes a function open what it needs, including its connection to ``cache``.
-
-    Without a connection if ``cache`` is empty.
-    """
+    """Return the event that prepares a function, with a connection to ``cache`` unless that is empty."""
     return {"super_warm": _WARM_VERSION, "cache": cache}
 
 
@@ -197,7 +195,7 @@ def _shown(text: str | bytes) -> str:
 
 
 class FunctionClock:
-    """Lead of the clock of functions on other machines over this machine's.
+    """Difference between the clock of functions on other machines and this machine's.
 
     A request carries the wall-clock time until which it is useful. If clocks differ by seconds, requests
     carry the functions' time, ``ahead_s`` more; else all would have expired on arrival.

@@ -115,6 +115,7 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
         raise SourceForbiddenError(f"functions may not read {source}: {said}")
     if outcomes == {Outcome.CACHE_ERROR}:
         _check_rights(said, cache)
+    # A tombstone is a success, too: the sample is bad, not the function.
     if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
         return ""
     if outcomes == {Outcome.EXPIRED}:

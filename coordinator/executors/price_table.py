@@ -154,6 +154,7 @@ def load_prices(file: str | None = None) -> PriceTable:
         known = table.setdefault(section, {})
         if "hour" in entries:  # the coordinator's share is known only to a file with both
             known.pop("coordinator_hour", None)
+        # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value
     facts = table.pop("about", {})

@@ -50,6 +50,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the directory and its contents."""
+        # The lock is held until the end, so that no other start removes the directory meanwhile.
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 

@@ -1,6 +1,6 @@
 """The streams of workers that call in: admission, messages, and detection of dead workers.
 
-Like the workers of tf.data service, which register with a dispatcher.
+The idea is from tf.data service, whose workers register with a dispatcher.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
     """Serves only workers: the RPC ``Work`` is one worker's stream, for as long as both sides live.
 
     Args:
-        workers: those that decode (``True``) and those that only restore and save (``False``), if such may
-            call in.
+        workers: those that decode (``True``) and those that only restore and save (``False``), if allowed.
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -77,6 +76,7 @@ async def _serve(
         home = _home(hello.result(), workers)
         worker = home.admit(hello.result().hello)
     except SuperError as error:
+        # All executors show the reason: a refused worker belongs to none.
         for each in workers.values():
             each.refusal = str(error)
         _log.warning("refused a worker: %s", error)
@@ -146,6 +146,7 @@ class _Stream:
                     home.answered(worker, message.answer)
                 elif message.HasField("heartbeat"):
                     home.heard(worker, message.heartbeat)
+                    # The reply shows the worker that the coordinator is alive.
                     worker.say(heartbeat=pb.Heartbeat())
                 elif message.HasField("draining"):
                     worker.is_draining = True

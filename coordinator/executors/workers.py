@@ -86,6 +86,7 @@ class WorkersExecutor(Executor):
 
         def made(ahead_s: float, sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
             theirs = replace(request, expires_at=request.expires_at + ahead_s)
+            # Without the store, a worker can only decode.
             if not (sees_store or of_store):
                 theirs = replace(theirs, kind=RequestKind.DECODE, store="")
             return theirs.to_json().encode()

@@ -48,8 +48,7 @@ class Room:
 
     Args:
         address: of the store.
-        wanted_bytes: the limit; 0: in a directory, a quarter of the stored plus the free bytes; in a bucket,
-            no limit.
+        wanted_bytes: the limit; 0: in a directory, a quarter of stored plus free bytes; in a bucket, none.
     """
 
     def __init__(self, address: str, wanted_bytes: int) -> None:
