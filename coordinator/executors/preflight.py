@@ -2,7 +2,7 @@
 
 Three samples are requested. If all of them are refused, so will be the millions that follow, and the user who
 makes the sampler gets the reason. A temporary failure (throttling, a store that does not answer) is a warning
-and stops nobody: the core tries again. No job's account includes the three.
+and stops no job: the core tries again. No job's account includes the three.
 """
 
 from __future__ import annotations

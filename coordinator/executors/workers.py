@@ -1,4 +1,4 @@
-"""The ``workers`` executor: functions in processes that call in (``superdl worker``), wherever they run.
+"""The ``workers`` executor: functions in processes that call in (``superdl worker``), on any machine.
 
 Its capacity is the sum of their slots, and changes as workers come and go.
 """

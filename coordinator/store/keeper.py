@@ -104,7 +104,7 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """Where records are kept and how full that is, for display; empty if no store is configured."""
+        """The place of decoded records and its fill level, for display; empty if no store is configured."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept in the cache alone: {reason}"
