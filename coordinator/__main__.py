@@ -1,7 +1,7 @@
 """``python -m superdl.coordinator``: one coordinator process; ``superdl coordinator`` is the same.
 
-Exit code 0 after a drained end, or that of the run that it ends with; 2 for wrong settings, 1 for any other
-failure, whose reason is the last line on stderr.
+Exit code 0 after an orderly end, or the exit code of the run that it ends with; 2 for wrong settings, 1 for
+any other failure. The last line on stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) -> int:
-    """Serve with parsed options, until its ``holders`` are gone if it has any; return the exit code.
+    """Serve with parsed options, until its ``holders`` (if any) are gone; return the exit code.
 
     Raises:
-        SuperError: a setting is wrong, or it cannot start or go on.
+        SuperError: a setting is wrong, or it cannot start or continue.
     """
     # grpc is slow to import, and --help does not need it.
     from superdl.coordinator.server.server import serve
@@ -57,6 +57,7 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         try:
             return asyncio.run(serve(settings, holders, decoder))
         except DecoderReplacedError as error:
+            # Records and plans of the earlier decoder are useless, so everything starts over.
             _log.warning("starting again: %s", error)
             decoder = error.decoder
 

@@ -1,8 +1,8 @@
 """``python -m superdl.coordinator.probe [address]``: asks a coordinator on this machine whether it serves.
 
-A container's health check runs it. It asks gRPC's health service at the address that is named, else at
-``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``: without TLS, and so on loopback or a unix socket only.
-Exit code 0 if it serves, 1 if not, 2 if it cannot be asked so; one sentence says which.
+For health checks of containers. It asks gRPC's health service at the given address, else at
+``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``. It uses no TLS, and so only loopback or a unix socket. Exit
+code 0 if the coordinator serves, 1 if not, 2 if it cannot be asked this way; one sentence gives the result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TIMEOUT_S = 3.0
 
 
 def probe(address: str) -> str:
-    """Ask; the empty text if the coordinator serves, else what is wrong."""
+    """Return an empty text if the coordinator serves, else what is wrong."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # A proxy of the environment is no way to this machine.
+    # A proxy of the environment cannot reach this machine's loopback.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         ask = health_pb2_grpc.HealthStub(channel).Check
         try:
@@ -40,7 +40,7 @@ def probe(address: str) -> str:
 
 
 def _why_not(address: str, *, speaks_tls: bool) -> str:
-    """Why an address cannot be asked; empty if it can."""
+    """Return why an address cannot be asked; empty if it can."""
     try:
         check_listen_address(address, "its address")
     except ConfigError as error:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("address", nargs="?", help=forms)
     given = parser.parse_args(argv).address or os.environ.get("SUPER_HEALTH_LISTEN", "")
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
-    if given.startswith(("0.0.0.0:", "[::]:")):  # every address of this machine, and so loopback
+    if given.startswith(("0.0.0.0:", "[::]:")):  # all addresses of this machine, including loopback
         address = f"127.0.0.1:{given.rpartition(':')[2]}"
     reason = _why_not(address, speaks_tls=not given and bool(os.environ.get("SUPER_TLS_CERT")))
     if reason:

@@ -1,6 +1,6 @@
-"""SUPER on AWS: the template, and the commands that it needs before (:mod:`infra.make_secrets`) and after
-(:mod:`infra.teardown`), which docs/deploy/aws.md walks through; and :mod:`infra.launcher` for runs on several
-hosts (docs/deploy/clusters.md). Not in the wheel. Here is what all commands that speak to AWS share.
+"""SUPER on AWS: the template, and the commands before it (:mod:`infra.make_secrets`) and after it
+(:mod:`infra.teardown`), which docs/deploy/aws.md explains; and :mod:`infra.launcher` for runs on several
+hosts (docs/deploy/clusters.md). Not in the wheel. This module holds what all commands for AWS share.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["NO_REGION", "TAG", "session_in", "stack_name"]
 
 NO_REGION = "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION"
 TAG = "super:stack"
-"""The tag that everything of a stack carries, with the stack's name."""
+"""The tag on everything in a stack; its value is the stack's name."""
 
 _NAME_MAX = 24
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def session_in(region: str | None) -> boto3.session.Session:
-    """A session in the named region, else in the one that the AWS CLI would take.
+    """Return a session in the given region, else in the AWS CLI's.
 
-    boto3 alone looks at ``AWS_DEFAULT_REGION`` and the configuration file, the CLI at ``AWS_REGION`` first:
-    where they differ, half of a stack would be made elsewhere.
+    The CLI looks at ``AWS_REGION`` first, boto3 only at ``AWS_DEFAULT_REGION`` and the configuration file. If
+    they differed, half of a stack would be created elsewhere.
     """
     import boto3
 
@@ -38,7 +38,7 @@ def stack_name(text: str) -> str:
     """Check a stack's name, as argparse's ``type``.
 
     Raises:
-        argparse.ArgumentTypeError: ElastiCache, or a host name, would not take it.
+        argparse.ArgumentTypeError: ElastiCache or a host name would reject it.
     """
     if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
         msg = (

@@ -1,12 +1,12 @@
-"""``python -m infra.launcher``: one host's part of a training run, started on every host of it.
+"""``python -m infra.launcher``: one host's part of a training run. Start it on every host.
 
 - The first CPU host runs a cache and a coordinator, and every CPU host a worker. Without CPU hosts, the first
   GPU host runs cache, coordinator and functions.
 - GPU hosts run ``torch.distributed.run`` with the training script.
-- When training has ended, the first GPU host tells the coordinator, whose goodbye ends the workers: all hosts
-  exit with training's code.
+- After training, the first GPU host notifies the coordinator, whose goodbye ends the workers: all hosts exit
+  with training's code.
 
-SageMaker's variables and files say who takes part, or options do where the script comes after ``--``
+Hosts come from SageMaker's variables and files, or from options if the script follows ``--``
 (docs/deploy/clusters.md).
 """
 
@@ -53,13 +53,13 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The hosts of a run, and what they train.
+    """The hosts of a run, and the training command.
 
     Attributes:
-        data_hosts: those that preprocess; may be empty.
-        training_hosts: those that train.
-        current: this one.
-        ranks: how many processes train on this host; 0: one for each GPU, else for each core.
+        data_hosts: hosts that preprocess; may be empty.
+        training_hosts: hosts that train.
+        current: this host.
+        ranks: number of training processes on this host; 0: one per GPU, or per core without GPUs.
         name: the run's, the same on all hosts.
         command: the script and its arguments; or ``-m``, a module and its arguments.
         ports: of coordinator, cache and torch's rendezvous.
@@ -80,20 +80,20 @@ class Run:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address; empty for one host alone, where trainers start their own."""
+        """The coordinator's address; empty for a single host, where trainers start their own."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """The run that options name, else SageMaker's variables, else its files in ``config``.
+    """Return the run given by options, else by SageMaker's variables, else by its files in ``config``.
 
     Raises:
-        ConfigError: they do not say who takes part, or what is trained.
+        ConfigError: these do not name the hosts, or the training script.
     """
     if "--" in arguments:
         at = list(arguments).index("--")
         options, command = _parser().parse_args(arguments[:at]), list(arguments[at + 1 :])
-    else:  # hyper-parameters, which are the script's but for its name
+    else:  # hyper-parameters, all of them the script's except its name
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 def _hosts(
     options: argparse.Namespace, environment: Mapping[str, str], config: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The hosts that preprocess, those that train, and this one."""
+    """Return the hosts that preprocess, those that train, and this one."""
     if options.training_hosts:
         data, training = (
             tuple(filter(None, text.split(","))) for text in (options.data_hosts, options.training_hosts)
@@ -150,7 +150,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
-    """Hyper-parameters as a command line; SageMaker's SDK writes texts as JSON, and adds some of its own."""
+    """Turn hyper-parameters into a command line. SageMaker's SDK writes texts as JSON, and adds its own."""
     pairs = sorted((name, value) for name, value in parameters.items() if not name.startswith("sagemaker_"))
     return [
         word
@@ -160,19 +160,19 @@ def _words(parameters: Mapping[str, str]) -> list[str]:
 
 
 def _preprocess(run: Run, directory: Path) -> int:
-    """A CPU host's part; the exit code that the coordinator's goodbye brings."""
+    """Run a CPU host's part; return the exit code in the coordinator's goodbye."""
     with contextlib.ExitStack() as stack:
         coordinator = _start_services(run, directory, stack) if run.current == run.leader else None
         words = ("--coordinator", run.coordinator, "--name", run.current)
         code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *words], stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                coordinator.wait(_GOODBYE_S)  # it says goodbye to workers that are late
+                coordinator.wait(_GOODBYE_S)  # it says goodbye to late workers
         return code if code >= 0 else _SIGNAL - code
 
 
 def _train(run: Run, directory: Path) -> int:
-    """A GPU host's part; training's exit code."""
+    """Run a GPU host's part; return training's exit code."""
     is_first = run.current == run.training_hosts[0]
     options = {
         "--nnodes": str(len(run.training_hosts)),
@@ -191,13 +191,14 @@ def _train(run: Run, directory: Path) -> int:
             if run.current == run.leader:
                 _start_services(run, directory, stack)
         code = _torchrun([*(word for option in options.items() for word in option), *script])
+        # Each failed host reports at once; a success is reported by the first host alone.
         if run.data_hosts and (code or is_first):
             _tell_the_end(run.coordinator, code)
         return code
 
 
 def _torchrun(words: Sequence[str]) -> int:
-    """Run ``torchrun`` in this process; the exit code of the rank that failed first, else 0."""
+    """Run ``torchrun`` in this process; return the exit code of the first rank that failed, else 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -220,12 +221,12 @@ def _tell_the_end(coordinator: str, code: int) -> None:
 
     try:
         Client(coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
-    except SuperError as error:  # training's exit code is what counts
+    except SuperError as error:  # only training's exit code counts
         _log.warning("the coordinator was not told that the run has ended: %s", error)
 
 
 def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator, which is returned."""
+    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator; return the latter."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start(_cache_command(address, run.ports[1], directory), stack)
@@ -235,6 +236,7 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> s
         "--listen": f"{address}:{run.ports[0]}",
         "--cache": cache,
         "--executor": "workers" if run.data_hosts else "local",
+        # Leave a core to each training process.
         "--slots": str(max(1, usable_cores() - run.ranks)),
         "--owner": f"launcher-{run.name}",
     }
@@ -243,7 +245,7 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> s
 
 
 def _cache_command(address: str, port: int, directory: Path) -> list[str]:
-    """A cache server, with TLS and a password where the coordinator has them."""
+    """Return the command of a cache server, with TLS and a password if the coordinator has them."""
     cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
     if server is None:
@@ -252,6 +254,7 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
     listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
     wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
+    # The file has the password's digest.
     file.touch(mode=0o600)
     listens = [f"bind {address}", "protected-mode no", *listens]
     memory = wanted or available_memory_bytes() // 2
@@ -260,16 +263,17 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
 
 
 def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start a process that ends with the stack, or when this process does, however that ends."""
+    """Start a process that ends with the stack, and at the latest with this process."""
     prctl = ctypes.CDLL(None).prctl
     process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
+    # The stack calls these in reverse order.
     stack.callback(process.wait)
     stack.callback(process.terminate)
     return process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do this host's part; training's exit code, or 2 for what is set wrong."""
+    """Do this host's part; return training's exit code, or 2 for a wrong setting."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="launcher: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="super-l-", ignore_cleanup_errors=True) as directory:
@@ -279,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return part(run, Path(directory))
         except SuperError as error:
             sys.stderr.write(f"infra.launcher: {error}\n")
+            # SageMaker shows this file's text as the reason of the failure.
             if _FAILURE.parent.is_dir():
                 _FAILURE.write_text(f"{error}\n", encoding="utf-8")
             return 2 if isinstance(error, ConfigError) else 1

@@ -1,12 +1,12 @@
-"""``python -m infra.make_secrets --stack NAME``: certificates and a token for a stack, into Secrets Manager.
+"""``python -m infra.make_secrets --stack NAME``: puts a stack's certificates and token into Secrets Manager.
 
-It makes what is missing or runs out within a month, and leaves alone what is there, so run it at any time. On
-standard output it prints the stack's parameters, for ``sam deploy --parameter-overrides``; on standard error
-what it did. Keys are of the curve P-256, made in memory by trustme, and go nowhere else.
+It creates what is missing or expires within a month, and keeps the rest, so run it at any time. Standard
+output gets the stack's parameters, for ``sam deploy --parameter-overrides``; standard error gets a log.
+trustme makes the keys, of the curve P-256, in memory, and they go nowhere else.
 
-Secrets: ``NAME/authority`` (the private authority with its key; nobody but who renews may read it),
+Secrets: ``NAME/authority`` (the private authority with its key, to be readable only by those who renew),
 ``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
-``NAME/client``, which is kept up from then on. The cache's passwords are the stack's own.
+``NAME/client``, which is renewed from then on. The stack itself makes the cache's passwords.
 
 Exit codes: 0 done, 1 AWS refused.
 """
@@ -48,13 +48,13 @@ class Pair:
 
 
 def new_authority(name: str) -> Pair:
-    """Return an authority that may sign certificates, and no other authority."""
+    """Return an authority that may sign certificates, but no other authority."""
     made = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
     return Pair(made.cert_pem.bytes().decode(), made.private_key_pem.bytes().decode())
 
 
 def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
-    """Return a certificate of the authority's, for these hosts."""
+    """Return a certificate for these hosts, signed by the authority."""
     signer = trustme.CA.from_pem(authority.cert.encode(), authority.key.encode())
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     made = signer.issue_cert(host, *others, not_after=until, common_name=host[:64], organization_name=_NAME)
@@ -66,18 +66,18 @@ def _loaded(cert: str) -> x509.Certificate:
 
 
 def days_left(cert: str) -> float:
-    """Days until a certificate runs out; below 0 if it has."""
+    """Return the days until a certificate expires; below 0 if it has."""
     return (_loaded(cert).not_valid_after_utc - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Whether a certificate lasts, is the authority's and is for the host."""
+    """Return whether a certificate lasts long enough, is signed by the authority and is for the host."""
     loaded = _loaded(cert)
     try:
         loaded.verify_directly_issued_by(_loaded(authority))
         names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
-        return False  # another key, another name, another kind of key, no host
+        return False  # wrong key, name or kind of key, or no host
     return days_left(cert) >= _RENEW_DAYS and host in names.value.get_values_for_type(x509.DNSName)
 
 
@@ -89,7 +89,7 @@ class Vault:
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """What a secret says; nothing if there is none. One that waits for its deletion is restored."""
+        """Return the content of a secret, or an empty one. A secret marked for deletion is restored."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
@@ -101,7 +101,7 @@ class Vault:
         return found
 
     def write(self, name: str, content: Mapping[str, str], description: str) -> None:
-        """Make a secret, or give it a new version."""
+        """Create a secret, or give it a new version."""
         full, text = f"{self.stack}/{name}", json.dumps(content)
         try:
             self._client.put_secret_value(SecretId=full, SecretString=text)
@@ -112,12 +112,12 @@ class Vault:
             _say(f"made {full}")
 
     def arn(self, name: str) -> str:
-        """The ARN of a secret."""
+        """Return the ARN of a secret."""
         return str(self._client.describe_secret(SecretId=f"{self.stack}/{name}")["ARN"])
 
 
 def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
-    """Make what is missing or asked for; give the stack's parameters."""
+    """Create what is missing or requested; return the stack's parameters."""
     authority, renew = _authority(vault), arguments.renew
     _certificate(vault, authority, "coordinator", renew=renew)
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
@@ -135,6 +135,7 @@ def _authority(vault: Vault) -> Pair:
     if not kept:
         content = {"cert": authority.cert, "key": authority.key}
         vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
+    # A new certificate would now outlive the authority.
     if days_left(authority.cert) < _VALID_DAYS:
         _say(
             f"the authority runs out in {days_left(authority.cert):.0f} days: delete the secret "
@@ -146,7 +147,7 @@ def _authority(vault: Vault) -> Pair:
 
 
 def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> None:
-    """Keep the certificate in a secret, or make another."""
+    """Keep the certificate in a secret, or make a new one."""
     kept, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
     if kept and not renew and _is_good(kept["cert"], authority.cert, host):
         return
@@ -160,6 +161,7 @@ def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
     kept = vault.read("token")
     if rotate or not kept:
         made = secrets.token_urlsafe(_TOKEN_BYTES)
+        # The earlier token stays valid until all trainers have the new one.
         accepted = f"{made},{kept['accepted']}" if kept else made
         vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
     elif retire and kept["accepted"] != kept["token"]:
@@ -171,7 +173,7 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, make the secrets, print the parameters."""
+    """Parse the command line, create the secrets, print the parameters."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.make_secrets", description="Certificates and a token for a stack of SUPER."
     )

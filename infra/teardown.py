@@ -1,9 +1,9 @@
-"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves, and lists the rest.
+"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves behind, and lists the rest.
 
-``sam delete`` deletes the stack first, with all that CloudFormation has made. Here go secrets and logs. What
-else has the stack's tag is listed: machines, disks, snapshots, images.
+Run ``sam delete`` first; it deletes the stack with everything that CloudFormation made. This command deletes
+secrets and logs. It lists everything else with the stack's tag: machines, disks, snapshots, images.
 
-Exit codes: 0 nothing is left, 1 something is, or AWS refused, 2 the stack is there yet.
+Exit codes: 0 nothing is left; 1 something is, or AWS refused; 2 the stack still exists.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _RECOVERY_DAYS = 7
 
 
 def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dict[str, Any]]:
-    """What an operation lists, page by page: the first alone may be empty where others follow."""
+    """Yield the items that an operation lists. Read all pages: one may be empty and others follow."""
     for page in service.get_paginator(operation).paginate(**asked):
         yield from page[field]
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """The states of all stacks of this name, by their ids: CloudFormation knows deleted ones for 90 days."""
+    """Return the states of all stacks of this name, by id. CloudFormation lists deleted ones for 90 days."""
     found = _all(client("cloudformation"), "list_stacks", "StackSummaries")
     return {item["StackId"]: item["StackStatus"] for item in found if item["StackName"] == stack}
 
 
 def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str]:
-    """The physical ids of what CloudFormation has deleted."""
+    """Yield the physical ids of everything CloudFormation deleted."""
     for identity in stacks:
         listed = _all(
             client("cloudformation"), "list_stack_resources", "StackResourceSummaries", StackName=identity
@@ -50,14 +50,14 @@ def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str
 
 
 def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
-    """Delete secrets and logs; their ARNs."""
+    """Delete secrets and logs; yield their ARNs."""
     how = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
     for secret in _all(client("secretsmanager"), "list_secrets", "SecretList", IncludePlannedDeletion=True):
         if {"Key": TAG, "Value": stack} in secret.get("Tags", ()):
             if forget or "DeletedDate" not in secret:
                 client("secretsmanager").delete_secret(SecretId=secret["ARN"], **how)
             yield secret["ARN"]
-    # Lambda makes a function's log again, without a tag, when it ends after its stack.
+    # A function that ends after its stack has Lambda create its log again, without a tag.
     of_function = f"/aws/lambda/{stack}-prefetch"
     for prefix in (of_function, f"/super/{stack}/"):
         for item in _all(client("logs"), "describe_log_groups", "logGroups", logGroupNamePrefix=prefix):
@@ -79,6 +79,7 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     tagged = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
+    # AWS still lists deleted things for a while, by ARNs that end with their physical ids.
     ends = tuple(f"{boundary}{one}" for one in gone for boundary in ":/")
     arns = [item["ResourceARN"] for item in tagged]
     left = [arn for arn in arns if arn not in gone and not arn.endswith(ends)]

@@ -1,10 +1,11 @@
-"""``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker, and
-prints sizes and digests; with ``--unpacked`` it lays the same files out in a folder, for an image of the
-function.
+"""``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-pip installs what ``infra/function/requirements.txt`` pins, for a Python and a machine that need not be ours,
-and checks each wheel against its hash. What no import reaches is left out: tests, type stubs, headers,
-scripts. boto3 is Lambda's own. The zip's bytes depend on the files' names and contents, and on zlib.
+Prints sizes and digests. With ``--unpacked`` it writes the same files to a folder, for an image.
+
+pip installs the packages pinned in ``infra/function/requirements.txt``, for a Python and a machine that may
+differ from this one, and checks the hash of each wheel. Files that no import reaches are left out: tests,
+type stubs, headers, scripts. Lambda provides boto3. The zip's bytes depend only on the files' names and
+contents, and on zlib.
 
 Exit codes: 0 built, 1 it cannot be built; the reason is on stderr.
 """
@@ -37,15 +38,15 @@ LAMBDA_PYTHON = "3.13"
 """Lambda's runtime ``python3.13``: Amazon Linux 2023, glibc 2.34, supported until 2029; all wheels exist."""
 
 MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
-"""Lambda's names of its architectures, and what wheels call them."""
+"""Lambda's names of architectures, and those of wheels."""
 
-_GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # those that wheels are built for, up to Lambda's own
+_GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # versions that wheels are built for, up to Lambda's own
 _TIME_LIMIT_S = 300.0
 
-# Installed below superdl, whose own __init__.py imports nothing until it is asked for a name.
+# Installed below superdl, whose own __init__.py imports lazily.
 _OURS = ("superdl/__init__.py", "superdl/lambda_prefetch", "superdl/super_wire")
-_STUBS = ("coordinator.proto", "coordinator_pb2*")  # gRPC's, which the function does not know
-# What no import reaches, and how pip came by a wheel, which would change the zip's bytes.
+_STUBS = ("coordinator.proto", "coordinator_pb2*")  # gRPC's, which the function does not use
+# Files that no import reaches, and pip's records of a wheel's origin, which would change the zip's bytes.
 _NEEDLESS = [
     *("bin", "include", "share", "**/tests"),
     *(f"**/*.{suffix}" for suffix in ("pyc", "pyi", "pxd", "h", "a", "c", "lib")),
@@ -53,14 +54,14 @@ _NEEDLESS = [
     "*.dist-info/entry_points.txt",
 ]
 
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format can say
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time in the format
 _UNIX = 3
-_MODE = 0o100644 << 16  # an ordinary file that all may read; libraries need no more to be loaded
+_MODE = 0o100644 << 16  # a plain file readable by all, which is enough to load a library
 _LEVEL = 9
 
 
 class BundleError(Exception):
-    """The package cannot be built; the message says why and what to do."""
+    """The package cannot be built; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ class Platform:
 
     @classmethod
     def here(cls) -> Self:
-        """This process's own."""
+        """Return this process's platform."""
         return cls(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
 
     def pip_options(self) -> list[str]:
-        """The words that make pip look for this target's wheels, and for wheels only."""
+        """Return the options that make pip select only wheels, and only this target's."""
         tag = f"cp{self.python.replace('.', '')}"
         options = ["--only-binary", ":all:", "--python-version", self.python, "--implementation", "cp"]
         for abi in (tag, "abi3", "none"):
@@ -92,13 +93,13 @@ def lay_out(
     """Put all files of the package into an empty ``folder``.
 
     Args:
-        folder: where.
-        target: for which Python and machine.
-        modules: packages (folders) or modules (files) of custom steps to be deployed with the function.
-        requirements: files beside SUPER's own, of packages that its extras or custom steps need.
+        folder: the destination.
+        target: its Python and machine.
+        modules: packages (folders) or modules (files) of custom steps to deploy with the function.
+        requirements: files in addition to SUPER's own, for packages that its extras or custom steps need.
 
     Raises:
-        BundleError: a wheel cannot be had, a file would be there twice, or something is no module.
+        BundleError: a wheel is unavailable, a file would exist twice, or an argument is no module.
     """
     if any(folder.glob("*")):
         raise BundleError(f"{folder} is not empty: name a new folder")
@@ -108,9 +109,9 @@ def lay_out(
             if path.is_dir():
                 shutil.rmtree(path)
             else:
-                path.unlink(missing_ok=True)  # its folder may have gone before it
+                path.unlink(missing_ok=True)  # it may have gone with its folder
     version = project_version()
-    info = folder / f"superdl-{version}.dist-info"  # by which the function tells its version
+    info = folder / f"superdl-{version}.dist-info"  # from which the function reads its version
     for name in _OURS:
         _copy(ROOT / name, folder / name, *_STUBS)
     _copy(ROOT / "LICENSE", info / "licenses" / "LICENSE")
@@ -152,7 +153,7 @@ def _copy(origin: Path, place: Path, *but: str) -> None:
 
 
 def project_version() -> str:
-    """SUPER's version, as pyproject.toml says it."""
+    """Return SUPER's version from pyproject.toml."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     return version
 
@@ -164,6 +165,7 @@ def write_archive(path: Path, folder: Path) -> str:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
+    # A fixed order, time and mode make the zip reproducible.
     with zipfile.ZipFile(unfinished, "w") as archive:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), date_time=_TIME)

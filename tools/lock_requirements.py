@@ -1,4 +1,4 @@
-"""Pins what runs on Lambda and in containers: exact versions with the hashes of their files.
+"""Pins the packages on Lambda and in containers: exact versions with the hashes of their files.
 
 ``make lock`` runs it. pyproject.toml names the files and their packages (``tool.superdl.locks``), and uv
 resolves them for every Python and machine at once. The exit code is uv's.
@@ -26,7 +26,7 @@ _WRITE = ("--only-binary", ":all:", "--generate-hashes", "--custom-compile-comma
 
 
 def main() -> int:
-    """Write all files; give the exit code."""
+    """Write all files; return the exit code."""
     for file, requirements in locks().items():
         command = ["uv", "pip", "compile", *_RESOLVE, *_WRITE, "--output-file", file, "-"]
         text = "\n".join(requirements.values())
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def locks() -> dict[str, dict[str, str]]:
-    """Give each file's packages with the versions that pyproject.toml allows, without what they need."""
+    """Return each file's packages with the versions that pyproject.toml allows, without dependencies."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     dependencies = _by_name(pyproject["project"]["dependencies"])
     every = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies

@@ -1,8 +1,8 @@
-"""Writes what follows from the list of metrics: its table in docs/monitoring.md with that of the alerts, and
-Grafana's dashboard. With ``--check`` it sees that they are not old.
+"""Generates files from the list of metrics: the tables in docs/monitoring.md, and Grafana's dashboard.
 
-The metrics are :data:`superdl.coordinator.server.metrics.METRICS`, the alerts infra/monitoring/alerts.yaml.
-Exit codes: 0 fine, 1 something is old.
+The tables are of metrics and alerts. The metrics are :data:`superdl.coordinator.server.metrics.METRICS`, the
+alerts are in infra/monitoring/alerts.yaml. With ``--check`` it only checks that the files are up to date.
+Exit codes: 0 fine, 1 a file is out of date.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DASHBOARD = ROOT / "infra" / "monitoring" / "dashboard.json"
 _TABLE = re.compile(r"(<!-- (metrics|alerts) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LABEL = re.compile(r"\{\{ \$(?:labels\.)?(\w+) \}\}")
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
-# A panel's title and unit, then what it draws: legend and expression.
+# A panel's title and unit, then its lines: legend and expression.
 _PANELS = """
 Samples read [ops]
     {{job_name}}: sum by (job_name) (rate(super_samples_read_total[@]))
@@ -97,7 +97,7 @@ Calls, 99 of 100 [s]
 
 
 def files() -> dict[Path, str]:
-    """What each file has to hold."""
+    """Return the expected content of each file."""
     tables = {"metrics": _metrics(), "alerts": _alerts()}
     page = PAGE.read_text(encoding="utf-8")
     return {
@@ -107,16 +107,17 @@ def files() -> dict[Path, str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Prometheus's rules."""
+    """Return Prometheus's rules."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return list(group["rules"])
 
 
 def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Title and unit of each panel, and legends and expressions."""
+    """Return title and unit of each panel, with its legends and expressions."""
     found: list[tuple[str, str, list[tuple[str, str]]]] = []
     for line in _PANELS.strip().splitlines():
         if line.startswith(" "):
+            # Grafana fills in the interval of rates.
             legend, _, expr = line.strip().partition(": ")
             found[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
         else:
@@ -139,7 +140,7 @@ def _alerts() -> str:
 
 
 def _dashboard() -> str:
-    """As Grafana imports it, a panel a line."""
+    """Return the dashboard in Grafana's import format, a panel per line."""
     source = {"type": "prometheus", "uid": "${source}"}
     head: dict[str, Any] = {
         "title": "SUPER",

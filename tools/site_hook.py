@@ -1,8 +1,7 @@
-"""Bring files beside ``docs/`` into the documentation site, so that its pages' links to them stay local, and
-show the examples of docstrings as code.
+"""mkdocs hook: copies linked files from outside ``docs/`` into the site, and shows doctests as code.
 
-mkdocs loads it (``hooks`` in mkdocs.yml). A link such as ``../examples/audio.py`` leads to a copy of that
-file; the repository's own pages, such as SECURITY.md, become pages of the site.
+mkdocs.yml loads it (``hooks``). A link such as ``../examples/audio.py`` leads to a copy of that file, so that
+links stay local. The repository's own pages, such as SECURITY.md, become pages of the site.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 COPIES = "repository"
-"""Where files from outside of ``docs/`` lie in the site."""
+"""Folder of the site for files from outside ``docs/``."""
 
 _EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.MULTILINE | re.DOTALL)
 _ROLE = re.compile(r":\w+:(?=`)")
@@ -32,7 +31,7 @@ _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add every file that a page links to and that lies outside of ``docs/``."""
+    """Add every file outside ``docs/`` that a page links to."""
     waiting = sorted(DOCS.rglob("*.md"))
     added: set[Path] = set()
     while waiting:
@@ -42,6 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target.is_file() and not target.is_relative_to(DOCS) and target not in added:
                 added.add(target)
                 files.append(File.generated(config, _uri(target), abs_src_path=str(target)))
+                # A copied page may link to further files.
                 waiting += [target] if target.suffix == ".md" else []
     return files
 
@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _uri(target: Path) -> str:
-    """The path of a file in the site."""
+    """Return the path of a file in the site."""
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS).as_posix()
     return f"{COPIES}/{target.relative_to(ROOT).as_posix()}"

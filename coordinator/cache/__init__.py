@@ -1,6 +1,4 @@
-"""The coordinator's side of the cache: its budget and lock, its upkeep, and the streams that come back
-through it.
-"""
+"""The coordinator's side of the cache: budget, lock, upkeep, and the streams that others append to."""
 
 from __future__ import annotations
 

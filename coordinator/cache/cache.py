@@ -1,8 +1,8 @@
-"""What the coordinator asks, writes and deletes in the cache, and the lock it holds there.
+"""The coordinator's commands to the cache, and the lock it holds there.
 
-Commands raise :class:`~superdl.super_wire.errors.CacheError` where a server refuses and
-:class:`~superdl.super_wire.errors.CacheUnreachableError` where nobody answers. How many servers there are,
-and which one a command is for, is :mod:`superdl.coordinator.cache.nodes`'s.
+Commands raise :class:`~superdl.super_wire.errors.CacheError` if a server refuses and
+:class:`~superdl.super_wire.errors.CacheUnreachableError` if none answers.
+:mod:`superdl.coordinator.cache.nodes` knows the servers and picks the one for a command.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 __all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
 
 A_POINTER = 2**40
-"""Added to a record's length where it is a pointer into the store."""
+"""Added to a record's length if the record is a pointer into the store."""
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
 _PART_BYTES = 4 * 2**20
 _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
-_CURSORS = 2**64  # of one server's SCAN
+_CURSORS = 2**64  # the range of one server's SCAN cursors
 
-# The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
-# holds it or, where ARGV[4] says so, another instance of our owner. Answers what was done, and in how many
-# milliseconds another's lock expires.
+# The lock's value is this instance in 32 hex digits, then the owner. Renew the lock if it is ours; take it if
+# it is free or, if ARGV[4] allows it, held by another instance of our owner. Returns what was done, and the
+# milliseconds until another's lock expires.
 _HOLD_LOCK = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] .. ARGV[2] then
@@ -84,7 +84,7 @@ _RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call
 
 
 class LockHeldError(CacheError):
-    """Another coordinator owns the cache; its lock expires in ``expires_in_s`` unless it renews it."""
+    """Another coordinator owns the cache. Unless renewed, its lock expires in ``expires_in_s``."""
 
     def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """Let a method of ``Cache`` raise what :meth:`CacheNodes.errors` makes of an unexpected reply."""
+    """Make a method of ``Cache`` raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
@@ -113,10 +113,10 @@ class Cache:
 
     Args:
         address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
-            credentials; any node's of a cluster.
-        owner: whose lock it is; a coordinator that is restarted under the same owner takes its lock over.
-        credentials: what the cache lets in; by default those of the environment.
-        insecure: allows plain text beyond this machine, as ``SUPER_INSECURE`` in the environment does.
+            credentials; in a cluster, of any node.
+        owner: name of the lock's owner. A coordinator restarted under the same owner takes over the lock.
+        credentials: login to the cache; by default from the environment.
+        insecure: allow plain text to other machines, like ``SUPER_INSECURE`` in the environment.
 
     Raises:
         ConfigError: address, credentials or certificates cannot be used.
@@ -135,8 +135,8 @@ class Cache:
 
     @_as_asked
     async def info(self) -> CacheInfo:
-        """Memory, policy and identity of the server, or of a cluster's masters together."""
-        masters = await self._nodes.masters(afresh=True)  # a shard that was added tells nobody
+        """Return memory, policy and identity of the server, or of a cluster's masters combined."""
+        masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
         asked = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*told) for told in await asyncio.gather(*asked)]
         hosts = len({master.node.host for master in masters})
@@ -144,13 +144,14 @@ class Cache:
 
     @_as_asked
     async def hold_lock(self) -> bool:
-        """Take or renew the lock; ``True`` if it had to be taken.
+        """Take or renew the lock; return ``True`` if it had to be taken.
 
-        The first call takes it from an earlier coordinator of the same owner; later ones do not take it back.
+        The first call takes it from an earlier coordinator of the same owner. Later calls do not.
 
         Raises:
             LockHeldError: another coordinator holds it.
         """
+        # Only until the first success: else two coordinators of one owner would take the lock in turn.
         given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
         done, expires_in_ms = string(reply[0]), int(reply[1])
@@ -169,14 +170,14 @@ class Cache:
         return done == b"taken"
 
     async def release_lock(self) -> None:
-        """Let the lock go, if it is ours."""
+        """Release the lock if it is ours."""
         if not self._has_held_lock:
             return
         await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
     @_as_asked
     async def fingerprint(self) -> str:
-        """The decoder fingerprint of this cache's records; empty where nobody has written one."""
+        """Return the decoder fingerprint of this cache's records; empty if none is recorded."""
         agreed = string(await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY) or b"")
         if agreed and not _DIGEST.fullmatch(agreed):
             raise ValueError(f"{agreed!r} is no digest")
@@ -184,19 +185,19 @@ class Cache:
 
     @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """The decoder fingerprint of this cache's records, and whether it was written just now."""
+        """Record the decoder fingerprint unless there is one; return the valid one, and whether it is new."""
         agreed = await self.fingerprint()
         if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         return agreed or await self.fingerprint(), False
 
     async def replace_fingerprint(self, digest: str) -> None:
-        """Say that the records of this cache are of another decoder from now on: those before are dropped."""
+        """Replace the decoder fingerprint of this cache. Records made before are dropped."""
         await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest)
 
     @_as_asked
     async def spent_usd(self) -> float:
-        """What coordinators of this cache have spent before; ``ConfigError`` if what is written is no sum."""
+        """Return the earlier spending of this cache's coordinators; ``ConfigError`` if it is no valid sum."""
         written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent_usd = float(written)
@@ -211,7 +212,7 @@ class Cache:
 
     @_as_asked
     async def teams_usd(self) -> dict[str, float]:
-        """What the requests of each team have cost before; ``ConfigError`` if what is written is no sums."""
+        """Return the earlier cost of each team's requests; ``ConfigError`` if these are no valid sums."""
         written = string(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
         try:
             teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
@@ -225,24 +226,25 @@ class Cache:
         return teams_usd
 
     async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
-        """Write down what was spent, for the coordinators to come."""
+        """Record the spending for future coordinators."""
         await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
         if by_team:
             await self._nodes.one(TEAMS_SPENT_KEY, "SET", TEAMS_SPENT_KEY, json.dumps(by_team))
 
     @_as_asked
     async def history(self) -> bytes:
-        """What :meth:`keep_history` wrote last; empty if nothing."""
+        """Return the last value given to :meth:`keep_history`; empty if none."""
         return string(await self._nodes.one(HISTORY_KEY, "GET", HISTORY_KEY) or b"")
 
     async def keep_history(self, told: bytes) -> None:
-        """Write down what jobs did, for the coordinators to come."""
+        """Record what jobs did for future coordinators."""
         await self._nodes.one(HISTORY_KEY, "SET", HISTORY_KEY, told)
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Record length of each sample in bytes: 0 without one that we read, negative for a tombstone,
-        :data:`A_POINTER` more for a pointer.
+        """Return the record length of each sample in bytes.
+
+        0 without a record in our format, negative for a tombstone, plus :data:`A_POINTER` for a pointer.
         """
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
@@ -250,6 +252,7 @@ class Cache:
         for at in range(0, len(keys), _PIPELINE_KEYS):
             some = keys[at : at + _PIPELINE_KEYS]
             commands: list[Words] = []
+            # Two commands per key: one for the header, one for the length.
             for key in some:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             asked = [key for key in some for _ in range(2)]
@@ -259,6 +262,7 @@ class Cache:
             )
             headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
+        # Anything but a record of this format and id counts as missing.
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
         known = np.isin(headers["kind"], list(RecordKind))
@@ -270,10 +274,10 @@ class Cache:
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """What :meth:`audit` tells, after each record was read to its end and checked: 0 for a spoilt one."""
+        """Read and check each whole record; return lengths like :meth:`audit`, 0 for a damaged record."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
-        for place in np.flatnonzero(lengths).tolist():  # one by one, since they may be large
+        for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
             record = await self.record(sample_ids[place]) or b""
             try:
                 header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
@@ -284,40 +288,41 @@ class Cache:
 
     @_as_asked
     async def record(self, sample_id: bytes) -> bytes | None:
-        """A whole record; ``None`` where there is none."""
+        """Return a whole record, or ``None``."""
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
             part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
             parts.append(string(part))
             size += len(parts[-1])
-        # A large one may have been dropped meanwhile.
+        # A large record may have been dropped between the reads.
         gone = len(parts) > 1 and await self._nodes.one(key, "STRLEN", key) != size
         return None if gone else b"".join(parts) or None
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it."""
+        """Return ids of about ``count`` records, maybe repeated, and the next cursor; 0 at start and end."""
         place, at = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
-        if place >= len(masters):  # there are fewer than there were
+        if place >= len(masters):  # the cluster has shrunk
             return 0, b""
         scan = ("SCAN", at, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
         ((following, keys),) = await self._nodes.at(masters[place].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         found = bytes.fromhex(b"".join(digits).decode())
+        # At 0, this master is done: continue with the next, or end with 0 after the last.
         if following := int(following):
             return place * _CURSORS + following, found
         return (place + 1) % len(masters) * _CURSORS, found
 
     async def drop(self, ids: bytes) -> None:
-        """Delete records; what is not there is no error."""
+        """Delete records. Missing ones are ignored."""
         keys = cache_keys(ids)
         for start in range(0, len(keys), _PIPELINE_KEYS):
             await self._nodes.unlink(keys[start : start + _PIPELINE_KEYS])
 
     async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
-        """Write tombstones that expire, where there is no record."""
+        """Write expiring tombstones for ids without a record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
@@ -326,7 +331,7 @@ class Cache:
         self._nodes.checked(await self._nodes.each(keys, commands))
 
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
-        """Write a note that expires under each of these ids, over an earlier one."""
+        """Write an expiring note under each of these ids, replacing an earlier one."""
         for key, each in zip(cache_keys(ids), split_ids(ids), strict=True):
             await self._nodes.one(key, "SET", key, pack_tombstone(note, each), "PX", int(expires_in_s * 1000))
 
@@ -336,7 +341,7 @@ class Cache:
 
 
 def _or_absent(reply: Any) -> Any:
-    """A reply to a pipelined read; what holds no string at all is as good as absent."""
+    """Return a reply to a pipelined read, or nothing if the key holds something other than a string."""
     if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
         return b""
     return reply

@@ -1,4 +1,4 @@
-"""What cache servers say of themselves, and how much of their memory records may take."""
+"""Facts that cache servers report about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["CacheInfo", "CacheLoad", "combined"]
 
 _UNLIMITED_SHARE = 0.25
 _SPREAD_SHARE = 0.95
-"""Of a node's maxmemory in a cluster: among thousands of records, chance gives a node up to 5% too many."""
+"""Usable share of a node's maxmemory in a cluster: by chance, a node gets up to 5% too many records."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """What a server, or a cluster as a whole, says of itself.
+    """Facts reported by a server, or combined for a cluster.
 
-    Sizes in bytes, ``maxmemory`` 0 where it has none; ``nodes`` identify the processes that hold the records.
+    Sizes are in bytes, ``maxmemory`` is 0 if unlimited. ``nodes`` identify the processes with the records.
     """
 
     nodes: frozenset[str]
@@ -31,17 +31,18 @@ class CacheInfo:
     system_memory: int
     keys: int
     evicted_keys: int = 0
-    """Keys that it has dropped of its own accord since it started."""
+    """Keys evicted since the server started."""
     fullest_share: float = 0.0
-    """Of its maxmemory, what the fullest node uses."""
+    """Used share of the fullest node's maxmemory."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of each node's main thread, which runs all commands, since it started."""
+    """CPU seconds of each node's main thread, which runs all commands, since the node started."""
 
     @classmethod
     def of_server(cls, text: bytes, keys: int) -> CacheInfo:
-        """From the answers to INFO and DBSIZE."""
+        """Parse the answers to INFO and DBSIZE."""
         info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
         used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), info["run_id"]
+        # Older servers report only the CPU time of the whole process.
         busy_s = [
             float(info.get(f"used_cpu_{kind}_main_thread", info.get(f"used_cpu_{kind}", 0.0)))
             for kind in ("user", "sys")
@@ -59,43 +60,43 @@ class CacheInfo:
         )
 
     def budget(self, cache_bytes: int) -> int:
-        """Memory for records: what headroom for client buffers leaves of maxmemory, or of ``cache_bytes``.
+        """Return the memory for records: maxmemory or ``cache_bytes``, minus headroom for client buffers.
 
-        The smaller of the two counts; ``cache_bytes`` of 0 means all that the server has.
+        The smaller of the two counts; a ``cache_bytes`` of 0 means all that the server has.
         """
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
         return limit - headroom_bytes(limit)
 
     def busiest_share(self, before: CacheInfo, passed_s: float) -> float:
-        """Of a core, what the main thread of the busiest node used since ``before``."""
+        """Return the share of a core used since ``before`` by the busiest node's main thread."""
         both = self.busy_s.keys() & before.busy_s.keys()
         return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in both), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """What alarms watch of a cache: of all its nodes, since one that is full or busy holds up the rest."""
+    """Values that alarms watch: the worst of all nodes, since one full or busy node slows down the rest."""
 
     fullest_share: float = 0.0
-    """Of its memory, what the fullest node uses."""
+    """Used share of the fullest node's memory."""
     busiest_share: float = 0.0
-    """Of a core, what the main thread of the busiest node used in the last quarter of a minute."""
+    """Share of a core used by the busiest node's main thread in the last 15 seconds."""
     evicted_keys: int = 0
-    """Keys that nodes have dropped of their own accord since the coordinator took the cache over."""
+    """Keys evicted since the coordinator took over the cache."""
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """The masters of a cluster as one server, of which the fullest node is the measure.
+    """Combine the masters of a cluster into one server. The fullest node is the measure.
 
-    Records spread over nodes as slots do, so a node that has a third of the slots and takes 1 GB makes a
-    cluster of 3 GB; and a node that has 100 MB left leaves 300 MB to the cluster. A twentieth of each node's
-    maxmemory is left to chance.
+    Records spread over nodes as slots do. So a node with a third of the slots and 1 GB makes a cluster of 3
+    GB, and if it has 100 MB left, the cluster has 300 MB left. A twentieth of each node's maxmemory is
+    reserved for chance.
 
     Args:
         infos: of the masters that have slots, at least one.
-        slots: how many slots each of them has, of those that any has.
-        hosts: how many machines they are on, as far as is known: servers on one share its memory.
+        slots: number of slots of each.
+        hosts: number of known machines they run on. Servers on one machine share its memory.
     """
     total = sum(slots)
     limited = [
@@ -110,6 +111,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         nodes=frozenset().union(*(info.nodes for info in infos)),
         used_memory=int(maxmemory - room) if limited else sum(info.used_memory for info in infos),
         maxmemory=maxmemory,
+        # A single node that evicts is enough to lose records.
         policy=next((info.policy for info in infos if info.policy != "noeviction"), infos[0].policy),
         system_memory=min(info.system_memory for info in infos) * hosts,
         keys=sum(info.keys for info in infos),

@@ -1,7 +1,7 @@
-"""The cache's servers, asked by the client that readers and functions have: in threads, since it blocks.
+"""The cache's servers. Their client is the blocking one of readers and functions, so calls run in threads.
 
-While a call lasts, it has a thread and connections of its own. Which node has a key, redirections, and a
-second attempt where a connection breaks are :mod:`superdl.super_wire.cache`'s.
+A call has a thread and connections of its own while it lasts. :mod:`superdl.super_wire.cache` finds the node
+of a key, follows redirections, and retries once if a connection breaks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheNodes", "Master", "Words", "string"]
 
 Words: TypeAlias = "tuple[bytes | str | int, ...]"
-"""A command."""
+"""A command and its arguments."""
 
 _CALLS_MAX = 64
 _TIMEOUT_S = 10.0
@@ -40,17 +40,17 @@ _Value = TypeVar("_Value")
 
 
 class Master(NamedTuple):
-    """A server that holds records, and how many of a cluster's slots; 1 of 1 where it is alone."""
+    """A server that holds records, and its number of a cluster's slots; 1 for a single server."""
 
     node: Node
     slots: int
 
 
 class CacheNodes:
-    """All servers behind one address; used from one event loop.
+    """All servers behind one address; for use from one event loop.
 
     Args:
-        address: any node's, without credentials.
+        address: of any node, without credentials.
         credentials: the same for all nodes.
 
     Raises:
@@ -64,10 +64,10 @@ class CacheNodes:
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
         self._slots: tuple[SlotMap | None] | None = None
-        """Who has which slot, as it was told last: a new connection need not ask a node that may hang."""
+        """The latest map of slots to nodes. It saves new connections from asking a node that may hang."""
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """What the cache answers to each command, or why it does not; ``keys`` say which node each is for.
+        """Send each command to the node of its key. Return the replies, or the errors in place of them.
 
         Commands may be sent twice.
         """
@@ -75,22 +75,23 @@ class CacheNodes:
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
     async def one(self, key: bytes, *words: bytes | str | int) -> Any:
-        """The reply to one command; raises as :meth:`checked`."""
+        """Return the reply to one command; raise like :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys, by one command where one server is known to have them all."""
+        """Delete keys, with a single command if a single server has them all."""
         commands: list[Words] = [("UNLINK", *keys)]
+        # A cluster refuses a command with keys of several slots.
         if self._slots != (None,):
             commands = [("UNLINK", key) for key in keys]
         self.checked(await self.each(keys[: len(commands)], commands))
 
     def checked(self, answers: Sequence[Any]) -> Sequence[Any]:
-        """Answers of which each is a reply.
+        """Return the answers if all are replies.
 
         Raises:
-            CacheUnreachableError: a node does not answer, or not for now; nothing is known of any command.
+            CacheUnreachableError: a node does not answer, or cannot now; whether commands ran is unknown.
             CacheError: a node refuses a command, or the connection.
         """
         for answer in answers:
@@ -102,9 +103,7 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """A reply of another shape than was asked for is a lost connection, as one is that is no reply: it
-        must not end a coordinator.
-        """
+        """Treat a reply of unexpected form as a lost connection, so that it cannot end the coordinator."""
         try:
             yield
         except SuperError:
@@ -115,13 +114,14 @@ class CacheNodes:
             ) from error
 
     async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Who holds records, in a lasting order; ``afresh``: as the cluster says now."""
+        """Return the servers that hold records, in stable order; ``afresh``: ask the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (afresh and nodes.slots is not None):
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]
+            # Owners below 0 are slots without a node.
             counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
             places = enumerate(nodes.slots.nodes)
             return sorted(Master(nodes.place(node), counts[place]) for place, node in places)
@@ -129,20 +129,20 @@ class CacheNodes:
         return await self._run(look)
 
     async def at(self, node: Node, *commands: Words) -> list[Any]:
-        """The replies of one node to commands that have no key; raises as :meth:`checked`."""
+        """Return the replies of one node to commands without a key; raise like :meth:`checked`."""
         sent = [[*map(_as_bytes, words)] for words in commands]
 
         def ask(nodes: NodeConnections) -> list[Any]:
             try:
                 return nodes.connection(node).converse(*sent, timeout_s=_TIMEOUT_S)
-            except CacheUnreachableError as error:  # a connection may have broken while it was idle
+            except CacheUnreachableError as error:  # the connection may have broken while idle
                 nodes.lose(node, str(error))
             return nodes.connection(node).converse(*sent, timeout_s=_TIMEOUT_S)
 
         return [*self.checked(await self._run(ask))]
 
     async def close(self) -> None:
-        """Close all connections, and give up what is under way: its connections are closed when it ends."""
+        """Close all connections. Calls in progress are abandoned; theirs close when they end."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:
@@ -154,7 +154,7 @@ class CacheNodes:
             try:
                 return work(nodes)
             except BaseException:
-                nodes.close()  # replies to this call may still come
+                nodes.close()  # replies to this call may still arrive
                 raise
             finally:
                 self._give_back(nodes)
@@ -174,6 +174,7 @@ class CacheNodes:
     def _give_back(self, nodes: NodeConnections) -> None:
         if not nodes.stale:
             self._slots = (nodes.slots,)
+        # The client may have been closed while the call ran.
         if self._closed:
             nodes.close()
         else:
@@ -181,7 +182,7 @@ class CacheNodes:
 
 
 def string(reply: Any) -> bytes:
-    """A reply that must be a string; ``TypeError`` if it is something else."""
+    """Return a reply that must be a string; ``TypeError`` if it is not."""
     if not isinstance(reply, bytes):
         raise TypeError(f"{str(reply)[:40]!r} instead of a string")
     return reply

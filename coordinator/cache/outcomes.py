@@ -1,9 +1,9 @@
-"""Following the stream in the cache to which functions append their outcomes, where no call brings them.
+"""Follows the cache stream to which functions append outcomes that no call returns.
 
-Each run of a coordinator has a stream of its own, with a name that nobody can guess. One XREAD waits on it,
-however many invocations fly; what was read is deleted. An outcome may come twice, late or never: what nobody
-waits for is dropped, and who waits does so for a bounded time. Entries come from the network: one that cannot
-be read is logged and skipped.
+Each run of a coordinator has its own stream, with an unguessable name. One XREAD waits on it, however many
+invocations are in flight, and entries are deleted once read. An outcome may arrive twice, late or never:
+unexpected ones are dropped, and every wait is bounded. Entries come from the network, so unreadable ones are
+logged and skipped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 _BLOCK_MS = 1000
 _COUNT = 16
-_PAUSE_S = 0.005  # in which outcomes gather: a read costs as much for one as for many
+_PAUSE_S = 0.005  # lets outcomes gather: a read costs the same for one as for many
 
 
 class OutcomeReader:
-    """Brings outcomes to those who wait for them; used from one event loop.
+    """Delivers outcomes to waiting callers; for use from one event loop.
 
     Attributes:
-        stream: its name, which goes with each request.
-        unreadable: entries that were no outcome.
-        unawaited: outcomes that nobody waited for: second ones, and late ones.
+        stream: its name, which each request carries.
+        unreadable: number of entries that could not be parsed.
+        unawaited: number of outcomes without a waiting caller: duplicates and late ones.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -52,37 +52,38 @@ class OutcomeReader:
         self.unawaited = 0
 
     async def begin(self) -> None:
-        """Make the stream; ``CacheError`` if the cache does not answer or refuses.
+        """Create the stream; ``CacheError`` if the cache does not answer or refuses.
 
-        It outlives its coordinator for longer than a function may run, so that one that is late makes no
-        stream anew, which would never expire.
+        It outlives its coordinator for longer than a function may run. Else a late function would create the
+        stream again, and it would never expire.
         """
         await self._cache.streams.begin(self._key)
 
     @contextlib.contextmanager
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
-        """The outcome of a request, for as long as the context lasts; to be entered before it is sent.
+        """Yield a future for the outcome of a request. Enter this context before sending the request.
 
-        The future fails by :class:`~superdl.super_wire.errors.CacheError` if the outcome may be lost.
+        The future fails with :class:`~superdl.super_wire.errors.CacheError` if the outcome may be lost.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
         try:
             yield future
         finally:
+            # A retry may have replaced this future.
             if self._waiting.get(request_id) is future:
                 del self._waiting[request_id]
             future.cancel()
 
     async def keep(self) -> None:
-        """Keep the stream from expiring, and see that it is still there; errors as of :meth:`begin`."""
+        """Keep the stream from expiring, or create it again; raise like :meth:`begin`."""
         (is_there,) = await self._cache.streams.keep([self._key])
         if not is_there:
-            await self.begin()  # first, so that what is asked for from now on finds it
+            await self.begin()  # first, so that requests from now on find it
             self.lost()
 
     def lost(self) -> None:
-        """What the stream held is gone: who waits is told."""
+        """Fail all pending futures: the contents of the stream are lost."""
         waiting, self._waiting = self._waiting, {}
         if waiting:
             lost = counted(len(waiting), "request")
@@ -92,7 +93,7 @@ class OutcomeReader:
                 future.set_exception(CacheError("the cache lost the stream of outcomes"))
 
     async def read_once(self) -> None:
-        """Wait up to a second for outcomes, and hand them out; errors as of :meth:`begin`."""
+        """Wait up to a second for outcomes and deliver them; raise like :meth:`begin`."""
         for _, entries in await self._cache.streams.take([self._key], block_ms=_BLOCK_MS, count=_COUNT):
             for entry in entries:
                 self._take(entry)
@@ -105,6 +106,7 @@ class OutcomeReader:
             self.unreadable += 1
             _log.warning("an outcome in the cache is skipped: %s", error)
             return
+        # Pop it, so that a duplicate counts as unawaited.
         future = self._waiting.pop(answer.request_id, None)
         if future is None or future.done():
             self.unawaited += 1

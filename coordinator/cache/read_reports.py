@@ -1,10 +1,9 @@
-"""Reading the jobs' report streams: each entry becomes an event of the core.
+"""Reads the jobs' report streams and turns each entry into an event of the core.
 
-One XREAD waits on all streams at once, for a fifth of a second, so that a job that was just opened is soon
-heard. A read costs as much for one entry as for many, and more with every stream, so a pause follows each, in
-which entries gather. Entries come from whoever has a reader's credentials: one that cannot be read is counted
-and skipped. Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave
-nothing.
+One XREAD waits on all streams at once, for a fifth of a second, so that a newly opened job is heard soon. A
+read costs the same for one entry as for many, and more with every stream, so entries gather in a pause after
+each read. Entries come from anyone with a reader's credentials: unreadable ones are counted and skipped.
+Streams expire unless renewed, so that a coordinator that never comes back leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class ReportReader:
     """Follows the report streams of all open jobs.
 
     Args:
-        cache: where the streams are.
-        emit: takes the events that came together.
+        cache: holds the streams.
+        emit: receives each batch of events.
     """
 
     def __init__(self, cache: Cache, emit: Callable[[list[BatchRead]], None]) -> None:
@@ -55,15 +54,15 @@ class ReportReader:
         self._taking = asyncio.Lock()
         self._kept_s = -_KEEP_EVERY_S
         self.unreadable = 0
-        """How many entries could not be read."""
+        """Number of entries that could not be read."""
 
     @property
     def jobs(self) -> list[str]:
-        """Those whose streams are read."""
+        """The jobs whose streams are read."""
         return list(self._jobs)
 
     async def follow(self, job: str) -> None:
-        """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
+        """Read a job's stream from now on. Reports to an earlier coordinator are discarded."""
         if job not in self._jobs:
             await self._cache.streams.begin(report_stream(job))
             self._jobs.add(job)
@@ -75,7 +74,7 @@ class ReportReader:
             await self._cache.streams.delete(report_stream(job))
 
     async def keep(self, now_s: float) -> None:
-        """Keep the streams from expiring for an hour; does something once in a minute.
+        """Renew the streams' expiry of an hour, at most once a minute.
 
         Args:
             now_s: on any monotonic clock.
@@ -85,7 +84,7 @@ class ReportReader:
             self._kept_s = now_s
 
     async def read_once(self) -> None:
-        """Wait for entries a while, emit them, and give the next a moment to gather."""
+        """Wait a moment for entries and emit them, then pause so that the next ones gather."""
         jobs = self.jobs
         if not jobs:
             await asyncio.sleep(_BLOCK_MS / 1000)
@@ -94,27 +93,30 @@ class ReportReader:
         await asyncio.sleep(_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
-        """Emit what a job's stream holds now, since the job closes; do not wait for a cache in trouble."""
+        """Emit the remaining entries of a closing job's stream; do not wait for a cache in trouble."""
 
         async def read() -> None:
             reads = 0
             with contextlib.suppress(CacheError):  # the upkeep logs it
                 while job in self._jobs and reads < _CATCH_UP_READS:
                     reads += 1
+                    # A full read may have left entries behind.
                     if await self._take([job], 1) < _COUNT:
                         return
 
+        # After the timeout, the task still runs, and ends on its own.
         await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
 
     async def _take(self, jobs: list[str], block_ms: int) -> int:
-        """Emit the new entries of some streams; how many there were."""
+        """Emit the new entries of some streams; return their number."""
         events: list[BatchRead] = []
         count = 0
         streams = [*map(report_stream, jobs)]
-        async with self._taking:  # else both readers would have an entry
+        async with self._taking:  # else both readers would get an entry
             for stream, entries in await self._cache.streams.take(streams, block_ms=block_ms, count=_COUNT):
                 job = stream.removeprefix(REPORT_PREFIX).decode()
                 count += len(entries)
+                # The job may have been closed during the read.
                 if job in self._jobs:
                     events += self._read(job, entries)
         if events:
@@ -142,6 +144,7 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.wait_us,
         report.size_bytes,
     )
+    # Entries may be forged: keep absurd numbers from the core.
     if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
         raise ValueError(
             f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]

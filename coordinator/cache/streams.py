@@ -1,7 +1,7 @@
-"""Streams in the cache, to which others append and which the coordinator empties: read reports and outcomes.
+"""Cache streams that others append to and the coordinator empties: read reports and outcomes.
 
-What is read is deleted at once, so that every read begins at the beginning: no position can be lost, or be
-moved by a forged id.
+Entries are deleted once read, so every read starts at the beginning: there is no position to lose, or for a
+forged id to move.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ _EXPIRE_MS = 3_600_000
 _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_LAST_MS = 2**62  # of the 2**64 that an id can tell: no clock is there
+_LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
 
 
 class Streams:
-    """The streams of one cache. They expire unless they are kept, and raise as
-    :meth:`CacheNodes.checked` does.
-    """
+    """The streams of one cache. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
 
     def __init__(self, nodes: CacheNodes) -> None:
         self._nodes = nodes
 
     async def begin(self, stream: bytes) -> None:
-        """Make a stream, without what it held."""
+        """Create a stream, or empty it."""
         commands: list[Words] = [
-            ("UNLINK", stream),  # a stream that was given the largest id takes no other
+            ("UNLINK", stream),  # a stream that has the largest id accepts no more entries
+            # Create an empty stream: the added entry is trimmed at once.
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, _EXPIRE_MS),
         ]
         self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
 
     async def keep(self, streams: Sequence[bytes]) -> list[bool]:
-        """Let streams expire in an hour from now; of each, whether it is there."""
+        """Let streams expire an hour from now; return whether each exists."""
         found: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
             some = streams[start : start + _PIPELINE_KEYS]
@@ -58,17 +57,17 @@ class Streams:
     async def take(
         self, streams: Sequence[bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[dict[bytes, bytes]]]]:
-        """The oldest entries of several streams in one slot, up to ``count`` of each, waiting up to
-        ``block_ms`` for the first. They are deleted; where that fails, they come again.
+        """Take up to ``count`` of the oldest entries of each stream, all in one slot.
 
-        A stream is begun again where nothing could be added to it any more, and all are where their entries
-        do not fit into a reply.
+        Waits up to ``block_ms`` for the first. Entries are deleted; if that fails, they are returned again.
+        A stream to which nothing can be added any more is created again.
         """
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
             found = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
         except ProtocolDoubtError:
+            # Entries that do not fit into a reply can only be dropped.
             for stream in streams:
                 await self.begin(stream)
             raise
@@ -96,7 +95,7 @@ class Streams:
 
 
 class _Taken(NamedTuple):
-    """What was read of a stream: the ids of entries, and the fields of each."""
+    """Entries read from a stream: their ids and their fields."""
 
     stream: bytes
     numbers: list[bytes]
@@ -107,6 +106,6 @@ class _Taken(NamedTuple):
         numbers = [string(number) for number, _ in entries]
         if not numbers or not all(map(_ENTRY_ID.fullmatch, numbers)):
             raise ValueError(f"{numbers[:1]!r} instead of the ids of a stream's entries")
-        all_words = [[*map(string, words or [])] for _, words in entries]  # None of one that was deleted
+        all_words = [[*map(string, words or [])] for _, words in entries]  # None for a deleted entry
         fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
         return cls(string(stream), numbers, fields)

@@ -1,9 +1,9 @@
-"""Deletes what an earlier coordinator left in the cache and nobody accounts for now, in small steps.
+"""Deletes unknown records of an earlier coordinator from the cache, in small steps.
 
-Records carry no name of their dataset: one is a stranger's if no dataset that was registered or opened since
-this coordinator's start has its id. A stranger's record may be what somebody warmed before a restart, so it
-goes only for room that is needed: :mod:`superdl.coordinator.server.upkeep` says when. What we account for is
-dropped by :mod:`superdl.coordinator.core` alone.
+Records do not name their dataset. A record is unknown if its id is in no dataset that was registered or
+opened since this coordinator started. It may have been warmed before a restart, so it is deleted only if its
+room is needed, as :mod:`superdl.coordinator.server.upkeep` decides. :mod:`superdl.coordinator.core` alone
+drops known records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["HeldIds", "Ids", "Sweep", "known_ids", "strangers_among"]
 _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000
-_KEYS_AT_ONCE = 20_000  # compared at once, since going through all that is known is what it costs
+_KEYS_AT_ONCE = 20_000  # compared at once, since a comparison reads all known ids
 _DELETED_PER_STEP = 1000
 _PAUSE_S = 600.0
 _YOUNG_S = 600.0
@@ -37,12 +37,12 @@ _ROWS = 2**18
 
 
 class Sweep:
-    """One pass after another over the cache's records, a step at a time.
+    """Passes over the cache's records again and again, a step at a time.
 
     Args:
-        cache: where the records are.
-        known: ids of all samples that are accounted for, arrays of shape (samples, 16) or what gives them;
-            ``None`` while that cannot be told, and then nothing is deleted.
+        cache: holds the records.
+        known: returns the ids of all known samples, as arrays of shape (samples, 16) or objects that make
+            them; ``None`` while they cannot be determined, and then nothing is deleted.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
@@ -54,15 +54,15 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Look at a few thousand records; now and then delete strangers' among those that were seen. The
-        others stay for the steps that follow.
+        """Scan a few thousand records, and at times delete unknown ones; the rest wait for later steps.
 
-        After a pass that found none, nothing is done for ten minutes. A dataset that comes while ids are
-        compared ends that; one that comes while records are being deleted finds them missing, which heals.
+        After a pass without any, nothing happens for ten minutes. A dataset that appears while ids are
+        compared stops the step. One that appears while records are deleted finds them missing, and they are
+        produced again.
 
         Args:
             now_s: on any monotonic clock.
-            most: so many records are deleted at most.
+            most: maximum number of records to delete.
 
         Raises:
             CacheError: the cache refuses, or does not answer.
@@ -75,11 +75,12 @@ class Sweep:
             if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
                 return
         found, self._found, self._strangers_left = self._found, b"", False
-        known = self._known()  # as of now, which is after what was found was written
+        known = self._known()  # as of now, which is after the records found were written
         if known is None:
             return
         strangers = await asyncio.to_thread(strangers_among, found, known)
         now_known = self._known()
+        # A new dataset may own some of the strangers.
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
@@ -102,22 +103,17 @@ def known_ids(
     held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
     now_s: float,
 ) -> list[Ids] | None:
-    """The ids that are accounted for; ``None`` while a dataset is being listed.
+    """Return the known ids; ``None`` while a dataset is being listed.
 
-    Of a dataset that a job reads, or that was listed lately, all are. Of others, and of random recipes, whose
-    ranks have looked at what they may find long before a sweep begins, those that are held.
-
-    Args:
-        datasets: all that were registered or opened.
-        wanted: whether a job reads a dataset, by its content.
-        held: epochs and samples of a dataset that the core has in the cache or on the way there.
-        now_s: on the clock of the listings.
+    All ids of a dataset are known if a job reads it or its listing is recent. Of others, and of random
+    recipes, only those held are: their ranks look at what they may find long before a sweep begins.
     """
     known: dict[int, Ids] = {}
     for dataset in datasets:
         if dataset.listing.error is not None:
             continue
         if not dataset.ready:
+            # Until its ids are known, any record could be one of its own.
             return None
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
         if dataset.all_ids is not None and (young or wanted(dataset.content)):
@@ -129,19 +125,19 @@ def known_ids(
 
 
 def _whole(known: Sequence[Ids]) -> list[int]:
-    """The datasets of which all is accounted for."""
+    """Identify the datasets whose ids are all known."""
     return [id(entry) for entry in known if not isinstance(entry, HeldIds)]
 
 
 class HeldIds(NamedTuple):
-    """The ids of some samples of a dataset, which take a while to derive."""
+    """The ids of some samples of a dataset. Deriving them takes a while."""
 
     dataset: Dataset
     epoch: int
     indices: NDArray[np.int64]
 
     def rows(self) -> NDArray[np.uint8]:
-        """As an array of shape (samples, 16)."""
+        """Return the ids as an array of shape (samples, 16)."""
         recipe = self.dataset.recipe
         randomness = (recipe.augment_seed, self.epoch) if recipe.random else None
         ids = self.dataset.catalog.sample_ids(recipe.digest, randomness, self.indices, recipe.beside)
@@ -152,9 +148,9 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Those of the concatenated ids ``found`` that no array of ``known`` holds, each once or more often.
+    """Return those of the concatenated ids ``found`` that are in no array of ``known``; may repeat.
 
-    Compared by their first eight bytes: a chance equality, which is as good as impossible, keeps a record.
+    Only the first eight bytes are compared: a practically impossible collision keeps a record.
     """
     ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
@@ -168,5 +164,5 @@ def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
             held = np.ascontiguousarray(rows[start : start + _ROWS]).view("<u8")[:, 0]
             places = np.minimum(np.searchsorted(sought, held), len(sought) - 1)
             kept[places[sought[places] == held]] = True
-    kept = kept[np.searchsorted(sought, sought)]  # SCAN may tell of a key twice
+    kept = kept[np.searchsorted(sought, sought)]  # SCAN may return a key twice
     return ids[~kept].tobytes()

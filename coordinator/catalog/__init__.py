@@ -1,9 +1,9 @@
-"""Catalogs: what a source holds, listed once, sorted and packed.
+"""Catalogs: the samples of a source, listed once, sorted and packed.
 
-:func:`~superdl.coordinator.catalog.lister.list_source` is the way in: it reads a source
+:func:`~superdl.coordinator.catalog.lister.list_source` is the entry point. It reads a source
 (:mod:`~superdl.coordinator.catalog.source`) from a directory or an object store, with class folders or a key
-list, and gives a :class:`~superdl.coordinator.catalog.catalog.Catalog`. When to list again, and on which
-thread, is the coordinator's.
+list, and returns a :class:`~superdl.coordinator.catalog.catalog.Catalog`. The coordinator decides when to
+list again, and on which thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``Catalog``: a source's samples, sorted by keys or as by an ImageFolder, and its classes. It is immutable.
+"""``Catalog``: the immutable, sorted list of a source's samples and its classes.
 
-A million samples take some eighty megabytes, mapped from a file where they are kept
-(:mod:`superdl.coordinator.catalog.catalog_file`), and no object each.
-How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which samples form a batch is
-:mod:`superdl.coordinator.core.plan`'s.
+Samples are sorted by key, or like torchvision's ImageFolder. A million samples take about 80 MB,
+memory-mapped from the catalog's file (:mod:`superdl.coordinator.catalog.catalog_file`), with no Python object
+per sample. :mod:`superdl.coordinator.catalog.lister` lists a source, and :mod:`superdl.coordinator.core.plan`
+forms batches.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _NONE = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """The samples of a source; make one with :meth:`build`, which sorts them.
+    """The samples of a source. :meth:`build` sorts them and makes one.
 
-    ``bucket`` is ``s3://name`` or ``file://`` and the directory's absolute real path; ``keys`` are full
-    object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files, or
-    their digests. With an ``alias``, ids and fingerprint are made of that and of keys without ``prefix``,
-    which begins them all; without one, ``prefix`` is empty.
-    ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or of a
-    structured dtype of both; ``RaggedLabels`` where lists vary by sample. They are held in the smallest dtype
-    that takes their numbers, and given out in their own, ``label_dtype``, which is written as
-    :mod:`superdl.super_wire.label_dtype` says. ``classes`` is empty where no label is a text.
-    ``members`` say where in their objects samples lie; ``None`` where each sample is an object. With them,
-    samples of one object have one key and version, and are sorted by offset. ``fields`` are further parts of
+    ``bucket`` is ``s3://name``, or ``file://`` plus the directory's absolute real path. ``keys`` are full
+    object keys (for files: paths below the directory). ``versions`` are ETags; for files ``size-mtime_ns`` or
+    digests. With an ``alias``, ids and fingerprint derive from the alias and from keys without ``prefix``,
+    which starts every key. Without an alias, ``prefix`` is empty.
+    ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or a
+    structured dtype of both, or ``RaggedLabels`` if list lengths vary by sample. They are held in the
+    smallest dtype that fits and returned in ``label_dtype``, in the notation of
+    :mod:`superdl.super_wire.label_dtype`. ``classes`` is empty if no label is text.
+    ``members`` locate samples inside their objects; ``None`` if each sample is an object. With members,
+    samples of one object share its key and version, and are sorted by offset. ``fields`` are further parts of
     each sample, by name.
     """
 
@@ -76,11 +76,11 @@ class Catalog:
     fields: tuple[Field[Strings], ...] = ()
     fingerprint: bytes = b""
     """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
-    fingerprint. It is computed, as what follows is, unless it is known from a file.
+    fingerprint. Computed, like the fields below, unless the file provides it.
     """
     label_dtype: str = ""
     label_bytes: int = 0
-    """Bytes of a label that is given out; of the mean one where lists vary, rounded up."""
+    """Bytes of a label as it is returned; the mean, rounded up, if list lengths vary."""
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
@@ -115,13 +115,13 @@ class Catalog:
         sorted_like: PackedStrings | None = None,
         where: str = "",
     ) -> Catalog:
-        """Sort samples given in any order, by keys or as ``sorted_like`` is. ``prefix`` begins all keys.
+        """Build a catalog from samples in any order, sorted by key or like ``sorted_like``.
 
-        With ``members``, a key and a version for each of their objects, and a label for each of them. Rows of
-        ``fields`` are in the order of labels. ``where`` names the samples' list in an error.
+        ``prefix`` starts all keys. With ``members``, there is a key and a version per object, and a label per
+        member. Rows of ``fields`` are in the order of labels. ``where`` names the samples' list in an error.
 
         Raises:
-            SourceError: the class names do not fit into one message, or a key is there twice.
+            SourceError: the class names do not fit into one message, or a key appears twice.
         """
         names_bytes = sum(len(name.encode()) for name in classes)
         if names_bytes > MAX_CLASS_NAMES_BYTES:
@@ -137,6 +137,7 @@ class Catalog:
         if members is None:
             in_order = tuple(field.in_order(order) for field in parts)
             return cls(bucket, ordered, versions.reorder(order), labels[order], *named, None, in_order)
+        # Sorting moves the objects: update each member's place of its object.
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         members = replace(members, objects=place[members.objects])
@@ -153,16 +154,16 @@ class Catalog:
 
     @property
     def id_bucket(self) -> str:
-        """What stands for the bucket in ids."""
+        """The bucket as it enters ids: the alias if there is one."""
         return ids.id_bucket(self.bucket, self.alias)
 
     @property
     def whole_bucket(self) -> bool:
-        """Whether no other source has ids of the same bucket: it is a directory without an alias."""
+        """Return whether only this source has ids of its bucket, like a directory without an alias."""
         return self.id_bucket.startswith("file:")
 
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """The bytes of the labels at places of the catalog, as they are given out."""
+        """Return the bytes of the labels at places of the catalog, in their own dtype."""
         return label_sizes(self.labels, self.label_dtype, places)
 
     def _mean_label_bytes(self) -> int:
@@ -171,14 +172,14 @@ class Catalog:
         return -(-int(self.label_sizes().sum()) // max(1, len(self)))
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
-        """Bytes of the labels of ``count`` samples at most, of which one may come ``again``."""
+        """Return the most bytes that labels of ``count`` samples take; ``again`` if a sample may repeat."""
         if not isinstance(self.labels, RaggedLabels):
             return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
     def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
-        """How people are shown the samples at places of the catalog: by keys, and members if they are."""
+        """Return display names of the samples at places of the catalog: the key, and the member if any."""
         keys = self.keys.take(places)
         if self.members is None:
             return keys
@@ -186,11 +187,11 @@ class Catalog:
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
     def labels_at(self, places: NDArray[np.int64]) -> bytes:
-        """The labels at places of the catalog, as they travel."""
+        """Return the labels at places of the catalog in their wire form."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
-        """The samples' own objects, and their fields of these names; ``SourceError`` if one is not there."""
+        """Return the samples' own objects and the named fields; ``SourceError`` if a field is missing."""
         found = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in found]:
             raise SourceError(
@@ -202,7 +203,7 @@ class Catalog:
         return [own, *(found[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
-        """The columns of a prefetch request that are of the samples' parts, one part after the other."""
+        """Return a prefetch request's columns for the samples' parts, one part after the other."""
         parts = self.parts(names)
         columns: dict[str, Any] = {
             "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),
@@ -210,7 +211,7 @@ class Catalog:
         }
         if not any(part.members for part in parts):
             return columns
-        # Beside members, whole objects are members without a name.
+        # Next to members, a whole object is a member without a name.
         nothing = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
         of_parts = [part.members.at(indices) if part.members else nothing for part in parts]
         *places, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
@@ -224,12 +225,12 @@ class Catalog:
         indices: NDArray[np.int64] | None = None,
         fields: Sequence[str] = (),
     ) -> bytes:
-        """Sample ids, concatenated, 16 bytes each.
+        """Return sample ids, concatenated, 16 bytes each. Takes about half a microsecond per id.
 
         Args:
             recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
-            indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
+            indices: places in the catalog, in the requested order; ``None``: all.
             fields: :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)
@@ -245,9 +246,9 @@ class Catalog:
 
 
 class RecentIds:
-    """A direct-mapped cache of up to 131,072 ids of a random recipe, 3 MB once it is used.
+    """A direct-mapped cache of up to 131,072 ids of a random recipe. Takes 3 MB from its first use.
 
-    Each id is wanted twice: when functions are asked for the sample, and when a sampler asks for its batch.
+    Each id is needed twice: to request the sample, and to answer the sampler's call for its batch.
     """
 
     def __init__(self) -> None:
@@ -257,7 +258,8 @@ class RecentIds:
     def ids(
         self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> bytes:
-        """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
+        """Return the ids of ``indices`` in ``epoch``, concatenated; ``derive`` computes the missing ones."""
+        # Later epochs do not fit into a tag, so their ids are not cached.
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
         if not self._tags.size:
@@ -276,7 +278,7 @@ class RecentIds:
 
 
 def check_once(keys: PackedStrings, where: str) -> None:
-    """See that sorted keys are all different; ``SourceError`` names some that are not."""
+    """Check that sorted keys are all different; ``SourceError`` names some that are not."""
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
@@ -286,7 +288,7 @@ def check_once(keys: PackedStrings, where: str) -> None:
 
 
 def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
-    """What ids take of a part of samples; ``skipped`` bytes begin all keys."""
+    """Return the columns of a part that go into ids; ``skipped`` bytes start every key."""
     keys, versions = part.keys.take(places), part.versions.take(places)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
@@ -328,7 +330,7 @@ def _places(members: Members) -> Iterator[bytes]:
 
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
-    """Add labels: as one field, or each list that varies, and what there is beside them, as one."""
+    """Hash labels: as one field; or if list lengths vary, the rest as one and each list as another."""
     if isinstance(labels, RaggedLabels):
         for piece in pack_labels(labels, dtype):
             digest.update(len(piece).to_bytes(8, "little"))
@@ -340,7 +342,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
 
 
 def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
-    """Add texts without what begins them: the lengths as one field, the texts as another."""
+    """Hash texts without their first ``skipped`` bytes: the lengths as one field, the texts as another."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for start in range(0, len(strings), _AT_A_TIME):

@@ -1,16 +1,16 @@
-"""The file of a catalog: Arrow's IPC format, mapped into memory and read only where a sample is asked for.
+"""The catalog's file: Arrow IPC, memory-mapped, read only at the samples that are requested.
 
-It holds one record batch with a row for each sample, which any Arrow reader opens:
+It holds one record batch with a row for each sample. Any Arrow reader opens it:
 
 | column | type |
 |---|---|
-| ``key``, ``version`` | large binary; dictionaries of it where samples are members of objects |
-| ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers, of members alone |
+| ``key``, ``version`` | large binary; dictionaries of it if samples are members of objects |
+| ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers; only for members |
 | ``label`` | fixed-size binary: numpy's bytes of a label, or of its fixed part |
-| ``label.NAME`` | large list of fixed-size binary: the items of a list that varies by sample |
-| ``FIELD.key`` and so on | the same, of a further field of the samples |
+| ``label.NAME`` | large list of fixed-size binary: the items of a list whose length varies by sample |
+| ``FIELD.key`` and so on | the same columns for a further field of the samples |
 
-What is of all samples (bucket, classes, warnings, dtypes, fingerprint) is JSON in the schema's metadata.
+Facts of the whole catalog (bucket, classes, warnings, dtypes, fingerprint) are JSON in the schema's metadata.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["VERSION", "map_catalog", "write_catalog"]
 
 _ABOUT = b"superdl"
 VERSION = 1
-"""Of the form; a file of another one is not read."""
+"""Version of the format. Files of another version are refused."""
 _TEXTS = ("bucket", "alias", "prefix", "label_dtype", "label_bytes")
 
 
 def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
-    """Write a catalog to a file that is open for writing."""
+    """Write a catalog to a file opened for writing."""
     import pyarrow as pa
 
     columns, about = dict[str, Any](), {name: getattr(catalog, name) for name in _TEXTS}
@@ -58,8 +58,10 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
     about["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
+    # Plain labels are held in a narrowed dtype, so note it. Structured ones have that of label_dtype.
     about["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
+        # In the fixed part, a ragged list is represented by its length.
         ends = np.cumsum(rows[name] if name else rows, dtype=np.int64)
         offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]))
         columns[f"label.{name}"] = pa.LargeListArray.from_arrays(offsets, _fixed(items))
@@ -69,16 +71,16 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Return the catalog in a file, whose columns are views of it.
+    """Return the catalog in a file. Its columns are views of the mapped file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file, or one of another version.
-
+        ValueError: the file is not a catalog, or has another version.
     """
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
+        # Columns keep the memory mapped after the file is closed.
         batch = pa.ipc.open_file(source).get_batch(0)
     about = json.loads(batch.schema.metadata[_ABOUT])
     if about["version"] != VERSION:
@@ -99,7 +101,7 @@ def map_catalog(path: Path) -> Catalog:
 
 
 def _part_columns(part: Field[Strings]) -> dict[str, Any]:
-    """Return the columns of a part of the samples, by name."""
+    """Return the columns of one part of the samples, by name."""
     columns = {"key": _strings(part.keys), "version": _strings(part.versions)}
     if (members := part.members) is not None:
         columns |= {"member": _strings(members.names), "offset": _numbers(members.offsets)}
@@ -167,7 +169,7 @@ def _fixed(rows: NDArray[Any]) -> Any:
 
 
 def _array_of(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a column of a fixed size as an array of this dtype."""
+    """Return a fixed-size column as an array of this dtype."""
     return np.frombuffer(column.buffers()[-1], dtype, len(column)) if len(column) else np.empty(0, dtype)
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "Listing"]
 
 _DEFAULT_RECORD_BYTES = 600_000
-"""Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
+"""Expected length of a record if the recipe does not fix its shape: an undistorted 500x400 image."""
 
 
 @dataclass(slots=True)
 class Listing:
-    """A listing of a source, under way or ended; ``listed`` samples so far."""
+    """A listing of a source, in progress or finished; ``listed`` counts samples so far."""
 
     source: str
     key_list: str
@@ -39,65 +39,65 @@ class Listing:
     task: asyncio.Task[None] | None = None
     listed: int = 0
     packing: bool = False
-    """Whether all samples are found."""
+    """True once all samples are listed and are being sorted and packed."""
     trouble: str = ""
     kept: Kept | None = None
-    """Its file in the state, and when it ended; before that, of the listing whose file is tried."""
+    """The catalog's file in the state and when the listing ended; until then, of the listing to reuse."""
     catalog: Catalog | None = None
     error: SuperError | None = None
     begun_at_s: float = 0.0
     ended_at_s: float = 0.0
     ended_at: str = ""
-    """The same as a date and time in UTC, for people."""
+    """End of the listing as date and time in UTC, for display."""
     runs: set[str] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
     def key(self) -> bytes:
-        """What is listed, and how, in 16 bytes."""
+        """Digest of the source and the options of its listing, 16 bytes."""
         facts = self.source, self.key_list, self.naming, self.classes
         return digest128(json.dumps(facts).encode())
 
     @property
     def note(self) -> Tombstone:
-        """The note for readers of samples, that these come once the listing has ended."""
+        """Tombstone that readers get until the listing has ended."""
         so_far = f"it is being listed, {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
     @property
     def ended(self) -> bool:
-        """Whether there is a catalog or an error."""
+        """True once there is a catalog or an error."""
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Why a sample could not be produced; of one that changed since the listing, with its time."""
+        """Return why a sample failed, with the listing's time added if the sample changed since then."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
 @dataclass(slots=True)
 class Dataset:
-    """A listing under a recipe, as one run registered it."""
+    """A listing combined with a recipe, as one run registered it."""
 
     dataset_id: bytes
     recipe: Recipe
     listing: Listing
     all_ids: NDArray[np.uint8] | None = None
-    """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
+    """The ids of all samples, shape (samples, 16), once derived; always ``None`` for a random recipe."""
     noted: bool = False
-    """Whether the state has which catalog this run reads."""
+    """True once the state records which catalog this run reads."""
     moved: str = ""
-    """A line for the user, if the store has its samples as another directory's."""
+    """A line for the user if the store holds these samples under another directory."""
     _recent: RecentIds = field(default_factory=RecentIds)
 
     @property
     def ready(self) -> bool:
-        """Whether its samples and their ids are known."""
+        """True once its samples and their ids are known."""
         return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
 
     @property
     def catalog(self) -> Catalog:
-        """The listed samples; ``SuperError`` if the listing has failed, or has not ended yet."""
+        """The listed samples; ``SuperError`` if the listing failed or is still in progress."""
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
@@ -108,23 +108,23 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Digest of what decides the sample ids: runs with equal content share residency."""
+        """Digest of everything that determines the sample ids. Runs with equal content share residency."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Length of a record, as far as the recipe tells it."""
+        """Length of a record in bytes: exact if the recipe fixes the shape, else an estimate."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """What the core is told of it.
+        """Return the facts of the dataset that the core needs.
 
         Args:
             known_absent: the cache was seen empty.
-            keeps_shards: functions keep the shards of buckets that they read. Then only rows, of which whole
-                groups are read, are requested together.
+            keeps_shards: functions keep the bucket shards that they read. Then only Parquet rows are grouped
+                in requests, because a function reads whole row groups.
         """
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
@@ -142,7 +142,7 @@ class Dataset:
         )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
+        """Return the sample ids of ``indices`` in ``epoch``, concatenated. The dataset must be ready."""
         if self.recipe.random:
             seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
             return self._recent.ids(

@@ -1,10 +1,10 @@
-"""The registry of datasets: their listings, the sample ids of what these found, and which of them are open.
+"""The registry of datasets: their listings, their sample ids, and the datasets that jobs have open.
 
-Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
-Datasets of equal content are one to jobs, to the core and to the cache: their content is their name there.
+Ranks of one run share a listing. A new run shares it too unless it is older than ``catalog_max_age_s``.
+Datasets of equal content are the same to jobs, the core and the cache, which name them by content.
 
-Catalogs and ids are mapped from files of the coordinator's state. One that starts again goes on with the
-catalog that a run had, and lists for a new run as if it had not ended.
+Catalogs and ids are mapped from files of the coordinator's state. A restarted coordinator gives a run the
+catalog it had, and lists for a new run as if the coordinator had never stopped.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ _Found = TypeVar("_Found")
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
-_BUSY_S = 100.0  # less than the 120 s for which samplers let a listing stand still
+_BUSY_S = 100.0  # below the 120 s for which samplers tolerate a listing without progress
 _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
 _RENEWED_AFTER = (
-    10.0  # times what a listing took: where files are added, a tenth of the time goes into seeing it
+    10.0  # times the duration of a listing: a source that grows spends a tenth of the time on listing
 )
 
 
 class DatasetRegistry:
-    """The datasets that were registered last, those that are open, and the listings that they share.
+    """The latest registered datasets, the open ones, and the listings they share.
 
     Args:
-        max_age_s: how old a listing may be for a new run.
-        capacity: how many registered datasets are remembered; those that are open stay beside them.
-        clock: seconds on a clock that does not go back.
-        allowed: what listings may take.
+        max_age_s: maximum age of a listing that a new run may share.
+        capacity: number of registered datasets to remember; open datasets do not count.
+        clock: seconds on a monotonic clock.
+        allowed: limits of listings.
         lister: lists a source in a thread; by default :func:`superdl.coordinator.catalog.lister.list_source`,
-            which lists more than ``few_samples`` in a process of their own.
-        state: where catalogs and ids are kept; by default in temporary files.
+            which lists more than ``few_samples`` in a separate process.
+        state: keeps catalogs and ids; by default in temporary files.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DatasetRegistry:
         self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
         self.opened: dict[bytes, Dataset] = {}
-        """Those that jobs read or read of late, by their content."""
+        """Datasets that jobs read or recently read, by content."""
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
@@ -104,11 +104,11 @@ class DatasetRegistry:
         *,
         renew: bool = False,
     ) -> Dataset:
-        """Return the dataset of these facts, and begin its listing if no fitting one is there.
+        """Return the dataset of these facts, and start its listing unless a suitable one exists.
 
-        ``renew``: of its own run too, a listing will not do that is ten times older than what it took. Jobs
-        go on with theirs.
-        ``CoordinatorError`` if too many other listings have not ended yet.
+        With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
+        Jobs in progress keep theirs.
+        ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
@@ -125,41 +125,40 @@ class DatasetRegistry:
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """All that are registered, those too that are still being listed, and all that are open."""
+        """Iterate over all registered datasets, including those still being listed, and all open ones."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
-        """The open dataset of a content digest."""
+        """Return the open dataset with this content digest."""
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """The ids, concatenated, under which a content was registered, once for each run."""
+        """Return the ids of the ready datasets registered with this content, concatenated, one per run."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """A job reads a listed dataset: remember it until :meth:`close_unknown`.
-
-        Of two places with one alias the last: the source may have moved.
-        """
+        """Keep a listed dataset, which a job now reads, until :meth:`close_unknown`."""
         known = self.opened.get(dataset.content)
+        # Of two locations with one alias the last one wins: the source may have moved.
         if known is None or known.catalog is not dataset.catalog:
             self.opened[dataset.content] = dataset
 
     def close_unknown(self, known: Container[bytes]) -> None:
-        """Let go of open datasets whose content is known no more."""
+        """Drop open datasets whose content is no longer in ``known``."""
         self.opened = {content: one for content, one in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
-        """The dataset that was registered with this id, if it is remembered."""
+        """Return the dataset registered with this id, or ``None`` if it was dropped."""
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or found more than ``listed``, and then until the ids are derived,
-        at most ``wait_s`` in all. What ended the listing is raised as a ``SuperError``.
+        """Wait until the listing has ended or found more than ``listed``, then until the ids are derived.
+
+        Waits at most ``wait_s`` in all. Raises the ``SuperError`` that ended the listing.
         """
         listing, until_s = dataset.listing, asyncio.get_running_loop().time() + wait_s
         async with listing.changed:
@@ -171,11 +170,12 @@ class DatasetRegistry:
                 async with asyncio.timeout_at(until_s):
                     await self._derive_ids(dataset)
             if dataset.ready and listing.kept is not None and not dataset.noted:
+                # Once per dataset: after a restart, this run gets the same catalog.
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
     async def close(self) -> None:
-        """Stop listings that are under way."""
+        """Stop the listings in progress."""
         for listing in self._listings:
             listing.cancelled.set()
         tasks: list[asyncio.Task[Any]] = [*self._deriving.values()]
@@ -192,12 +192,12 @@ class DatasetRegistry:
         return age_s <= (min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s)
 
     def _key(self, about: bytes) -> bytes:
-        """Return a key for the state, which depends on what this coordinator may read."""
+        """Return a key for the state. It depends on what this coordinator may read."""
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
     def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """Return a listing of the state: the run's own unless it is to be renewed, else a recent one."""
+        """Return a listing from the state: the run's own unless it must be renewed, else a recent one."""
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
         now_s = time.time()
         for kept in filter(None, (own, latest)):
@@ -231,13 +231,14 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        """Keep memory bounded; who comes back for a forgotten dataset is told to register it again."""
+        """Bound memory. A client that returns for a dropped dataset is asked to register it again."""
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         wanted = {id(dataset.listing) for dataset in self._datasets.values()}
         for listing in self._listings:
             if id(listing) not in wanted:
                 listing.cancelled.set()
+        # A cancelled listing stays until it ends, because until then it counts towards the limit.
         self._listings = [one for one in self._listings if id(one) in wanted or not one.ended]
 
     async def _list(self, listing: Listing) -> None:
@@ -249,12 +250,12 @@ class DatasetRegistry:
 
         told_s = self._clock()
 
-        def progress(listed: int | None) -> None:  # called in the listing's threads, one at a time
+        def progress(listed: int | None) -> None:  # called from the listing's threads, one at a time
             nonlocal told_s
             listing.packing = listed is None
             if listed is None:
                 return
-            more = listed - listing.listed  # fewer when listing has begun again
+            more = listed - listing.listed  # negative after a listing was restarted
             if more >= _PROGRESS_STEP or (more > 0 and self._clock() - told_s >= _PROGRESS_S):
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
@@ -268,13 +269,14 @@ class DatasetRegistry:
             )
         except SuperError as error:
             self._end(listing, error)
-        except Exception as error:  # noqa: BLE001  # logged and told; else whoever polls would wait for ever
+        except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
             _log.exception("listing %s failed: a bug", listing.source)
             why = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
             self._end(listing, SourceError(f"listing {listing.source} {why}"))
         await tell()
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
+        # The state has wall-clock times, while the registry's clock is monotonic.
         now_s, kept = time.time(), listing.kept
         ended_s = min(now_s, kept.ended_s) if kept else now_s
         listing.ended_at_s = self._clock() - (now_s - ended_s)
@@ -287,12 +289,13 @@ class DatasetRegistry:
             listing.catalog, listing.listed = self._shared(result), len(result)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source, and keep what was found; in a process of its own where that is much."""
+        """List a source and keep the catalog; long listings run in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
+            # More than a few samples: start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
         if file:
             listing.kept = Kept(file, time.time(), self._clock() - began_s)
@@ -313,7 +316,7 @@ class DatasetRegistry:
     async def _listed(
         self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Found]
     ) -> _Found:
-        """List a source; again, after growing pauses, while it is throttled or does not answer."""
+        """List a source. While it is throttled or does not answer, retry after growing pauses."""
         loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes
         until_s, pause_s = self._clock() + _BUSY_S, 1.0
@@ -331,7 +334,7 @@ class DatasetRegistry:
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
     def _shared(self, catalog: Catalog) -> Catalog:
-        """An equal catalog that is in memory already, else this one."""
+        """Return an equal catalog that is already in memory, else this one."""
         for listing in self._listings:
             other = listing.catalog
             if other and _equal_by(other) == _equal_by(catalog):
@@ -339,7 +342,7 @@ class DatasetRegistry:
         return catalog
 
     async def _derive_ids(self, dataset: Dataset) -> None:
-        """Derive the ids of all samples, once for all datasets of equal content, in a thread."""
+        """Derive the ids of all samples in a thread, once for all datasets of equal content."""
         catalog, content = dataset.catalog, dataset.content
         catalog.parts(dataset.recipe.beside)
         if dataset.ready:
@@ -354,11 +357,11 @@ class DatasetRegistry:
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
-        dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller hangs up
+        dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller disconnects
 
 
 def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
-    """What of two catalogs decides whether one will do for both: two places may have one alias."""
+    """Return the facts that make two catalogs interchangeable: two locations may share an alias."""
     return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 

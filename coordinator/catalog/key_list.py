@@ -1,8 +1,8 @@
-"""Key lists: a file that names the samples of a source and their labels, read by the coordinator.
+"""Key lists: files that name the samples of a source and their labels. The coordinator reads them.
 
-Keys are relative to the source: of ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
-How rows are written in each format is :mod:`superdl.coordinator.catalog.key_list_rows`'s; finding the
-versions of a list that has none is :mod:`superdl.coordinator.catalog.lister`'s.
+Keys are relative to the source: in ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
+:mod:`superdl.coordinator.catalog.key_list_rows` reads the rows of each format.
+:mod:`superdl.coordinator.catalog.lister` looks up versions that a list lacks.
 """
 
 from __future__ import annotations
@@ -47,19 +47,17 @@ KEY_LIST_HELP = (
     "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
     'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
 )
-"""What to do where a source's folders do not say its labels."""
+"""Advice for sources whose folders do not determine the labels."""
 
 MAX_KEY_LIST_BYTES = 4 * 2**30
 _MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
 _MAX_VERSION = 256  # characters
-_OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a part of a path that is empty, . or ..
+_OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a path segment that is empty, . or ..
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
-    """What a key list says of a further field of its samples, as :class:`KeyList` does of their own objects,
-    but that a key may come several times.
-    """
+    """The columns of a further field of the samples. As in :class:`KeyList`, but a key may repeat."""
 
     keys: PackedStrings
     versions: PackedStrings | None
@@ -69,13 +67,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
-    """What a key list says, in its order.
+    """The columns of a key list, in its order.
 
-    ``keys`` are relative to the source; ``versions`` is ``None`` if the list has no such column; ``labels``
+    ``keys`` are relative to the source. ``versions`` is ``None`` if the list has no such column. ``labels``
     and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
 
-    Where the rows are ``members`` of objects, these are in their order, ``lines`` are their numbers, and keys
-    and versions are of the objects: each once, in the order of its bytes. ``fields`` are by their names.
+    If the rows are ``members`` of objects, members are in row order and ``lines`` are the row numbers. Keys
+    and versions are those of the objects, each once, in byte order. ``fields`` are by name.
     """
 
     url: str
@@ -92,18 +90,18 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     """Read and check a key list.
 
     Args:
-        url: a bucket's, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
-        tally: checked now and then for whether the list is still needed; counts rows where the list alone
-            says what there is, and notes classes without a row.
-        of_files: whether the source is a directory or a web server, out of which no key may lead.
-        classes: the names of the classes by their labels; empty: those that the list has, sorted.
+        url: of a ``.csv``, ``.jsonl`` or ``.parquet`` file: in a bucket, ``file://`` or a plain path.
+        tally: checked regularly for cancellation; counts rows if the list alone determines the samples, and
+            notes classes without a row.
+        of_files: the source is a directory or a web server; no key may lead outside of it.
+        classes: class names by label; empty: the sorted names in the list.
 
     Raises:
-        ConfigError: the URL is none.
-        SourceError: it is not there (``SourceNotFoundError``), may not be read (``SourceForbiddenError``),
-            has no row (``SourceEmptyError``), or has a bad one: the message names line and reason. Or its
-            labels are no names, and ``classes`` are given.
-        ListingCancelledError: nobody wants the list any more.
+        ConfigError: the URL is malformed.
+        SourceError: the list does not exist (``SourceNotFoundError``), may not be read
+            (``SourceForbiddenError``), has no row (``SourceEmptyError``), or has a bad row: the message gives
+            line and reason. Or its labels are not names although ``classes`` are given.
+        ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
     if read_rows is None:
@@ -122,6 +120,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
+    # Otherwise, the samples are counted when their versions are looked up.
     if len(columns[""].versions):
         tally.add(count)
     tally.found_all()
@@ -129,7 +128,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is not None:
         return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
-    if own.versions is None:  # which are looked up by keys; else the catalog finds what comes twice
+    if own.versions is None:  # versions will be looked up by key; else the catalog finds repeated keys
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, own.keys, own.versions, *packed, fields=fields)
 
@@ -137,7 +136,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
 def _columns_of(
     batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
 ) -> tuple[dict[str, _Columns], int]:
-    """Pack all rows: each part of the samples, by name, and how many rows there are."""
+    """Pack all rows. Return the columns of each part, by name, and the number of rows."""
     columns, count = dict[str, _Columns](), 0
     for rows in batches:
         tally.reach(count)
@@ -153,7 +152,7 @@ def _columns_of(
 
 
 def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tuple[str, ...]]:
-    """Return labels and class names, and note the given ones that have no row."""
+    """Return labels and class names, and note the given classes that have no row."""
     packed, classes = labels.finish()
     if labels.unseen and not classes:
         raise SourceError(
@@ -167,7 +166,7 @@ def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tupl
 
 
 class _Columns:
-    """What the rows of a key list say of one part of the samples, packed."""
+    """The packed columns of one part of the samples."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -175,7 +174,7 @@ class _Columns:
         self.members = MemberColumns()
 
     def extend(self, rows: Rows) -> None:
-        """Add what some rows say; :class:`BadRowError` names one that is wrong."""
+        """Add rows; :class:`BadRowError` names a wrong one."""
         try:
             self._extend(rows, rows.parts[self._name], f"{self._name}." * bool(self._name))
         except BadRowError as error:
@@ -184,7 +183,7 @@ class _Columns:
             raise BadRowError(error.number, f"the field {self._name}: {error.reason}") from error
 
     def _extend(self, rows: Rows, names: Collection[str], prefix: str) -> None:
-        # A field that has no key of its own lies in the sample's object.
+        # A field without a key of its own is in the sample's object.
         keyed = prefix if "key" in names else ""
         keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
         versions = None
@@ -193,7 +192,7 @@ class _Columns:
         elif not keyed and "version" in rows.parts[""]:
             versions = _versions(rows, "version")
         if "member" in names:
-            # Members of one object mostly stand together: their rows add its key once.
+            # Members of one object are usually adjacent rows: add its key once for each run of them.
             is_new = np.ones(len(keys), dtype=np.bool_)
             is_new[1:] = ~keys.equals_next()
             if versions is not None:
@@ -216,13 +215,14 @@ class _Columns:
                 raise BadRowError(number, str(error)) from error
 
     def part(self, url: str, *, shared: bool = False) -> Part:
-        """The objects or members of all rows, which may be ``shared`` by several."""
+        """Return the objects or members of all rows. If ``shared``, rows may share one."""
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self.members):
             return Part(keys, versions, None, ())
         first, which = distinct(keys)
         objects = keys.reorder(first)
         if versions is not None:
+            # Members of one object may be scattered: compare the version of each with the first.
             version_of = distinct(versions)[1]
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 key, at = keys[int(other[0])], int(other[0])
@@ -240,7 +240,7 @@ class _Columns:
 
 
 def _values(rows: Rows, name: str) -> list[Any]:
-    """Return a column as Python's values; nothing but ``None`` where there is no such column."""
+    """Return a column as Python values: all ``None`` if the column does not exist."""
     column = rows.columns.get(name)
     if column is None:
         return [None] * len(rows.numbers)
@@ -248,7 +248,7 @@ def _values(rows: Rows, name: str) -> list[Any]:
 
 
 def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
-    """Return a column as Arrow's texts, of which null is an empty one; ``reason`` refuses a value."""
+    """Return a column as Arrow strings, with null as an empty one; ``reason`` describes a bad value."""
     import pyarrow as pa
 
     column = rows.columns[name]
@@ -261,7 +261,7 @@ def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
 
 
 def _refuse(rows: Rows, texts: Any, bad: Any, reason: Callable[[object], str]) -> None:
-    """Raise for the first of the texts that is bad, if there is one."""
+    """Raise for the first bad text, if any."""
     import pyarrow.compute as pc
 
     if (at := pc.index(bad, value=True).as_py()) >= 0:
@@ -299,6 +299,7 @@ def _versions(rows: Rows, name: str) -> PackedStrings:
     import pyarrow.compute as pc
 
     versions = _texts(rows, name, _no_version)
+    # S3 quotes ETags, and lists may contain them either way.
     bare = pc.utf8_trim(versions, '"')
     long = pc.greater(pc.utf8_length(versions), _MAX_VERSION)
     _refuse(rows, versions, pc.or_(long, pc.equal(pc.binary_length(bare), 0)), _no_version)
@@ -314,7 +315,7 @@ def _no_version(version: object) -> str:
 
 @contextmanager
 def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
-    """The bytes of a key list as a local, seekable file."""
+    """Open a key list as a local, seekable file."""
     bucket, place = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
@@ -324,11 +325,12 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
             yield file
         return
     path = Path(place).absolute()
+    # Checked before anything reveals whether the path exists.
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             raise SourceError(f"key_list {path} is no file")
-        opened = path.open("rb")  # errors of opening are told apart from those of reading
+        opened = path.open("rb")  # separate from reading, whose errors differ
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
     except PermissionError as error:
@@ -338,6 +340,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     except OSError as error:
         raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
+        # Check the opened file again, since a link may have been swapped in the meantime.
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened

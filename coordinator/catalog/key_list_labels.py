@@ -1,10 +1,10 @@
 """The label column of a key list, packed row by row.
 
 A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
-named fields that are each one of these. The first row decides which; every other row agrees with it, so that
-a typing error among numbers is found instead of turning them all into class names. For the same reason a list
-that has another length in each row says so in its name: ``boxes[]``, ``label[]``. How labels travel is
-:mod:`superdl.super_wire.labels`'s.
+named fields that are each one of these. The first row decides, and every other row must agree, so that a typo
+among numbers raises an error instead of turning all of them into class names. For the same reason a list
+whose length varies by row must be marked in its name: ``boxes[]``, ``label[]``.
+:mod:`superdl.super_wire.labels` defines the wire form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["VARIES", "BadLabelError", "LabelColumn", "number_or_text"]
 
 VARIES = "[]"
-"""Ends the name of a list that has another length in each row."""
+"""Suffix of the name of a list whose length varies by row."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -48,8 +48,9 @@ _SHOWN = 60  # characters of a bad label that a message shows
 
 
 def number_or_text(text: str) -> int | float | str:
-    """A CSV field as the number it spells, else as text."""
+    """Return a CSV field as a number if it spells one, else as text."""
     stripped = text.strip()
+    # Longer texts are no sensible numbers, and int() is slow on huge ones.
     if len(stripped) <= _SHOWN:
         if _INTEGER.fullmatch(stripped):
             return int(stripped)
@@ -59,13 +60,14 @@ def number_or_text(text: str) -> int | float | str:
 
 
 class BadLabelError(ValueError):
-    """A label is not what a label may be, or not what those before it are."""
+    """A label that is invalid, or inconsistent with the labels before it."""
 
 
 class _ClassNames:
-    """The names of classes and their codes, which count them in order of appearance until all are known.
+    """Class names and their codes, numbered in order of appearance until all names are known.
 
-    Only names that are ``given`` may come, in that order in the end; without any, all may come, sorted.
+    With ``given`` names, only these are accepted and they keep that order in the end. Without, any name is
+    accepted and the names are sorted.
     """
 
     def __init__(self, given: Sequence[str]) -> None:
@@ -74,7 +76,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is none of those given, or one too many."""
+        """Return the code of a name; ``BadLabelError`` if it is not given, or names take too many bytes."""
         code = self._code_of.get(name)
         if code is None:
             if self._given and name not in self._given:
@@ -91,7 +93,7 @@ class _ClassNames:
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by their labels; none if no name came."""
+        """Return the names by label; empty if no name appeared."""
         return tuple(self._given or sorted(self._code_of)) if self._code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -100,7 +102,7 @@ class _ClassNames:
         return np.array([label_of[name] for name in self._code_of], dtype=np.int64)
 
     def unseen(self) -> list[str]:
-        """Return the given names that did not come."""
+        """Return the given names that did not appear."""
         return [name for name in self._given if name not in self._code_of]
 
 
@@ -108,7 +110,7 @@ class LabelColumn:
     """Collects labels row by row, a few bytes each.
 
     Args:
-        classes: the only names of classes that may come, by their labels; empty: any, sorted.
+        classes: the only class names to accept, by label; empty: any, sorted.
     """
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
@@ -116,7 +118,7 @@ class LabelColumn:
         self._column: _Column | None = None
 
     def append(self, label: object) -> None:
-        """Add one label; ``BadLabelError`` says what is wrong with it."""
+        """Add one label; ``BadLabelError`` describes what is wrong with it."""
         if self._column is None:
             names = self._names
             self._column = _Fields(label, names) if isinstance(label, dict) else _column_for(label, names)
@@ -131,10 +133,10 @@ class LabelColumn:
         return self._names.unseen()
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
-        """Return the labels of at least one row, and the class names (numbers have none).
+        """Return the labels of at least one row, and the class names (none for numbers).
 
-        int64 or float64 of shape (rows,), or (rows, ...) where each label is a list; a structured dtype of
-        such where it has named fields; ``RaggedLabels`` where a list has another length in each row.
+        int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a structured dtype of these
+        if labels have named fields; ``RaggedLabels`` if the length of a list varies by row.
         """
         if self._column is None:
             return np.empty(0, dtype=np.int64), ()
@@ -142,31 +144,31 @@ class LabelColumn:
 
 
 class _Column(ABC):
-    """What collects labels of one form."""
+    """Base of the collectors of labels of one form."""
 
     row_bytes = 8
-    """Of the row that came last."""
+    """Bytes of the latest row."""
     is_text = False
-    """Whether its labels name classes."""
+    """True if its labels name classes."""
 
     @abstractmethod
     def append(self, label: Any) -> None:
-        """Take the next row's label."""
+        """Add the next row's label."""
 
     @abstractmethod
     def finish(self) -> Any:
-        """The labels, an array of shape (rows, ...), or ragged."""
+        """Return the labels as an array of shape (rows, ...), or ragged."""
 
 
 def _column_for(label: object, names: _ClassNames) -> _Column:
-    """Make the column for labels of this form; the column refuses what is no label at all."""
+    """Make the column for labels of this form. The column itself refuses values that are no labels."""
     if isinstance(label, str):
         return _Texts(names)
     return _Lists(label) if isinstance(label, list) else _Numbers()
 
 
 class _Numbers(_Column):
-    """Integers; once one of them is no integer, floats."""
+    """Integers; floats from the first label that is not an integer."""
 
     def __init__(self) -> None:
         self._numbers: array[Any] = array("q")
@@ -192,7 +194,7 @@ class _Numbers(_Column):
 
 
 class _Texts(_Column):
-    """Names of classes."""
+    """Class names."""
 
     is_text = True
 
@@ -215,7 +217,7 @@ class _Texts(_Column):
 
 
 class _Lists(_Column):
-    """Arrays of numbers, of the shape of the first."""
+    """Arrays of numbers, all of the first one's shape."""
 
     def __init__(self, first: list[Any]) -> None:
         self._shape = np.array(first, dtype=object).shape
@@ -247,7 +249,7 @@ class _Lists(_Column):
 
 
 class _Varying(_Column):
-    """Lists of any length, whose items are of the form of the first that there is."""
+    """Lists of any length. All items have the form of the first item."""
 
     def __init__(self, names: _ClassNames) -> None:
         self._names = names
@@ -267,7 +269,7 @@ class _Varying(_Column):
         self.counts.append(len(label))
 
     def finish(self) -> NDArray[Any]:
-        """The items of all rows."""
+        """Return the items of all rows."""
         if self._items is None:
             return np.empty(0, dtype=np.int64)
         items: NDArray[Any] = self._items.finish()
@@ -275,7 +277,7 @@ class _Varying(_Column):
 
 
 class _Fields(_Column):
-    """Objects with the fields of the first, each a column; one of them at most may be of texts."""
+    """Objects with the first one's fields, each in a column. At most one field may hold text."""
 
     def __init__(self, first: Mapping[Any, Any], names: _ClassNames) -> None:
         if not first or len(first) > MAX_LABEL_FIELDS:

@@ -1,7 +1,7 @@
-"""Reads the rows of a key list from CSV, JSONL or Parquet, some at a time, with the numbers that errors name.
+"""Readers of a key list's rows from CSV, JSONL or Parquet, in batches, with row numbers for errors.
 
-Values come as they are written; what a key or a label may be is :mod:`superdl.coordinator.catalog.key_list`'s
-and :mod:`superdl.coordinator.catalog.key_list_labels`'s.
+Values are returned as written. :mod:`superdl.coordinator.catalog.key_list` checks keys, and
+:mod:`superdl.coordinator.catalog.key_list_labels` checks labels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["FORMATS", "BadRowError", "Rows"]
 
 _T = TypeVar("_T")
 
-_MAX_LINE_BYTES = 2**18  # the longest label that may be has 8192 numbers
+_MAX_LINE_BYTES = 2**18  # the longest possible label has 8192 numbers
 _LINES_AT_A_TIME, _BATCH_BYTES = 256, 2**20
 _ROWS_AT_A_TIME = 8192
-# In a Parquet file a few bytes can stand for gigabytes:
-_MAX_BATCH_BYTES = 2**28  # of so many rows
+# A few bytes of a Parquet file can expand to gigabytes, hence these limits:
+_MAX_BATCH_BYTES = 2**28  # of _ROWS_AT_A_TIME rows
 _MAX_PAGE_BYTES = 2**29
-_MAX_LISTED = 2**27  # values in the lists of a row group, which may all be those of one row
+_MAX_LISTED = 2**27  # values in the lists of a row group; one row may hold them all
 _PIECE_BYTES = 2**14  # holds the header of a page
 _FIELD = "label."
 _LABELS = ("label", f"label{VARIES}")
@@ -41,11 +41,11 @@ _SHOWN = 80
 
 
 class Rows(NamedTuple):
-    """Some rows. ``numbers`` are their lines in the file (Parquet: rows, from 1).
+    """A batch of rows. ``numbers`` are their lines in the file (Parquet: rows, from 1).
 
-    ``columns`` hold a value for each row, as lists or as Arrow's arrays of texts. ``parts`` says which there
-    are of the samples' own objects, by an empty name, and of each field, in which they have names such as
-    ``mask.key``.
+    ``columns`` hold a value per row, as lists or as Arrow string arrays. ``parts`` maps each part to its
+    columns: the samples' own objects under an empty name, and each field under its name. Columns of fields
+    have names such as ``mask.key``.
     """
 
     numbers: Sequence[int]
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class BadRowError(ValueError):
-    """A row cannot be read: its number and the reason."""
+    """A row that cannot be read, with its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -68,8 +68,9 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     if not first:
         return
     header = [name.strip() for name in first]
-    # Columns label.NAME are its fields: CSV has no other way to write them.
+    # CSV has no other way to write an object, so columns label.NAME are its fields.
     fields = {name.removeprefix(_FIELD): name for name in header if name.startswith(_FIELD)}
+    # A plain label column wins. If a label.NAME repeats, the check below reports a missing label.
     if "label" in header or len(fields) < sum(name.startswith(_FIELD) for name in header):
         fields = {}
     _check_columns(header, line, needed=("key",) if fields else ("key", "label"))
@@ -89,7 +90,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield all rows but blank ones, with their lines; each has as many fields as the first."""
+    """Yield all non-blank rows with their lines. Each must have as many fields as the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
@@ -114,7 +115,7 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], object]]:
-    """Yield all rows with their lines and labels; all have the columns of the first."""
+    """Yield all rows with their lines and labels. All must have the columns of the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: Parts = {}
@@ -130,6 +131,7 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], objec
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
+        # Most rows have the columns of the row before, so check only changes.
         if tuple(row) != names:
             names, parts = tuple(row), _parts(row, number)
             first = first or parts
@@ -144,7 +146,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # As dictionaries: a text that many rows share would fill the memory row by row.
+        # Read as dictionaries: a text shared by many rows would otherwise fill memory row by row.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
@@ -163,7 +165,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
             done += batch.num_rows
     except BadRowError:
         raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also for values Python lacks
         raise BadRowError(done, f"no Parquet that can be read: {error}") from error
 
 
@@ -172,11 +174,11 @@ FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
     ".jsonl": _jsonl_rows,
     ".parquet": _parquet_rows,
 }
-"""Extension of a key list -> what reads its rows; all raise :class:`BadRowError`."""
+"""Reader of the rows for each file extension. All raise :class:`BadRowError`."""
 
 
 def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("key", "label")) -> None:
-    """See that each column that matters is there once; others are left alone."""
+    """Check that each column that matters exists exactly once. Other columns are ignored."""
     once = ("version", *_MEMBER, "encoding")
     if any(names.count(name) != 1 for name in needed) or any(names.count(name) > 1 for name in once):
         reason = (
@@ -186,19 +188,19 @@ def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("
 
 
 def _labelled(names: Collection[Any], number: int) -> str:
-    """Return which of the names of a label there is."""
+    """Return which of the names of a label column exists."""
     if set(_LABELS) <= set(names):
         raise BadRowError(number, "there are label and label[]: keep the one that is meant")
     return _LABELS[_LABELS[1] in names]
 
 
 def _label(value: object, name: str) -> object:
-    """A row's label; a list whose length varies is a field without a name."""
+    """Return a row's label; a list whose length varies becomes a field without a name."""
     return {VARIES: value} if name == _LABELS[1] else value
 
 
 def _names_members(names: Collection[Any], number: int) -> bool:
-    """Whether the columns name members of objects. A lone ``offset`` or ``length`` is somebody else's."""
+    """Return whether the columns name members of objects. A lone ``offset`` or ``length`` is ignored."""
     if len(set(names)) < len(names):
         raise BadRowError(number, f"a column comes twice: {', '.join(names)}")
     found = [name for name in _MEMBER if name in names]
@@ -212,7 +214,7 @@ def _names_members(names: Collection[Any], number: int) -> bool:
 
 
 def _parts(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the samples' own objects, and of each field, as of ``mask`` in ``mask.key``."""
+    """Return the columns of the samples' own objects and of each field (``mask`` in ``mask.key``)."""
     found: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -238,12 +240,12 @@ def _parts(names: Collection[str], number: int) -> Parts:
 
 
 def _names_of(parts: Parts) -> list[str]:
-    """Return the whole names of the columns of all parts."""
+    """Return the full names of the columns of all parts."""
     return [f"{part}." * bool(part) + name for part, names in parts.items() for name in sorted(names)]
 
 
 def _check_same(first: Parts, now: Parts, number: int) -> None:
-    """See that a row has the columns of the first, but for encodings."""
+    """Check that a row has the columns of the first, encodings aside."""
     other = first[""] ^ now[""]
     if "version" in other:
         raise BadRowError(number, "either all rows have a version or none")
@@ -255,7 +257,7 @@ def _check_same(first: Parts, now: Parts, number: int) -> None:
 
 
 class _Chunk:
-    """The bytes of a column chunk in a file, read where they are looked at."""
+    """The bytes of a column chunk in a file, read on access."""
 
     def __init__(self, stream: BinaryIO, begin: int, size_bytes: int) -> None:
         self._stream, self._begin, self._size_bytes = stream, begin, size_bytes
@@ -272,7 +274,7 @@ class _Chunk:
 
 
 def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:
-    """See that what pyarrow allocates for a page is bounded; ``ValueError`` if not."""
+    """Check that pyarrow's allocation for each page is bounded; ``ValueError`` if not."""
     leaves = [at for at, leaf in enumerate(footer.schema) if leaf.path.partition(".")[0] in names]
     leaves += [at for at, leaf in enumerate(footer.schema) if leaf.path in names and at not in leaves]
     for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -295,7 +297,7 @@ def _check_size(batch: Any, number: int) -> None:
 
 
 def _column(column: Any) -> Any:
-    """A column of texts, without a dictionary, as an array that is sound; any other as a list."""
+    """Return a text column as a validated array without a dictionary, any other column as a list."""
     import pyarrow as pa
 
     dense = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
@@ -309,7 +311,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _some(stream: BinaryIO, records: Iterator[_T]) -> Iterator[list[_T]]:
-    """Yield records of a stream some at a time: few lines, or fewer that are long."""
+    """Yield records of a stream in batches, with fewer per batch if lines are long."""
     some, begin = list[_T](), stream.tell()
     for record in records:
         some.append(record)
@@ -321,11 +323,12 @@ def _some(stream: BinaryIO, records: Iterator[_T]) -> Iterator[list[_T]]:
 
 
 def _dense_bytes(column: Any) -> int:
-    """Bytes of a column in which a text that several rows share counts for each."""
+    """Return the bytes of a column, counting a shared text once per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = column.type
+    # Nested columns hold their texts in child arrays.
     if pa.types.is_struct(kind):
         return sum(map(_dense_bytes, column.flatten()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
@@ -337,13 +340,14 @@ def _dense_bytes(column: Any) -> int:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Lines as text, numbered from 1, of a bounded length."""
+    """Yield lines as text, numbered from 1; ``BadRowError`` if a line is too long."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > _MAX_LINE_BYTES:
             raise BadRowError(number, f"longer than {_MAX_LINE_BYTES} bytes")
         try:
+            # Spreadsheets write a byte order mark in front of the first line.
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise BadRowError(number, f"not UTF-8: {error}") from error

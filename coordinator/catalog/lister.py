@@ -1,6 +1,6 @@
-"""Makes the catalog of a source: lists it, finds classes by folders or by a key list, sorts and packs.
+"""Builds the catalog of a source: lists it, finds classes by folder or by a key list, sorts and packs.
 
-Blocking, with threads of its own: the coordinator runs it beside its event loop.
+Blocking, with threads of its own. The coordinator runs it outside its event loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMING_FILE", "list_objects", "list_source"]
 
 NAMING_FILE = ".superdl-source"
-"""In a source's root: JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
+"""Name of a file in a source's root, with JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
 
 _NAMING_BYTES = 4096
 _SHOWN = 5
@@ -64,26 +64,26 @@ def list_source(
 ) -> Catalog:
     """List a source.
 
-    Without a key list, samples are the images (by extension) below the source's first-level folders, which
-    are the classes, sorted by name. The catalog's warnings count what is left out: folders without an image,
-    which are no classes; images in the source itself, as ImageFolder does; hidden names; names that cannot
-    be. With a key list, samples are what it names.
+    Without a key list, samples are the images (by extension) below the source's first-level folders. These
+    folders are the classes, sorted by name. The catalog's warnings count what is left out: folders without an
+    image, which are no classes; images in the source's root, as ImageFolder ignores them; hidden names;
+    unusable names. With a key list, samples are what it names.
 
     Args:
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
-        progress: told how many samples were found so far, never fewer than before, from any thread, one at
-            a time; in the end ``None``, when these are sorted and packed.
+        progress: called with the number of samples so far, which never decreases, from any thread but one
+            call at a time; called with ``None`` when all are found and get sorted and packed.
         cancelled: set it to end the listing.
-        naming: what names the samples; what it leaves open, :data:`NAMING_FILE` in the source may say.
-        classes: the names of the classes by their labels; empty: those that there are, sorted.
-        allowed: what may be read and how much.
+        naming: how samples are named; :data:`NAMING_FILE` in the source may fill in what it leaves open.
+        classes: class names by label; empty: the classes in the source, sorted.
+        allowed: what may be read, and how much.
 
     Raises:
-        ConfigError: a URL is none, or that file says what cannot be.
-        SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
-            (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing or name
-            other classes, or the source cannot be reached.
+        ConfigError: a URL is malformed, or the naming file has an invalid value.
+        SourceError: the source does not exist (``SourceNotFoundError``), has no sample
+            (``SourceEmptyError``), may not be read (``SourceForbiddenError``) or cannot be reached; or labels
+            are missing or name other classes.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -109,12 +109,12 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
-    """The samples' own objects, and their fields, with full keys, and versions looked up if need be."""
+    """Return the samples' own objects and fields, with full keys, and with versions looked up if needed."""
     parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
     found: list[Folder] | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         found = _list(place, tally, images_only=False, naming=naming)
-    elif place.is_file:  # see that it exists: else functions would find out
+    elif place.is_file:  # check that it exists, or functions would be the first to notice
         probe_directory(place.directory)
     elif not place.is_web or rows.versions is not None:
         probe_bucket(place, rows.keys[0], tally)
@@ -122,7 +122,7 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
     for name, part in parts.items():
         versions = part.versions
         if versions is None:
-            first, which = distinct(part.keys) if name else (None, None)  # a field's may come several times
+            first, which = distinct(part.keys) if name else (None, None)  # keys of a field may repeat
             wanted = part.keys if first is None else part.keys.reorder(first)
             listed = ask_for_versions(place, wanted, tally) if found is None else found
             tally.found_all()
@@ -139,10 +139,10 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Keys and versions, as ``naming`` has them, of all that lies below a source, in any order.
+    """Return keys and versions, according to ``naming``, of everything below a source, in any order.
 
     Raises:
-        SourceError: as :func:`list_source`.
+        SourceError: as in :func:`list_source`.
     """
     tally = Tally(lambda _: None, threading.Event())
     found = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
@@ -162,7 +162,7 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
-    """What names the samples: as told, else as the source itself says."""
+    """Return how samples are named: as configured, else according to the source's naming file."""
     content = small_object(place, NAMING_FILE, _NAMING_BYTES, tally.allowed.link_roots)
     if content is None:
         return told
@@ -199,6 +199,7 @@ def _by_folders(
     if label_of:
         _check_classes(place, folders, label_of, tally)
     elif _SPLITS.issuperset(map(str.lower, names)):
+        # Such names suggest that the source is one level too high.
         for name in names:
             tally.note(Noted.SPLITS, name)
     classes = classes or names
@@ -212,7 +213,7 @@ def _by_folders(
 
 
 def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
-    """Make the error for a source whose images are in no class folder, or that has none."""
+    """Make the error for a source without images, or without class folders."""
     left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
     if images:
         return SourceError(
@@ -228,7 +229,7 @@ def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
 def _check_classes(
     place: Source, folders: Sequence[Folder], label_of: Mapping[str, int], tally: Tally
 ) -> None:
-    """Refuse folders that are no given class, and note classes that have no folder."""
+    """Refuse folders that match no given class, and note classes without a folder."""
     if others := [folder for folder in folders if folder.name not in label_of]:
         names = ", ".join(f"{folder.name!r} ({len(folder.keys):,} images)" for folder in others[:_SHOWN])
         raise SourceError(
@@ -240,13 +241,14 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Strings that sort as an ImageFolder's files do: by class, then folder by folder, then by name; ``None``
-    where keys do.
+    """Return strings that sort like an ImageFolder's files: by class, then by folder, then by name. ``None``
+    if keys already sort so.
 
-    The bytes of keys sort ``hot dog/`` before ``hot/``, and what lies in ``a/b/`` before ``a/c.jpg``.
+    Bytewise, keys sort ``hot dog/`` before ``hot/``, and files in ``a/b/`` before ``a/c.jpg``.
     """
     has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(other.startswith(one) and other[len(one)] < "/" for one, other in pairwise(classes))
+    # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
     blob = np.frombuffer(keys.blob, dtype=np.uint8).copy()
@@ -254,19 +256,21 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     first = slashes[np.searchsorted(slashes, keys.offsets[:-1].astype(np.int64) + len(prefix))]
     last = slashes[np.searchsorted(slashes, keys.offsets[1:].astype(np.int64)) - 1]
     is_nested = first != last
-    blob[first], blob[last] = is_nested, 0  # before all that names have in them; files of a class come first
+    # 0 sorts before every character of a name; files of a class come before its folders.
+    blob[first], blob[last] = is_nested, 0
     blob[first[is_nested]] = 1
     return PackedStrings(blob.tobytes(), keys.offsets)
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
-    """The listed version of every key, by sorting keys and listing together: equal keys become neighbours."""
+    """Return the listed version of every key."""
     prefix = place.prefix.encode()
     wanted = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
     both = PackedStrings.concatenate([wanted, listed])
     order = both.sort_order()
-    # Rows and listing each hold a key once, and the sort is stable: a listed key stands right behind its row.
+    # Sort keys and listing together. Both hold a key once, and the sort is stable: a listed key directly
+    # follows its row.
     is_pair = both.reorder(order).equals_next()
     places = np.full(len(wanted), -1, dtype=np.int64)
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)
@@ -281,7 +285,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
 
 
 def _check_ends(url: str, rows: KeyList | Part, members: Members, versions: PackedStrings) -> None:
-    """See that members end where their files do, at the latest. Of objects functions find out."""
+    """Check that members end within their files. For objects, functions check it."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])

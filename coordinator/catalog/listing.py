@@ -1,7 +1,7 @@
-"""Listing, whatever is listed: what is found, how it is counted and reported, how it runs on threads.
+"""The shared part of every listing: what counts as a sample, counts and reports, and threads.
 
-Looking into directories is :mod:`superdl.coordinator.catalog.listing_file`'s, asking an object store
-:mod:`superdl.coordinator.catalog.listing_bucket`'s.
+:mod:`superdl.coordinator.catalog.listing_file` walks directories,
+:mod:`superdl.coordinator.catalog.listing_bucket` lists object stores.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 _EXTENSIONS = ".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp .avif .jp2 .j2k"
 EXTENSIONS = tuple(_EXTENSIONS.split())
-"""The extensions of torchvision's ImageFolder; upper and lower case are one."""
+"""The extensions of torchvision's ImageFolder, regardless of case."""
 
 _REPORT_EVERY = 500
 _SHOWN = 5  # names, in a message
 
 
 class Noted(StrEnum):
-    """What people are told about a listing, between a count and a few names."""
+    """Remarks of a listing's warnings. A message puts each between a count and a few names."""
 
     FORBIDDEN = "symbolic links lead out of it, to where functions may not read:"
     LEADING_OUT = "symbolic links lead out of it and are followed, to"
@@ -61,17 +61,18 @@ class Noted(StrEnum):
 
 
 class ListingCancelledError(Exception):
-    """Whoever asked for the listing does not want it any more. It never leaves the coordinator."""
+    """The client cancelled the listing. This error never leaves the coordinator."""
 
 
 def is_image(key: str) -> bool:
-    """Whether a key has the extension of an image."""
+    """Return whether a key has the extension of an image."""
     return key.lower().endswith(EXTENSIONS)
 
 
 def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool:
-    """Whether an object is a sample of the source with this prefix: no folder's placeholder (``a/``), and if
-    ``images_only``, an image that is not hidden.
+    """Return whether an object is a sample of the source with this prefix.
+
+    A folder's placeholder (``a/``) is not. If ``images_only``, only images are, unless they are hidden.
     """
     if not images_only or not is_image(key):
         return not (images_only or key.endswith("/"))
@@ -82,15 +83,15 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """A name as messages may have it, also of a file whose name is not UTF-8."""
+    """Return a name for messages, even if the name of a file is not UTF-8."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What was found below one first-level folder of a source, in any order.
+    """The contents of one first-level folder of a source, in any order.
 
-    ``name`` is the folder's, empty for what lies in the source itself. ``keys`` are full object keys.
+    ``name`` is the folder's; empty for files in the source's root. ``keys`` are full object keys.
     """
 
     name: str
@@ -99,10 +100,10 @@ class Folder:
 
 
 class Tally:
-    """Counts what is found, and what people should know of it.
+    """Counts what a listing finds, and collects remarks for its warnings.
 
-    It tells ``progress`` in rising order, and ``None`` once all is found. It ends the work when ``cancelled``
-    is set, or when there is more than is ``allowed``.
+    Calls ``progress`` with rising counts, and with ``None`` once everything is found. Ends the work when
+    ``cancelled`` is set, or when there is more than is ``allowed``.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Tally:
     ) -> None:
         self.allowed = allowed
         self.abandoned = threading.Event()
-        """Set to end what other threads still do for this listing."""
+        """Set to end the work of other threads for this listing."""
         self._progress = progress
         self._cancelled = cancelled
         self._lock = threading.Lock()
@@ -122,15 +123,16 @@ class Tally:
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
-        """Count ``count`` more; ``ListingCancelledError`` if nobody wants to know any more, ``SourceError``
-        if these are too many.
+        """Count ``count`` more samples.
+
+        ``ListingCancelledError`` if the listing was cancelled, ``SourceError`` if there are too many samples.
         """
         with self._lock:
             self._count += count
         self.reach(self._count)
 
     def reach(self, count: int) -> None:
-        """Report that ``count`` samples were found so far, without adding them; raise as :meth:`add` does."""
+        """Report that ``count`` samples exist so far, without adding them; raise like :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -139,37 +141,37 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that nothing more will be found; raise as :meth:`check` does."""
+        """Report that everything is found; raise like :meth:`check`."""
         self.check()
         self._progress(None)
 
     def note(self, what: Noted, name: str) -> None:
-        """Count what people should know of, and keep a few of the names."""
+        """Count an occurrence of a remark, and keep a few of the names."""
         with self._lock:
             self._noted[what] += 1
             names = self._names[what]
             names.add(escaped(name))
-            if len(names) > _SHOWN + 1:  # those that stay are the same whichever thread was first
+            if len(names) > _SHOWN + 1:  # the same names stay in whatever order the threads come
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
-        """How often it was noted, and some names; empty if never."""
+        """Return a remark with its count and some names; empty if it does not apply."""
         names = sorted(self._names[what])
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Lines for people about all that was noted in the source."""
+        """Return a line for people about each remark on the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
-        """Raise ``ListingCancelledError`` if nobody wants to know any more."""
+        """Raise ``ListingCancelledError`` if the listing was cancelled."""
         if self._cancelled.is_set() or self.abandoned.is_set():
             raise ListingCancelledError("the listing was cancelled")
 
 
 class FolderBuilder:
-    """Collects one folder's samples and counts them, ``every`` so many."""
+    """Collects one folder's samples, and packs and counts them in groups of ``every``."""
 
     def __init__(self, name: str, tally: Tally, *, every: int = _REPORT_EVERY) -> None:
         self._name = name
@@ -186,13 +188,14 @@ class FolderBuilder:
             self._pack()
 
     def build(self) -> Folder:
-        """What was added."""
+        """Return the folder with everything added."""
         self._pack()
         return Folder(self._name, self._keys.build(), self._versions.build())
 
     def _pack(self) -> None:
         self._keys.extend(PackedStrings.pack(key for key, _ in self._latest))
         self._versions.extend(PackedStrings.pack(version for _, version in self._latest))
+        # Once per group, so that threads rarely wait for the tally's lock.
         self._tally.add(len(self._latest))
         self._latest.clear()
 
@@ -200,18 +203,18 @@ class FolderBuilder:
 def list_folders(
     work: Callable[[str], Folder], names: Sequence[str], tally: Tally, *, threads: int
 ) -> list[Folder]:
-    """Run ``work`` for every folder on so many threads; the first failure ends them all and is raised."""
+    """Run ``work`` for every folder on a number of threads. The first failure ends them all and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, name) for name in names]
         failed = True
         try:
             failed = any(future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done)
         finally:
-            if failed:  # also by an interrupt: the pool's end below would wait for every folder
+            if failed:  # also by an interrupt: leaving the pool would wait for every folder
                 tally.abandoned.set()
                 pool.shutdown(wait=False, cancel_futures=True)
     failures = [future.exception() for future in futures if not future.cancelled()]
-    # What went wrong comes before what was given up because of it.
+    # Put the cause before the cancellations that it led to.
     reasons = sorted(filter(None, failures), key=lambda failure: isinstance(failure, ListingCancelledError))
     if reasons:
         raise reasons[0]

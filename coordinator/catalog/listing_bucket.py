@@ -1,4 +1,4 @@
-"""Lists buckets, whichever kind they are: first their folders, then each on a thread of its own."""
+"""Lists buckets of every kind: first their folders, then each on a thread of its own."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _CHUNK_BYTES = 2**26
 
 
 def pinned(source: Source) -> Source:
-    """The same source as it is now: where a branch or tag names it, by its commit.
+    """Pin a source to its current state: replace a branch or tag by its commit.
 
     Raises:
-        ConfigError: the environment holds what cannot be meant.
-        SourceError: no such dataset or revision, no right to read it, or no answer.
+        ConfigError: the environment holds an invalid value.
+        SourceError: the dataset or revision does not exist, may not be read, or there is no answer.
     """
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
@@ -54,13 +54,13 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
 
     Args:
         source: a bucket.
-        tally: counts what is found.
-        images_only: pass over objects without an image's extension.
+        tally: counts the samples.
+        images_only: skip objects without an image's extension.
 
     Raises:
-        ConfigError: the package that reads it is not installed.
-        SourceError: no such bucket, no right to list it, no credentials, or no answer.
-        ListingCancelledError: nobody wants the listing any more.
+        ConfigError: the package that reads this kind of bucket is not installed.
+        SourceError: the bucket does not exist or may not be listed, there are no credentials, or no answer.
+        ListingCancelledError: the listing was cancelled.
     """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
@@ -68,6 +68,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
+                # One page at a time: more computing threads would be no faster, and starve the interpreter.
                 with bucket.page_lock:
                     for _, key, version in _samples(page, source, tally, images_only=images_only):
                         found.append(key, version)
@@ -91,7 +92,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
 def _samples(
     page: Page, source: Source, tally: Tally, *, images_only: bool
 ) -> Iterator[tuple[str, bytes, bytes]]:
-    """The names of a page's samples, as text and as bytes, and their versions."""
+    """Yield the names of a page's samples, as text and as bytes, and their versions."""
     tally.check()
     for key, version, *_ in page.objects:
         if is_sample(key, source.prefix, tally, images_only=images_only) and _is_utf8(key, tally):
@@ -108,11 +109,13 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
-    """These keys, relative to a source that lists nothing, and their versions, each asked for alone.
+    """Return the given keys of a source that cannot be listed, with their versions.
+
+    Keys are relative to the source. Each takes a request of its own.
 
     Raises:
-        SourceError: one is not there, may not be read, or has no version; or no answer came.
-        ListingCancelledError: nobody wants them any more.
+        SourceError: an object does not exist, may not be read or has no version; or there is no answer.
+        ListingCancelledError: the listing was cancelled.
     """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
@@ -132,8 +135,9 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
-    """See that a source may be listed at all, or where there is no listing, that it has a key; errors as
-    :func:`list_bucket`.
+    """Check that a source may be listed, or, for a web server, that it has a key.
+
+    Raises like :func:`list_bucket`.
     """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
@@ -144,9 +148,9 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 
 
 def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, ...]) -> bytes | None:
-    """At most one byte more than the limit of an object at the source's root; ``None`` if it is not there.
+    """Return an object at the source's root, cut one byte past the limit; ``None`` if it does not exist.
 
-    ``roots`` are where a link may lead. A web server is not asked: many answer for names that they have not.
+    Links may lead to ``roots``. Web servers are not asked: many answer for names that they do not have.
     """
     if source.is_web:
         return None
@@ -154,7 +158,7 @@ def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, 
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, roots=roots)
         try:
-            # S3 calls what is not there forbidden, unless it may be listed without a prefix: so look first.
+            # S3 reports a missing object as forbidden unless the whole bucket may be listed, so list first.
             if source.bucket.startswith("s3://"):
                 listed = (item.key for page in bucket.pages(key) for item in page.objects)
                 if next(listed, "") != key:
@@ -171,10 +175,10 @@ def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, 
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object to a stream, whose name in messages is ``what``; ``check_size`` may refuse it.
+    """Write an object to a stream. Messages call it ``what``; ``check_size`` may refuse it.
 
     Raises:
-        SourceError: as :func:`list_bucket`.
+        SourceError: as in :func:`list_bucket`.
     """
 
     def check(size_bytes: int) -> None:
@@ -196,11 +200,11 @@ def download(
 
 
 class _LargeError(Exception):
-    """An object is too large to be received at once."""
+    """An object is too large to be received in one piece."""
 
 
 def bucket_region(bucket: str) -> str:
-    """The region of an S3 bucket; empty where there is none.
+    """Return the region of an S3 bucket; empty if it has none.
 
     Raises:
         SourceError: the store does not answer.

@@ -1,9 +1,8 @@
 """Lists a directory: every image below it, folder by folder, on threads.
 
-Symbolic links are followed as far as they stay below the directory, or lead where functions may read too: see
-:attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source in which links lead elsewhere is
-refused, since what ImageFolder would find is never left out in silence. What is left out or found elsewhere
-is reported by the listing.
+Symbolic links are followed if they stay below the directory, or lead to where functions may read too: see
+:attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source with links to other places is refused:
+nothing that ImageFolder would find is left out silently. Warnings report what is left out or found elsewhere.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["list_directory", "probe_directory", "size_in_version"]
 
 _THREADS = 8
-# On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
-# take longer than that each, as on a network filesystem, all of them wait at once.
+# On a local disk, threads only compete for the interpreter: one alone takes half the time. If _SOME entries
+# take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
-_MAX_LINKED_DIRECTORIES = 100_000  # links to links can make a few directories look like any number
+_MAX_LINKED_DIRECTORIES = 100_000  # links to links can turn a few directories into any number
 _BLOCK_BYTES = 2**20
-_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Python has it in names
+_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Python represents it in names
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
-# Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
+# Without O_NONBLOCK, opening a FIFO in the source would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def size_in_version(version: bytes) -> int:
-    """The size of a file that has this version; more than any has where that does not tell it."""
+    """Return the size in a file's version; if it holds none, 2**63 - 1, more than any file has."""
     found = _VERSION.fullmatch(version)
     return int(found[1]) if found else 2**63 - 1
 
@@ -59,14 +58,14 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
 
     Args:
         directory: the source's directory, an absolute real path.
-        tally: counts what is found.
-        images_only: pass over files without an image's extension.
+        tally: counts the samples.
+        images_only: skip files without an image's extension.
         digests: read every file, for versions by content (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
-        SourceError: there is no such directory (``SourceNotFoundError``), one may not be read or a link not
-            be followed (``SourceForbiddenError``); the message names it.
-        ListingCancelledError: nobody wants the listing any more.
+        SourceError: the directory does not exist (``SourceNotFoundError``), or one may not be read or a link
+            not followed (``SourceForbiddenError``). The message names it.
+        ListingCancelledError: the listing was cancelled.
     """
     walk = _Walk(directory, tally, images_only=images_only, digests=digests)
     loose = walk.builder("")
@@ -77,12 +76,13 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         else:
             walk.add(found, loose)
     folders = list_folders(walk.folder, names, tally, threads=_THREADS)
+    # Only now are all forbidden links known, so the error can count them.
     walk.check_links()
     return [loose.build(), *folders]
 
 
 def probe_directory(directory: str) -> None:
-    """See that a directory exists and may be read; errors as :func:`list_directory`."""
+    """Check that a directory exists and may be read; raise like :func:`list_directory`."""
     try:
         os.scandir(directory).close()
     except OSError as error:
@@ -90,8 +90,9 @@ def probe_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory by its real path, what the keys of its files begin with, and the real paths above it as
-    walked: to come upon one of them again is a circle.
+    """A directory by its real path, the start of its files' keys, and the real paths walked above it.
+
+    A directory that contains one of these paths again closes a circle of links.
     """
 
     path: str
@@ -100,7 +101,7 @@ class _Directory(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """An entry; of a link, ``real`` is where it leads and ``linked`` what is there."""
+    """A directory entry; of a link, ``real`` is its target and ``linked`` the target's status."""
 
     key: str
     path: str
@@ -116,7 +117,7 @@ class _Found(NamedTuple):
 
 
 class _Walk:
-    """Walks one source; folders may be walked by several threads at once."""
+    """Walks one source. Several threads may walk folders at once."""
 
     def __init__(self, root: str, tally: Tally, *, images_only: bool, digests: bool) -> None:
         self._root = root
@@ -130,13 +131,14 @@ class _Walk:
         self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
-        """What collects a folder's files. Reading them takes time: each that was read is progress."""
+        """Return a builder for a folder's files. Reading them takes time, so each then counts as progress."""
         return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:
-        """All files below the first-level folder ``name``."""
+        """Return all files below the first-level folder ``name``."""
         builder = self.builder(name)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
+        # The other threads wait here while one alone is faster.
         with self._turns:
             while pending:
                 here = pending.pop()
@@ -150,7 +152,7 @@ class _Walk:
         return builder.build()
 
     def _pace(self) -> None:
-        """Let the other threads begin once the file system keeps the only one waiting."""
+        """Let the other threads start once a slow file system keeps the only one waiting."""
         if not self._alone:
             return
         self._seen += 1
@@ -162,14 +164,14 @@ class _Walk:
             self._seen, self._since_s = 0, now_s
 
     def entries(self, here: _Directory, *, top: bool = False) -> Iterator[_Found]:
-        """What lies in a directory, without links that cannot be followed.
+        """Yield the entries of a directory, without links that cannot be followed.
 
-        One that vanished meanwhile is empty, unless it is the source itself.
+        A directory that vanished in the meantime is empty, unless it is the source itself.
         """
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Who swapped it for a link meanwhile gains nothing by it.
+                # Checking the open file defeats a swap of the directory for a link in the meantime.
                 self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
@@ -186,7 +188,7 @@ class _Walk:
                 _raise(error, here.path)
 
     def add(self, found: _Found, folder: FolderBuilder) -> None:
-        """Add a file if it is one that counts."""
+        """Add a file if it is a sample."""
         if self._images_only and not is_image(found.key):
             return
         try:
@@ -205,7 +207,7 @@ class _Walk:
             return
 
     def _digest(self, found: _Found) -> str:
-        """The version of a file by its content; ``FileNotFoundError`` if it vanished."""
+        """Return the version of a file by its content; ``FileNotFoundError`` if it vanished."""
         size, digest = 0, hashlib.blake2b(digest_size=ID_BYTES)
         try:
             descriptor = os.open(found.real, _FILE_FLAGS)
@@ -224,12 +226,12 @@ class _Walk:
         return digest_version(size, digest.digest())
 
     def note(self, what: Noted, path: str) -> None:
-        """Note what is not as it looks, if folders say what is a sample: key lists name what they mean."""
+        """Note a remark if folders determine the samples; key lists name what they mean."""
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
 
     def check_links(self) -> None:
-        """Refuse a source with links that may not be followed, unless a key list says what is a sample."""
+        """Refuse a source with forbidden links, unless a key list determines the samples."""
         if forbidden := self._tally.noted(Noted.FORBIDDEN):
             raise SourceForbiddenError(
                 f"file://{self._root}: {forbidden}. Put the files themselves in their place, or have the "
@@ -238,16 +240,17 @@ class _Walk:
             )
 
     def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
-        """Whether an entry is left out for its name: no key can be made of it, or it is hidden."""
+        """Return whether to skip an entry for its name: it cannot be a key, or it is hidden."""
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
             return False
+        # Report only what users may miss: images, and folders that may hold some.
         if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
             self.note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
 
     def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
-        """An entry, or ``None`` where it is left out."""
+        """Return an entry, or ``None`` if it is left out."""
         if self._passes_over(entry, path):
             return None
         found: _Found | None = _Found(key, path, path, entry, None)
@@ -260,7 +263,7 @@ class _Walk:
             return None
         self._linked += (
             found.linked is not None
-        )  # about: threads may count at once, and the bound is a rough one
+        )  # approximate: threads may count at once, and the bound is a rough one
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
                 f"file://{self._root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
@@ -269,7 +272,7 @@ class _Walk:
         return found
 
     def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Found | None:
-        """Where a link leads, if there is something that may be read."""
+        """Return a link's target, or ``None`` if there is nothing that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
             self.note(Noted.FORBIDDEN, path)
@@ -280,11 +283,12 @@ class _Walk:
         except OSError as error:
             if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 _raise(error, path)
-        if linked is None or stat.S_ISLNK(linked.st_mode):  # of a circle, realpath is a link
+        if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath leaves a link of a circle
             self.note(Noted.NOWHERE, path)
             return None
         found = _Found(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
+            # Report directories, not each file in them.
             self.note(Noted.LEADING_OUT, real if found.is_directory else real.rpartition("/")[0])
         return found
 

@@ -1,9 +1,8 @@
-"""Long listings, in a process of their own, which leave the coordinator's interpreter and memory alone.
+"""Long listings in a separate process, to spare the coordinator's interpreter and memory.
 
-The coordinator runs this module and writes what is to be listed to its standard input, as a line of JSON. The
-process writes to its standard output, twice a second, how many samples it has found, or that it packs them;
-and in the end its error, or null. The catalog lies in the file that it was given. It ends when its standard
-input does.
+The coordinator runs this module and writes a request, a line of JSON, to its standard input. Twice a second,
+the process writes to its standard output the number of samples so far, or that it is packing them. At the end
+it writes an error or null. The catalog is in the requested file. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source as :func:`superdl.coordinator.catalog.lister.list_source` does, into the file ``out``.
+    """List a source like :func:`superdl.coordinator.catalog.lister.list_source`, into the file ``out``.
 
     Raises:
-        SuperError: as that function does; or the process has ended without an answer.
+        SuperError: as in that function; or the process ended without an answer.
         ListingCancelledError: ``cancelled`` was set.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
@@ -57,6 +56,7 @@ def list_apart(
             to_it.write(json.dumps(request) + "\n")
             to_it.flush()
             for line in from_it:
+                # The process reports twice a second, so a cancellation is noticed soon.
                 if cancelled.is_set():
                     raise ListingCancelledError("the listing was cancelled")
                 if (answer := json.loads(line)) is None:
@@ -64,7 +64,7 @@ def list_apart(
                 if isinstance(answer, list):
                     raise error_from_name(*answer)
                 progress(None if answer == _PACKING else answer)
-        except BrokenPipeError:  # it has ended, as its exit code says
+        except BrokenPipeError:  # the process ended; its exit code shows why
             pass
         finally:
             process.kill()
@@ -75,7 +75,7 @@ def list_apart(
 
 
 def _serve() -> None:
-    """List what standard input names."""
+    """List the source named on standard input."""
     request = json.loads(sys.stdin.readline())
     source, key_list, naming, classes = request["what"]
     limits: dict[str, Any] = {
@@ -91,7 +91,7 @@ def _serve() -> None:
     def progress(count: int | None) -> None:
         found[0] = _PACKING if count is None else count
         if count is None:
-            _tell(_PACKING)  # at once: it may be short
+            _tell(_PACKING)  # at once: packing may be short
 
     telling = threading.Thread(target=tell, daemon=True)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -109,7 +109,7 @@ def _serve() -> None:
     done.set()
     telling.join()
     _tell(answer)
-    os._exit(0)  # threads of a listing that has failed may still wait for answers
+    os._exit(0)  # threads of a failed listing may still wait for answers
 
 
 def _tell(what: object) -> None:

@@ -1,7 +1,7 @@
-"""Members: samples that are parts of objects, and where in these their bytes lie.
+"""Members: samples that are parts of objects, and the location of their bytes.
 
-A catalog whose samples are objects has none of it. Members of an object never overlap: neighbours by offset
-are neighbours in the catalog, so that one GET can bring many.
+Catalogs whose samples are whole objects have none. Members of an object never overlap: neighbours by offset
+are neighbours in the catalog, so that one GET can fetch many.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _Strings = TypeVar("_Strings", bound=Strings)
 _MAX_NAME_BYTES = 4096
 _MAX_LENGTH = Limits().object_bytes
 _END = 2**63
-_MAX_ROW = 2**31 - 1  # of a row group, and row groups of a file
+_MAX_ROW = 2**31 - 1  # of a row group, and of row groups in a file
 _MAX_ENCODINGS = 256
 _NARROW = (np.uint8, np.uint16, np.uint32)
 _SHOWN = 200  # characters of a name in a message
 
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """A copy in the smallest unsigned dtype that takes numbers which are not negative, else as they are."""
+    """Return a copy in the smallest unsigned dtype that fits; with negative numbers, in the same dtype."""
+    # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         largest = int(numbers.max())
         for dtype in _NARROW:
@@ -47,7 +48,7 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each different string is first, in the order of their bytes; and which of these each one is."""
+    """Return the first place of each distinct string, in byte order, and each string's place among these."""
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -58,13 +59,13 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples as members of objects, one for each sample.
+    """Samples as members of objects, one entry per sample.
 
-    ``objects`` tell the place of each one's object among all, ``names`` are UTF-8, ``offsets`` and
-    ``lengths`` are bytes of the object, in the smallest unsigned dtype that takes them. ``encodings`` are
-    places in :data:`~superdl.super_wire.request.MEMBER_ENCODINGS` and behind these in ``row_encodings``,
-    which are of rows of Parquet files; empty where all are the first. Of a row the offset is the row group,
-    and the length the row in it. In a catalog samples are sorted by object, then by offset, then by row.
+    ``objects`` give each member's object by its place among all. ``names`` are UTF-8. ``offsets`` and
+    ``lengths`` are in bytes of the object, in the smallest unsigned dtype that fits. ``encodings`` index
+    :data:`~superdl.super_wire.request.MEMBER_ENCODINGS` followed by ``row_encodings``, which are for rows of
+    Parquet files; empty if all are the first. For a row, the offset is its row group and the length its place
+    in the group. A catalog sorts samples by object, then offset, then row.
     """
 
     objects: NDArray[Any]
@@ -80,32 +81,32 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Where in its object each one ends; 0 for rows, of which only the file's footer knows."""
+        """End of each member in its object, in bytes; 0 for rows, whose end only the file's footer has."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
 
     @property
     def are_rows(self) -> NDArray[np.bool_]:
-        """Which are rows of Parquet files, not spans of bytes."""
+        """Mask of the members that are rows of Parquet files, not spans of bytes."""
         if not self.row_encodings:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
 
     def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
-        """Names, offsets, lengths and encodings at places of the catalog."""
+        """Return names, offsets, lengths and encodings at places of the catalog."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
         encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
         names = [name.decode() for name in self.names.take(places)]
         return names, self.offsets[places].tolist(), self.lengths[places].tolist(), encodings
 
     def sort_order(self) -> NDArray[np.int64]:
-        """The order by object and offset, and of rows that share a row group by their numbers."""
+        """Return the order by object, then offset, then row number within a row group."""
         within = (self.lengths,) if self.row_encodings else ()
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """The members at ``order``, each column in its smallest dtype."""
+        """Return the members at ``order``, each column in its smallest dtype."""
         return Members(
             narrowed(self.objects[order]),
             self.names.reorder(order),
@@ -118,9 +119,9 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field(Generic[_Strings]):
-    """A further field of samples: the part that each has in it, an object or a member of one.
+    """A further field of samples: each sample's part in it is an object or a member of one.
 
-    Before it is in a catalog, with ``members``, keys and versions are of their objects.
+    Until it is in a catalog, a field with ``members`` has one key and version per object.
     """
 
     name: str
@@ -129,7 +130,7 @@ class Field(Generic[_Strings]):
     members: Members | None
 
     def in_order(self: Field[PackedStrings], order: NDArray[np.int64]) -> Field[Strings]:
-        """As a catalog has it, whose samples are at ``order`` here."""
+        """Return the field as a catalog holds it, with the samples at ``order``."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)
@@ -140,7 +141,7 @@ class Field(Generic[_Strings]):
 
 
 class MemberRow(NamedTuple):
-    """What a row of a key list says of a member, as it is written."""
+    """A member as a row of a key list spells it."""
 
     name: object
     offset: object
@@ -149,7 +150,7 @@ class MemberRow(NamedTuple):
 
 
 class MemberColumns:
-    """Collects members row by row, a few bytes each; ``lines`` are the numbers of their rows."""
+    """Collects members row by row, a few bytes each; ``lines`` are their row numbers."""
 
     def __init__(self) -> None:
         self._names = PackedStringsBuilder()
@@ -162,7 +163,7 @@ class MemberColumns:
         return len(self.lines)
 
     def append(self, row: MemberRow, key: bytes, *, place: int, line: int) -> None:
-        """Add a member of the object ``key``, the ``place``-th; ``ValueError`` says what is wrong."""
+        """Add a member of the ``place``-th object, ``key``; ``ValueError`` describes what is wrong."""
         name = row.name
         if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
@@ -186,8 +187,8 @@ class MemberColumns:
         self.lines.append(line)
 
     def _code_of(self, encoding: object, who: str) -> int:
-        """The number of an encoding, a new one for a column that no row has named before."""
-        if isinstance(encoding, str) and encoding in self._codes:  # JSON may hold what no dict looks up
+        """Return the number of an encoding. A Parquet column that no earlier row named gets a new one."""
+        if isinstance(encoding, str) and encoding in self._codes:  # JSON may hold unhashable values
             return self._codes[encoding]
         if not isinstance(encoding, str) or not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
@@ -200,14 +201,14 @@ class MemberColumns:
         return self._codes.setdefault(encoding, len(self._codes))
 
     def finish(self, keys: PackedStrings, which: NDArray[np.int64], *, shared: bool = False) -> Members:
-        """The members in the order of their rows; the object that was the ``i``-th is ``keys[which[i]]``.
+        """Return the members in row order. The ``i``-th object is ``keys[which[i]]``.
 
         Raises:
-            ValueError: two of one object overlap, or have one name; not where they may be ``shared``.
+            ValueError: two members of one object overlap or share a name, unless they may be ``shared``.
         """
         names = self._names.build()
         offsets, lengths = np.array(self._offsets), np.array(self._lengths)
-        # In the order of their names, whatever row came first: equal lists have equal fingerprints.
+        # Sorted by name, whichever row came first, so that equal lists have equal fingerprints.
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]
@@ -216,6 +217,7 @@ class MemberColumns:
         if shared:
             return found
         order = found.sort_order()
+        # Sorted by offset, members overlap only if two neighbours do.
         overlap = found.ends[order][:-1] > offsets[order][1:]
         self._refuse(found, keys, order, overlap, "overlap")
         name_of = distinct(names)[1]
@@ -232,7 +234,7 @@ class MemberColumns:
         bad: NDArray[np.bool_],
         what: str,
     ) -> None:
-        """Raise for the first pair of ``bad`` neighbours that are of one object."""
+        """Raise for the first pair of ``bad`` neighbours that belong to one object."""
         beside = np.diff(found.objects[order]) == 0
         for at in np.flatnonzero(beside & bad)[:1].tolist():
             pair = sorted(order[at : at + 2].tolist())
@@ -245,6 +247,7 @@ class MemberColumns:
 
 
 def _whole(value: object, what: str, *, least: int, most: int) -> int:
+    # type() rather than isinstance(), because True is an int.
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what}; not {str(value)[:60]!r}")
     return value

@@ -1,7 +1,7 @@
-"""Sources: where samples live, read from a URL and put into one form; and what of them may be listed.
+"""Sources: URLs of samples parsed into a canonical form, and the limits of listings.
 
-Only the text is looked at here (and, for directories, symbolic links on the way to them); whether the place
-exists is seen when it is listed. What functions may read is :mod:`superdl.lambda_prefetch.settings`'s.
+Parsing looks only at the text, and for directories at symbolic links on the way to them. Listing checks that
+a source exists. :mod:`superdl.lambda_prefetch.settings` limits what functions may read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """A listing has found more than it may in this process. It never leaves the coordinator."""
+    """A listing has found more samples than this process may list. It never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source in its one form.
+    """A source in canonical form.
 
-    ``bucket`` is ``s3://name``, another cloud's, or ``file://`` and the directory's absolute real path.
-    ``prefix`` begins every object key: empty, or text that ends with ``/``; always empty for directories,
-    where keys are paths below the directory.
+    ``bucket`` is ``s3://name``, another cloud's, or ``file://`` plus the directory's absolute real path.
+    ``prefix`` starts every object key. It is empty or ends with ``/``, and is always empty for directories,
+    whose keys are paths below them.
     """
 
     bucket: str
@@ -41,12 +41,12 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a directory."""
+        """Return whether the source is a directory."""
         return self.bucket.startswith("file://")
 
     @property
     def is_web(self) -> bool:
-        """Whether it is a web server, which lists nothing."""
+        """Return whether the source is a web server, which cannot be listed."""
         return WEB_BUCKET.fullmatch(self.bucket) is not None
 
     @property
@@ -56,12 +56,11 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Read a source's URL; ``ConfigError`` says what is wrong with it.
+    """Parse a source's URL; ``ConfigError`` describes what is wrong with it.
 
-    Paths are taken as they stand, but those of web servers are percent-decoded. A plain relative path is one
-    below the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` is read as
-    ``s3://bucket/train/``, and includes neither ``s3://bucket/training/...`` nor what is read as
-    ``s3://bucket/train//``.
+    Paths are taken literally, except that those of web servers are percent-decoded. A plain relative path is
+    relative to the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` becomes
+    ``s3://bucket/train/``, and includes neither ``s3://bucket/training/...`` nor ``s3://bucket/train//``.
     """
     bucket, path = split_url(url, "source")
     if bucket:
@@ -71,12 +70,12 @@ def parse_source(url: str) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What listings may take.
+    """Limits of listings.
 
-    ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
-    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have, ``here`` the most
-    that are listed in this process. ``own_functions`` says that functions run here, as this coordinator's
-    user. ``http_hosts`` are the web servers that may be read, each as ``https://host``; ``None``: see
+    ``roots`` are the absolute real paths of the directories that must contain ``file://`` sources and key
+    lists; ``None``: any directory will do. ``samples`` is the maximum of a source, ``here`` the maximum
+    listed in this process. ``own_functions``: functions run here, as this coordinator's user. ``http_hosts``
+    are the web servers that may be read, each as ``https://host``; ``None``: see
     :func:`superdl.super_wire.objects.open_bucket`.
     """
 
@@ -88,21 +87,23 @@ class Allowed:
 
     @property
     def link_roots(self) -> tuple[str, ...]:
-        """Where links may lead that leave their source: to the roots, and anywhere where all is this user's
-        own: the sources, which nobody else names, and the functions, which may read no more than he.
+        """Directories outside of their source to which links may lead: the roots.
+
+        Without roots, links may lead everywhere if only this user names sources and runs functions: these
+        read no more than he can.
         """
         if self.roots is not None:
             return self.roots
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
-        """Whether a link in a source's directory may lead to a path; both are real paths."""
+        """Return whether a link in a source's directory may lead to a path. Both are real paths."""
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """See that a path may be read, absolute and with all links resolved; ``what`` the client called it.
+        """Check that a path, absolute and with all links resolved, may be read; the client calls it ``what``.
 
-        ``SourceForbiddenError`` if not; neither whether it exists is told, nor what may be read.
+        ``SourceForbiddenError`` if not. It reveals neither whether the path exists nor what may be read.
         """
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
@@ -114,14 +115,15 @@ class Allowed:
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """The same for a file that is open: whoever moves things about meanwhile gains nothing by it."""
-        if self.roots is not None and _DESCRIPTORS.exists():  # Linux alone can tell
+        """Check an open file likewise: moving files in the meantime cannot defeat this check."""
+        if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` if there are more samples than a source may have; ``LongListingError`` if
+        """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
         there are too many for this process.
         """
+        # First, because the listing then starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:
@@ -136,7 +138,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """The directories in a text that separates them as PATH does, as real paths; none may be relative."""
+    """Return the directories of a text separated like PATH, as real paths. None may be relative."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

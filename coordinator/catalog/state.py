@@ -1,13 +1,13 @@
-"""A coordinator's state: catalogs and ids in a directory, with which it goes on after a restart.
+"""A coordinator's state: a directory of catalogs and ids with which it resumes after a restart.
 
-Files appear whole or not at all, and are never changed. Several coordinators may share a directory. Nothing
-is forced to the disk: what a power failure cuts off is found spoilt, and made again.
+Files appear whole or not at all, and never change. Several coordinators may share a directory. There is no
+fsync: a file that a power failure cut off is detected and made again.
 
-| file | what |
+| file | content |
 |---|---|
 | ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`), named by its BLAKE2b-128 |
-| ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, and BLAKE2b-128 of them |
-| ``KEY.json`` | which catalog a listing, or a run's dataset, has, and when it was listed |
+| ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, followed by their BLAKE2b-128 |
+| ``KEY.json`` | the catalog of a listing or of a run's dataset, and the time of the listing |
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"
 _MAX_BYTES = 2**35
 _IN_USE_S = 86_400.0
-"""What was made or opened within so many seconds is not removed: another coordinator may have it mapped."""
+"""Seconds after its last use during which a file is kept: another coordinator may have it mapped."""
 _ENTRIES_S = 30 * _IN_USE_S
 _AT_A_TIME = 2**16
 _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
@@ -56,7 +56,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The file of a listing's catalog, when the listing ended (Unix time), and the seconds it took."""
+    """The file of a listing's catalog, the end of the listing (Unix time), and its duration in seconds."""
 
     file: str
     ended_s: float
@@ -64,15 +64,15 @@ class Kept:
 
 
 class CatalogState:
-    """The state in a directory. Its methods block, and may be called from any thread.
+    """The state in a directory. Methods block, and may be called from any thread.
 
-    Without a directory, or where nothing can be written there, catalogs lie in temporary files and are gone
-    with the process; where these have no room either, catalogs stay in memory.
+    If there is no directory, or it cannot be written, catalogs go to temporary files that end with the
+    process; if these have no room, catalogs stay in memory.
 
     Args:
-        directory: where, in a directory that is there; made when it is needed. ``None``: nowhere.
-        max_bytes: what it may take; what was used least recently goes first.
-        by_default: nobody has named it, so that it is no trouble if it cannot be used.
+        directory: created when needed, in an existing parent; ``None``: no directory.
+        max_bytes: maximum size; the least recently used files are removed first.
+        by_default: the user did not choose the directory, so problems with it are only informational.
     """
 
     def __init__(
@@ -83,18 +83,19 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Have a catalog written. Return it mapped, and the name of its file, empty if that is temporary.
+        """Write a catalog with ``write``; return it mapped, and its file's name (empty for a temporary file).
 
         ``OSError`` if there is no room for it.
         """
         with self._new_file() as stream:
             write(stream)
             stream.flush()
+            # Map before renaming: the mapping stays valid when the name changes.
             mapped = map_catalog(Path(stream.name))
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Keep a catalog that is in memory; where there is no room for its file, it stays there."""
+        """Move a catalog to a file; it stays in memory if there is no room for one."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
@@ -102,11 +103,12 @@ class CatalogState:
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
-        """Return a catalog that was kept; ``None`` if its file is gone, or is not what was written."""
+        """Return a catalog from its file; ``None`` if the file is gone or damaged."""
         if self.directory is None:
             return None
         path = self.directory / kept.file
         try:
+            # The name is the digest, so a damaged file does not match its name.
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
@@ -118,7 +120,7 @@ class CatalogState:
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
-        """Remember by a key which catalog a listing has."""
+        """Record the catalog of a listing under a key."""
         if self.directory is None or not kept.file:
             return
         try:
@@ -130,11 +132,12 @@ class CatalogState:
             self._say(f"after a restart a source will be listed again: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return what was noted by a key; ``None`` if nothing was, or it cannot be read."""
+        """Return the entry recorded under a key; ``None`` if there is none, or it cannot be read."""
         if self.directory is None:
             return None
         try:
             found = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
+            # The directory may be shared: the name must not lead out of it, and the times must be numbers.
             return found if Path(found.file).name == found.file and found.took_s + found.ended_s > 0 else None
         except (OSError, ValueError, TypeError):
             return None
@@ -142,7 +145,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return the ids of a dataset, shape (size, 16), mapped; ``derive`` makes those of some samples."""
+        """Return the ids of a dataset, mapped, shape (size, 16); ``derive`` computes some samples' ids."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         found = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if found is not None:
@@ -172,13 +175,13 @@ class CatalogState:
                 _touch(path)
                 return mapped[:-1]
             self._say(f"{path} is not what was written there, so ids are derived again")
-        except OSError:  # it is made anew, and what is wrong is said then
+        except OSError:  # it is written again, which logs the error
             pass
         return None
 
     @contextmanager
     def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a file that is gone in the end, unless it was named."""
+        """Yield a file that is removed at the end unless it was given a name."""
         stream = self._created(self.directory) if self.directory is not None else None
         stream = stream or _unfinished_in(Path(temporary_directory()))
         try:
@@ -196,7 +199,7 @@ class CatalogState:
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
-        """Give a new file its name; return that, empty for a temporary file."""
+        """Give a new file its name and return it; empty for a temporary file."""
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
@@ -206,7 +209,7 @@ class CatalogState:
         return name
 
     def _prune(self) -> None:
-        """Remove what was used least recently while there is too much, and what was left unfinished."""
+        """Remove the least recently used files while there are too many bytes, and unfinished files."""
         found = []
         for path in () if self.directory is None else self.directory.iterdir():
             with contextlib.suppress(OSError):  # another coordinator may remove it at the same time
@@ -214,6 +217,7 @@ class CatalogState:
                     status = path.stat()
                     found.append((status.st_mtime, status.st_size, path))
         total, now_s = sum(size for _, size, _ in found), time.time()
+        # Least recently used first: loading a file updates its time.
         for used_s, size, path in sorted(found):
             unused_s = now_s - used_s
             is_old = path.suffix == _UNFINISHED or (path.suffix == _ENTRY and unused_s > _ENTRIES_S)
@@ -222,7 +226,7 @@ class CatalogState:
                 total -= size
 
     def _say(self, trouble: str) -> None:
-        """Log what does not work, once."""
+        """Log a problem once."""
         if trouble != self._trouble:
             level = logging.INFO if self._by_default else logging.WARNING
             _log.log(level, "state %s: %s", self.directory or "in temporary files", trouble)
@@ -230,10 +234,10 @@ class CatalogState:
 
 
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
-    """Return the state that a setting names: a directory, ``none``, or ``auto``: ``catalogs`` in the store.
+    """Open the state of a setting: a directory, ``none``, or ``auto``.
 
-    Where the store is no directory, it is ``catalogs`` in the user's cache directory.
-    ``ConfigError`` if a directory that was named cannot be made.
+    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store is no directory.
+    ``ConfigError`` if a directory that was named cannot be created.
     """
     if setting.lower() == "none":
         return CatalogState(None)
@@ -254,7 +258,7 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
 
 
 def _touch(path: Path) -> None:
-    """Note that a file is in use, as far as it may be written."""
+    """Mark a file as in use, if its times may be changed."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

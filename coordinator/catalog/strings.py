@@ -1,7 +1,7 @@
-"""Byte strings without an object for each: collected and sorted as one blob, or mapped from a file.
+"""Byte strings without a Python object each: collected and sorted as one blob, or mapped from a file.
 
-A million Python objects cost a hundred megabytes and keep the garbage collector busy. Packed, the same keys
-cost their bytes and eight more each, which is Arrow's form of them, too.
+A million Python objects take 100 MB and slow down the garbage collector. Packed, the same keys take their
+bytes plus eight more each. Arrow uses the same layout.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enou
 
 
 class Strings(ABC):
-    """An immutable sequence of byte strings, however they are held."""
+    """An immutable sequence of byte strings, independent of storage."""
 
     __slots__ = ()
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of strings."""
 
     @abstractmethod
     def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
-        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
+        """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
 
     @abstractmethod
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
+        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
 
     def slice(self, start: int, stop: int) -> list[bytes]:
-        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
+        """Return the strings from ``start`` to ``stop``; like a slice, it stops at the end."""
         return self.take(np.arange(start, min(stop, len(self))))
 
     def __getitem__(self, index: int) -> bytes:
@@ -56,14 +56,14 @@ class Strings(ABC):
 
     def _places(self, indices: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
         places = np.asarray(indices, dtype=np.int64)
-        # Seen as unsigned, a negative place is a huge one: one pass finds both.
+        # As unsigned numbers, negative places are huge: one pass catches both errors.
         if places.size and int(places.view(np.uint64).max()) >= len(self):
             raise IndexError(f"indices of {len(self)} strings lie from 0 to {len(self) - 1}")
         return places
 
 
 class PackedStrings(Strings):
-    """Strings in one blob, which can be sorted.
+    """Strings in one blob. They can be sorted.
 
     Args:
         blob: all strings, one after the other: bytes, or a view of a mapped file.
@@ -87,7 +87,7 @@ class PackedStrings(Strings):
 
     @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
-        """All strings of all parts, in order."""
+        """Return all strings of all parts, in order."""
         builder = PackedStringsBuilder()
         for part in parts:
             builder.extend(part)
@@ -95,13 +95,14 @@ class PackedStrings(Strings):
 
     @classmethod
     def of(cls, strings: Any) -> PackedStrings:
-        """The strings of an Arrow array, without copying them; null counts as empty."""
+        """Wrap the strings of an Arrow array without copying them; null becomes empty."""
         import pyarrow as pa
 
         array = strings.cast(pa.large_binary()).fill_null(b"")
         if not len(array):
             return cls(b"", np.zeros(1, dtype=np.uint64))
         _, offsets, blob = array.buffers()
+        # A slice shares its parent's buffers: skip to its own offsets.
         ends = np.frombuffer(offsets, np.uint64, len(array) + 1, 8 * array.offset)
         return cls(memoryview(blob or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends)
 
@@ -109,36 +110,37 @@ class PackedStrings(Strings):
         return len(self.offsets) - 1
 
     def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
-        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
+        """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
         return np.diff(self.offsets[start : None if stop is None else stop + 1])
 
     def slice(self, start: int, stop: int) -> list[bytes]:
-        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
+        """Return the strings from ``start`` to ``stop``; like a slice, it stops at the end."""
         ends = self.offsets[start : min(stop, len(self)) + 1].tolist()
         return [bytes(self.blob[begin:end]) for begin, end in pairwise(ends)]
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
+        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
         places = self._places(indices)
         begins, ends = self.offsets[places].tolist(), self.offsets[places + 1].tolist()
         return [bytes(self.blob[begin:end]) for begin, end in zip(begins, ends, strict=True)]
 
     def arrow(self) -> Any:
-        """The same as an Arrow array of large binaries, which shares the bytes."""
+        """Return an Arrow array of large binaries that shares the bytes."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.blob)]
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
-        """The strings at ``order`` as packed strings."""
+        """Return the strings at ``order`` as packed strings."""
         strings, builder = self.arrow(), PackedStringsBuilder()
+        # In pieces, because take() copies into memory, and the builder moves pieces to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings.of(strings.take(order[start : start + _CHUNK])))
         return builder.build()
 
     def behind(self, prefix: bytes) -> PackedStrings:
-        """The strings, each behind a prefix."""
+        """Return the strings, each with a prefix in front."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -150,7 +152,7 @@ class PackedStrings(Strings):
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Which strings equal the one behind them (if sorted: the repeated ones): bool, shape (len - 1,)."""
+        """Return which strings equal the next one (if sorted: the repeated ones): bool, shape (len - 1,)."""
         import pyarrow.compute as pc
 
         strings = self.arrow()
@@ -158,7 +160,7 @@ class PackedStrings(Strings):
         return equal
 
     def sort_order(self) -> NDArray[np.int64]:
-        """The stable order that sorts the strings by their bytes: int64, shape (len,)."""
+        """Return the stable order that sorts the strings by their bytes: int64, shape (len,)."""
         import pyarrow.compute as pc
 
         order: NDArray[np.int64] = pc.array_sort_indices(self.arrow()).to_numpy().view(np.int64)
@@ -166,11 +168,11 @@ class PackedStrings(Strings):
 
 
 class RepeatedStrings(Strings):
-    """Strings that come again and again, each held once.
+    """Strings with many repetitions, each distinct one held once.
 
     Args:
-        strings: the different ones.
-        which: of each string, its place in these.
+        strings: the distinct strings.
+        which: the place in ``strings`` of each string.
     """
 
     __slots__ = ("strings", "which")
@@ -182,23 +184,24 @@ class RepeatedStrings(Strings):
         return len(self.which)
 
     def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
-        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
+        """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
         which, offsets = self.which[start:stop].astype(np.int64), self.strings.offsets
         lengths: NDArray[np.uint64] = offsets[which + 1] - offsets[which]
         return lengths
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
+        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
         return self.strings.take(self.which[self._places(indices)])
 
 
 class PackedStringsBuilder:
-    """Packs strings as they come."""
+    """Packs strings one by one."""
 
     __slots__ = ("_blob", "_count", "_ends")
 
     def __init__(self) -> None:
         self._blob, self._ends, self._count = _Spool(), _Spool(), 0
+        # The first string begins at 0.
         self._ends.write(bytes(8))
 
     def __len__(self) -> int:
@@ -210,19 +213,19 @@ class PackedStringsBuilder:
         self._count += 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Add many."""
+        """Add many strings."""
         ends = strings.offsets[1:] + np.uint64(self._blob.size)
         self._blob.write(strings.blob)
         self._ends.write(ends.tobytes())
         self._count += len(strings)
 
     def build(self) -> PackedStrings:
-        """What was added; nothing may be added after."""
+        """Return the strings added. Afterwards, nothing may be added."""
         return PackedStrings(self._blob.view(), np.frombuffer(self._ends.view(), dtype=np.uint64))
 
 
 class _Spool:
-    """Bytes that are written once; up to 64 MB of them lie in memory, the others in a temporary file."""
+    """Bytes that are written once: up to 64 MB in memory, more in a temporary file."""
 
     __slots__ = ("_file", "_latest", "size")
 
@@ -231,7 +234,7 @@ class _Spool:
         self._file: IO[bytes] | None = None
 
     def write(self, piece: bytes | memoryview) -> int:
-        """Add a piece; return how many bytes there are."""
+        """Append a piece; return the total number of bytes."""
         self.size += len(piece)
         if len(self._latest) + len(piece) < _IN_MEMORY_BYTES:
             self._latest += piece
@@ -243,7 +246,7 @@ class _Spool:
         return self.size
 
     def view(self) -> bytes | memoryview:
-        """All that was written, for good."""
+        """Return everything written. Afterwards, nothing may be written."""
         if self._file is None:
             return bytes(self._latest)
         with self._file as file:

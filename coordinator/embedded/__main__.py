@@ -1,8 +1,8 @@
 """Run the coordinator of an embedded default, for :mod:`superdl.sampler.embedded`.
 
 ``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory BYTES ...``
-inherits the socket FD, on which it accepts ranks; a coordinator's own options follow. The last line on stderr
-says why it failed.
+inherits the socket FD, on which it accepts ranks. A coordinator's own options follow. After a failure, the
+last line on stderr gives the reason.
 """
 
 from __future__ import annotations

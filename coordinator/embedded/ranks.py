@@ -1,9 +1,8 @@
-"""The ranks of a run that hold an embedded coordinator, each by a connection.
+"""The ranks of a run that hold an embedded coordinator, each with a connection.
 
-The coordinator inherits a socket that listens already. Each rank that connects is told, by a line of JSON,
-when the coordinator serves or why it never will. The kernel closes the connection however the rank ends. When
-the last is gone for the grace period, the coordinator ends, its cache with it, and the run's directory is
-removed.
+The coordinator inherits a listening socket. It sends each connected rank a line of JSON when it serves, or
+why it never will. However a rank ends, the kernel closes its connection. Once all ranks have been gone for
+the grace period, the coordinator and its cache end, and the run's directory is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Ranks:
     """The ranks that hold a coordinator, accepted on ``listener``.
 
     Attributes:
-        is_serving: whether the coordinator has begun to serve.
+        is_serving: the coordinator has begun to serve.
     """
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
@@ -55,29 +54,30 @@ class Ranks:
         self._cache = start_on_socket(self._directory.cache_socket, cache_bytes)
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Accept ranks in the running event loop, and call ``stop`` when there are none any more."""
+        """Accept ranks in the running event loop, and call ``stop`` when the last has left."""
         loop, self._stop = asyncio.get_running_loop(), stop
         loop.add_reader(self._listener, self._accept_all)
-        for rank in self._ranks:  # of a coordinator before, which had another loop
+        for rank in self._ranks:  # of an earlier coordinator, which had another loop
             loop.add_reader(rank, self._hear, rank)
         self._wait_for_ranks(self._grace_s)
         if self._cache is not None:
             loop.add_reader(os.pidfd_open(self._cache.pid), self._cache_died)
 
     def serving(self) -> None:
-        """Tell the ranks that the coordinator serves."""
+        """Notify the ranks that the coordinator serves."""
         self.is_serving = True
         for rank in list(self._ranks):
             self._tell_ready(rank)
 
     def close(self, failure: str = "") -> None:
-        """End the cache, tell the ranks of a failure, and remove the run's directory.
+        """End the cache, report a failure to the ranks, and remove the run's directory.
 
-        It holds the start lock meanwhile: a rank that looks for this coordinator waits, then starts another.
+        Holds the start lock until then: a rank that looks for this coordinator waits, then starts another.
         """
         if self._is_found() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
                 self._take_lock(_LOCK_WAIT_S)
+        # Ranks that have connected in the meantime need an answer, too.
         self._ranks.update(self._connections())
         for rank in self._ranks if failure else ():
             _send(rank, {"error": failure})
@@ -89,7 +89,7 @@ class Ranks:
         self._lock.close()
 
     def _is_found(self) -> bool:
-        """Whether ranks can still find the directory; somebody may have cleaned up."""
+        """Return whether ranks can still find the directory; a cleanup may have removed it."""
         return self._directory.identity() == self._identity
 
     def _take_lock(self, wait_s: float) -> None:
@@ -113,6 +113,7 @@ class Ranks:
 
     def _hear(self, rank: socket.socket) -> None:
         try:
+            # Ranks need not send anything; an empty read means that the rank has ended.
             if rank.recv(4096):
                 return
         except BlockingIOError:
@@ -142,9 +143,10 @@ class Ranks:
         if self._is_found():
             try:
                 self._take_lock(0.0)
-            except EmbeddedError:  # somebody is connecting
+            except EmbeddedError:  # a rank is connecting
                 self._wait_for_ranks(_LOCK_PAUSE_S)
                 return
+            # A rank that connected before the lock was taken keeps the coordinator.
             self._accept_all()
             if self._ranks:
                 self._lock.close()
@@ -154,7 +156,7 @@ class Ranks:
         self._stop()
 
     def _cache_died(self) -> None:
-        """Exit at once: what was planned is lost with the cache, and the ranks start both again."""
+        """Exit at once: the plans are lost with the cache, and the ranks start both again."""
         code = self._cache.wait() if self._cache is not None else 0
         words = f"the cache server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
         sys.stderr.write(f"superdl coordinator: {words}\n")
@@ -165,7 +167,7 @@ class Ranks:
 
 
 def _send(rank: socket.socket, message: dict[str, object]) -> bool:
-    """Send a line of JSON; ``False`` if the rank is gone, or does not read."""
+    """Send a line of JSON; return ``False`` if the rank is gone or does not read."""
     try:
         rank.send(json.dumps(message).encode() + b"\n")
     except OSError:

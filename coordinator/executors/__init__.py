@@ -1,8 +1,8 @@
-"""Executors: how functions run. :mod:`superdl.super_wire.executors` lists them; each has a module here.
+"""Executors: ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
 
 To add one, write its module, its row in that registry and, if it has settings, its line in
-:mod:`superdl.coordinator.server.settings`. Which samples are asked for, when, and what follows from a failure
-is the core's. No executor imports the function: it is named by text, ``module:attribute``.
+:mod:`superdl.coordinator.server.settings`. The core decides which samples to request and when, and handles
+failures. No executor imports the function: text names it, as ``module:attribute``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ __all__ = [
 
 
 def executor_class(name: str) -> type[Executor]:
-    """The class of the executor that settings call ``name``."""
+    """Return the class of the executor that settings call ``name``."""
     module, _, attribute = EXECUTORS[name].implementation.partition(":")
     found: type[Executor] = getattr(importlib.import_module(module), attribute)
     return found
 
 
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
-    """The classes of several executors, in their order."""
+    """Return the classes of several executors, in their order."""
     return [executor_class(name) for name in names]

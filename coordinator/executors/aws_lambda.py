@@ -1,14 +1,14 @@
-"""The ``lambda`` executor: functions as environments of AWS Lambda, invoked by boto3 in threads.
+"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads.
 
-Nothing is retried here: the core sees throttling and adapts to it. An invocation waits for its answer
-(``RequestResponse``), or its outcome comes through the cache (``Event``): for thousands of functions at once,
-since a thread is then busy for as long as Lambda takes to say 202. There
+Nothing is retried here: the core sees throttling and adapts to it. An invocation either waits for its answer
+(``RequestResponse``), or its outcome comes through the cache (``Event``). The latter suits thousands of
+concurrent functions, since a thread is then busy only until Lambda returns 202. With events,
 
-- a function that crashes, or whose event is dropped, says nothing: that shows when the time limit is over;
-- what comes too soon Lambda keeps, tries again after 1, 2, 4 ... seconds, and drops: functions begin late;
-- the first invocations wait for their answer and for their outcome, one at a time, until both have come: so a
-  function that may not append to the stream is told;
-- Lambda tells no bill: the function's own time counts, without the start of its environment.
+- a function that crashes, or whose event is dropped, is only noticed when the time limit has passed;
+- Lambda queues excess events, retries them after 1, 2, 4 ... seconds, and drops them: functions start late;
+- the first invocations wait for both their answer and their outcome, one at a time, until both have arrived,
+  so that a function that may not append to the stream is reported;
+- Lambda reports no bill: the function's own time counts, without the start of its environment.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
-_READ_MARGIN_S = 30.0  # the engine gives up a function's answer earlier than its connection does
+_READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
 _EVENT_CALLS = 32
-"""Events sent at once: with some 20 ms each, AWS gets 1,600 requests a second."""
+"""Events sent concurrently. At about 20 ms each, AWS gets 1,600 requests a second."""
 
 _Read = TypeVar("_Read")
 
@@ -80,7 +80,7 @@ class LambdaExecutor(Executor):
     """A deployed function.
 
     Raises:
-        ConfigError: a setting cannot be meant.
+        ConfigError: a setting is invalid.
     """
 
     name = "lambda"
@@ -90,7 +90,7 @@ class LambdaExecutor(Executor):
     first_look: ClassVar = {"lambda_warm": 1}
 
     def __init__(self, settings: LambdaSettings, context: ExecutorContext) -> None:
-        # boto3 is slow to import, and who reads settings needs none.
+        # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
         self._outcomes = context.outcomes if self.answers_by_stream(settings) else None
@@ -116,22 +116,24 @@ class LambdaExecutor(Executor):
 
     @classmethod
     def answers_by_stream(cls, settings: LambdaSettings) -> bool:
-        """Where Lambda only takes the event."""
+        """Return whether Lambda only accepts the event."""
         return settings.lambda_invocation == "Event"
 
     async def start(self) -> None:
-        """Start environments, each with its connection to the cache, and see that they are what is wanted.
+        """Start environments, each with its connection to the cache, and check that they match.
 
         Raises:
-            ExecutorError: none was started in time; the message says why.
-            ConfigError: there is no such function, or there are no credentials, or it is another version of
-                SUPER, or its environments decode differently.
+            ExecutorError: none started in time; the message gives the reason.
+            ConfigError: there is no such function or there are no credentials, or the function is another
+                version of SUPER, or its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         warmed = [answer for answer in answers if not isinstance(answer, BaseException)]
+        # Once an environment is warm, ExecutorErrors of others are no reason to give up.
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
+            # Prefer an error that says more than throttling.
             error = next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
@@ -158,12 +160,12 @@ class LambdaExecutor(Executor):
         return result
 
     async def close(self) -> None:
-        """Abandon what is under way: AWS ends it, and nobody waits for its threads."""
+        """Close without waiting for threads. AWS ends the invocations in progress."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
     def _by_its_clock(self, request: PrefetchRequest) -> PrefetchRequest:
-        """The request by the functions' clock, to be refused by one that is not the one that was warmed."""
+        """Return the request in the functions' clock. A function unlike the warmed one refuses it."""
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
@@ -172,7 +174,7 @@ class LambdaExecutor(Executor):
         )
 
     async def _answer(self, asked: PrefetchRequest, timeout_s: float) -> PrefetchResult:
-        """By a call that waits."""
+        """Run a request by a call that waits for the answer."""
         from superdl.coordinator.executors.lambda_answers import read_reply
 
         def read(reply: Reply, ran_s: float) -> PrefetchResult:
@@ -183,13 +185,14 @@ class LambdaExecutor(Executor):
     async def _outcome(
         self, request: PrefetchRequest, outcomes: OutcomeReader, timeout_s: float
     ) -> PrefetchResult:
-        """By an event, whose outcome comes through the cache."""
+        """Run a request by an event. Its outcome comes through the cache."""
         from superdl.coordinator.executors.lambda_answers import read_outcome
 
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
         asked = replace(request, answer_to=outcomes.stream)
         with outcomes.expecting(asked.request_id) as outcome:
+            # One request at a time, until an outcome has arrived through the stream.
             if not (self._reaches_stream or self._is_trying_stream):
                 return await self._try_stream(asked, outcome, until_s, timeout_s)
             await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
@@ -205,14 +208,14 @@ class LambdaExecutor(Executor):
                 ) from None
             except CacheError as error:
                 lost = ConnectionLostError(str(error))
-                lost.ran_s = loop.time() - taken_s  # as long as that at most
+                lost.ran_s = loop.time() - taken_s  # an upper bound
                 raise lost from error
         return read_outcome(answer, self.target)
 
     async def _try_stream(
         self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
     ) -> PrefetchResult:
-        """By a call that waits, so that what keeps functions from appending outcomes is told."""
+        """Run a request by a waiting call, to learn what keeps functions from appending outcomes."""
         self._is_trying_stream = True
         try:
             result = await self._answer(asked, timeout_s)
@@ -234,7 +237,7 @@ class LambdaExecutor(Executor):
         return result
 
     async def _warm_one(self) -> Warmed:
-        """Start an environment, or meet one that is there; one that is throttled is asked for again."""
+        """Start an environment, or reach a running one; retry if throttled."""
         from superdl.coordinator.executors.lambda_answers import read_warm_reply
 
         payload = json.dumps(warm_event(self._cache)).encode()
@@ -265,7 +268,7 @@ class LambdaExecutor(Executor):
         timeout_s: float,
         kind: str = "RequestResponse",
     ) -> _Read:
-        """Invoke and read the answer, in a thread, so that neither holds the event loop up."""
+        """Invoke and read the answer in a thread, so that neither blocks the event loop."""
         began_s = 0.0
 
         def call() -> _Read:
@@ -282,13 +285,14 @@ class LambdaExecutor(Executor):
             async with asyncio.timeout(timeout_s):
                 return await self._threads.run(call)
         except TimeoutError:
+            # The call never got a thread, so nothing was sent.
             if not began_s:
                 msg = f"none of {self._calls} threads was free within {timeout_s} s"
                 raise ThrottledError(msg) from None
             error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
             error.ran_s = time.monotonic() - began_s
             raise error from None
-        except RuntimeError as error:  # nobody has a thread to give
+        except RuntimeError as error:  # no thread is available
             raise ThrottledError(
                 f"{error}: raise the limit on processes, or lower lambda_concurrency"
             ) from error

@@ -1,7 +1,7 @@
-"""What the coordinator asks of an executor, what an executor states of itself, and how an invocation fails.
+"""The interface of executors, their self-description, and the errors of invocations.
 
-An invocation that fails says nothing of its samples: some may be in the cache. Failures of single samples are
-no errors here; the result tells them.
+A failed invocation reveals nothing about its samples: some may be in the cache. Failures of single samples
+are not errors here; the result reports them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
 ]
 
 MAX_KIND, MAX_WORDS = 80, 600
-"""Characters of a failure's kind and of its words that are shown, whoever says them."""
+"""Maximum characters shown of a failure's kind and of its message, whatever its source."""
 _SCAN = 4
 
 
 class ExecutorError(SuperError):
     """A request could not be carried out, or functions could not be started.
 
-    ``ran_s`` is how long a function ran for it, which is billed; 0 if none did, or if nobody knows.
-    ``refused`` says that none was even asked, so that not the invocation is billed either.
-    ``wrong_settings`` says that nothing but other settings can help.
+    ``ran_s`` is how long a function ran for it, which is billed; 0 if none ran, or if unknown. ``refused``:
+    no function was invoked, so the invocation is not billed either.
+    ``wrong_settings``: only other settings can help.
     """
 
     ran_s: float = 0.0
@@ -60,11 +60,11 @@ class ExecutorError(SuperError):
 
 
 class ConnectionLostError(ExecutorError):
-    """What was to bring the answer broke, by no request's fault; ``ran_s`` is an upper bound."""
+    """The connection for the answer broke, through no fault of a request; ``ran_s`` is an upper bound."""
 
 
 class FunctionCrashedError(ExecutorError):
-    """What ran the function is gone; the request may or may not have been carried out."""
+    """The process that ran the function is gone. The request may or may not have been carried out."""
 
 
 class FunctionTimedOutError(ExecutorError):
@@ -72,21 +72,22 @@ class FunctionTimedOutError(ExecutorError):
 
 
 class FunctionLostError(ExecutorError):
-    """The request was sent and its answer never came: whether a function ran, or ran well, is not known."""
+    """The request was sent, but no answer came: whether a function ran, or succeeded, is unknown."""
 
 
 class FunctionRaisedError(ExecutorError):
-    """The function raised; the message names type and words of its error."""
+    """The function raised; the message has the error's type and text."""
 
 
 class PayloadTooLargeError(ExecutorError):
-    """The request or its result has more bytes than the executor carries: ask for fewer samples at once."""
+    """The request or its result has more bytes than the executor carries: request fewer samples at once."""
 
 
 class ThrottledError(ExecutorError):
-    """No function was free in time; the request was not begun."""
+    """No function was free in time; the request was not started."""
 
 
+# The first match counts, so subclasses come before ExecutorError.
 _KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
     (FunctionCrashedError, FailureKind.CRASHED),
     (FunctionTimedOutError, FailureKind.TIMED_OUT),
@@ -100,15 +101,17 @@ _KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
 
 
 def failure_kind(error: ExecutorError | ConfigError) -> FailureKind:
-    """Classify a failed invocation, as the core needs it."""
+    """Classify a failed invocation for the core."""
     return next(kind for cause, kind in _KINDS if isinstance(error, cause))
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many requests an executor takes at once: ``capacity`` at most, ``burst`` of them right away and
-    ``per_s`` more each second, as AWS Lambda adds environments; ``backlog`` more may wait for a free
-    function. ``queues``: what comes too soon is not refused but begun late, or dropped without a word.
+    """Number of requests that an executor accepts at once.
+
+    At most ``capacity``: ``burst`` immediately and ``per_s`` more each second, as AWS Lambda adds
+    environments. ``backlog`` more may wait for a free function. ``queues``: excess requests are not refused
+    but start late, or are dropped silently.
     """
 
     capacity: int
@@ -120,19 +123,19 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """What a coordinator gives to each executor beside the executor's own settings.
+    """The coordinator's facts for each executor, apart from the executor's own settings.
 
     Attributes:
-        cache: the cache's address, as requests name it.
+        cache: the cache's address, as requests carry it.
         function: the function's import path, ``module:attribute``.
-        request_timeout_s: how long a function may take before it begins a sample.
-        environment: variables for functions on this machine: what the coordinator allows, they are allowed.
-        outcomes: brings answers through the cache; there only if an executor answers so.
-        scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
-        workers: those that call in (:class:`superdl.coordinator.executors.called_in.Workers`); there
-            only in a coordinator.
-        savers: likewise those that call in to restore and save alone.
-        sockets: the directory of the coordinator's unix socket; empty where it listens on a port.
+        request_timeout_s: how long a function may take before it starts a sample.
+        environment: variables for functions on this machine, with the coordinator's permissions.
+        outcomes: delivers answers through the cache; only if an executor answers that way.
+        scratch: a directory, created when needed, for the files of functions on this machine while it runs.
+        workers: workers that call in (:class:`superdl.coordinator.executors.called_in.Workers`); only in a
+            coordinator.
+        savers: likewise, workers that only restore and save.
+        sockets: the directory of the coordinator's unix socket; empty if it listens on a port.
     """
 
     cache: str
@@ -147,79 +150,79 @@ class ExecutorContext:
 
 
 class Executor(Protocol):
-    """A way to run functions, used from one event loop. Most of what a class states has a default.
+    """A way to run functions, for use from one event loop. Most class attributes have a default.
 
     Args:
-        settings: its own among them.
-        context: what the coordinator gives.
+        settings: include the executor's own.
+        context: the coordinator's facts.
 
     Raises:
-        ConfigError: a setting of it is wrong.
+        ConfigError: one of its settings is wrong.
     """
 
     name: ClassVar[str]
     """Its row in the registry: ``local``, ``workers``, ``lambda``."""
 
     remote: bool
-    """Whether its functions run on other machines, which see none of this one's files."""
+    """True if its functions run on other machines, which cannot see this machine's files."""
 
     region: str
-    """The AWS region that its functions run in; empty where that is no matter."""
+    """The AWS region of its functions; empty if irrelevant."""
 
     scaling: Scaling
-    """How many requests it takes at once, now."""
+    """Number of requests that it accepts at once, now."""
 
     fingerprint: str
     """Digest of some images as all its functions decode them; empty before :meth:`start`."""
 
     told: ClassVar[tuple[str, ...]] = ()
-    """Its settings that clients may know; fields of the protocol's message ``Coordinating``."""
+    """Settings that clients may see; fields of the protocol's message ``Coordinating``."""
 
     first_look: ClassVar[Mapping[str, Any]] = {}
-    """Settings with which it starts no more than one function, where only one is to be tried."""
+    """Settings that limit it to one function, for a trial."""
 
     uses_aws: ClassVar[bool] = False
-    """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
+    """True if its calls are signed for AWS, which needs credentials and a correct clock."""
 
     connected: Sequence[pb.WorkerStats] = ()
-    """The workers that are connected to it, where it has any."""
+    """The connected workers, if it has any."""
 
     slot_failures: Mapping[str, int] = {}
-    """How often their slots crashed, timed out and were started anew."""
+    """Number of crashes, timeouts and restarts of slots."""
 
     keeps_shards: bool = False
-    """Whether its functions keep shards in the directory ``scratch`` of the context, once it has started."""
+    """True if its functions keep shards in the context's directory ``scratch``; set once it has started."""
 
     files_by_others: ClassVar[bool] = False
-    """Whether its functions may read this machine's files as another user than the coordinator's."""
+    """True if its functions may read this machine's files as a user other than the coordinator's."""
 
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
-    """What helps where its functions do not see a directory."""
+    """Advice for functions that cannot see a directory."""
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     @classmethod
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
-        """Whether its answers come through the cache, and not by return."""
+        """Return whether its answers come through the cache instead of by return."""
         return False
 
     @classmethod
     def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
-        """Whether its functions reach the store at ``address``: everybody reaches a bucket."""
+        """Return whether its functions reach the store at ``address``. A bucket is always reachable."""
         return address.startswith("s3://")
 
     async def start(self) -> None:
-        """Make ready to invoke, within a bounded time.
+        """Prepare to invoke, within a bounded time.
 
         Raises:
-            ExecutorError: no function could be started; the message says why.
+            ExecutorError: no function could be started; the message gives the reason.
         """
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Carry out one request.
 
         Args:
-            request: which samples.
+            request: the samples and their recipe.
             timeout_s: the function's time limit in seconds, and also the longest wait for a free one.
 
         Raises:
@@ -227,7 +230,7 @@ class Executor(Protocol):
         """
 
     async def close(self) -> None:
-        """End all that was started, within a bounded time. Requests under way fail."""
+        """End everything it started, within a bounded time. Requests in progress fail."""
 
 
 def setting(
@@ -239,16 +242,16 @@ def setting(
     high: float = 0,
     secret: bool = False,
 ) -> Any:
-    """A field of settings: its default, the help of its argument, what it may be, and whether it is shown."""
+    """Define a field of settings: default, help text, allowed values, and whether it is secret."""
     metadata = {"help": what, "choices": choices, "low": low, "high": high}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
 def check_settings(settings: Any) -> None:
-    """See that each field that :func:`setting` has made holds what it may.
+    """Check that each field made by :func:`setting` has an allowed value.
 
     Raises:
-        ConfigError: one does not; the message names it and says what it may be.
+        ConfigError: one does not; the message names it and its allowed values.
     """
     for one in fields(settings):
         value, choices = getattr(settings, one.name), one.metadata.get("choices", ())
@@ -260,5 +263,6 @@ def check_settings(settings: Any) -> None:
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
-    """A text from elsewhere as one printable line of at most ``most`` characters: for logs and replies."""
+    """Return untrusted text as one printable line of at most ``most`` characters, for logs and replies."""
+    # Joining words shortens the text, so look at more than fits.
     return shown(" ".join(text[: _SCAN * most].split()), most)

@@ -1,6 +1,6 @@
-"""The workers that have called in: which of their slots are free, who sees the store, and who decodes how.
+"""The workers that have called in: their free slots, their view of the store, and their decoders.
 
-How they are heard is :mod:`superdl.coordinator.executors.worker_streams`'s.
+:mod:`superdl.coordinator.executors.worker_streams` reads their messages.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["FAILURES", "ConnectedWorker", "Workers"]
 _log = logging.getLogger(__name__)
 
 FAILURES = ("crashed", "timed_out", "restarted")
-"""Failures of slots: requests whose slot ended or was ended, and slots that were started anew."""
+"""Failures of slots: requests whose slot ended or was ended, and restarts of slots."""
 
 _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
 _MARGIN_S = 10.0
-"""How much longer than a request's own time its answer may take: the worker ends what is over its time."""
+"""Extra time for an answer beyond the request's own: the worker ends overdue requests itself."""
 _KINDS: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "timed_out": FunctionTimedOutError,
@@ -74,16 +74,16 @@ class ConnectedWorker:
 
 
 class Workers:
-    """All connected workers, shared by the executor and the RPC ``Work``; used from one event loop.
+    """All connected workers, shared by the executor and the RPC ``Work``; for use from one event loop.
 
-    All decode alike. Where another decoder may take the place of theirs, its workers wait for that.
+    All decode alike. If another decoder may replace theirs, its workers wait for that.
 
     Args:
-        silence_s: a worker that sends nothing for this long is dropped; heartbeats come every five seconds.
-        absence: what to say while there is no worker.
-        patience_s: another decoder is taken once for so long nobody needed the one in use, or had a worker of
-            it; ``None``: its workers are refused.
-        decodes: else they only restore and save, whatever they decode images to.
+        silence_s: drop a worker that sends nothing for this long; heartbeats come every five seconds.
+        absence: the message while there is no worker.
+        patience_s: switch to another decoder once the current one was unneeded or without workers for this
+            long; ``None``: refuse its workers.
+        decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class Workers:
         self._came, self._some = asyncio.Event(), asyncio.Event()
         self._needed_s = time.monotonic()
         self.failures = dict.fromkeys(FAILURES, 0)
-        """Failures of slots, by kind, of workers that have gone too."""
+        """Failures of slots, by kind, including those of workers that have left."""
         self.tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
         """The decoder in use; empty until the first worker comes, unless the cache has records of one."""
         self.refusal = ""
-        """Why the newest worker was refused; empty once one was admitted."""
+        """Reason that the newest worker was refused; empty once one was admitted."""
 
     @property
     def slots(self) -> int:
-        """Slots of all workers that take requests."""
+        """Slots of all workers that accept requests."""
         return sum(worker.slots for worker in self._all if not (worker.is_draining or worker.waits))
 
     @property
     def stats(self) -> list[pb.WorkerStats]:
-        """Figures of those that are connected, sorted by name."""
+        """Figures of the connected workers, sorted by name."""
         return [
             pb.WorkerStats(
                 name=worker.name,
@@ -132,7 +132,7 @@ class Workers:
         ]
 
     def say_goodbye(self, exit_code: int) -> None:
-        """Have all workers end with an exit code, those too that call in later."""
+        """Have all workers end with an exit code, including those that call in later."""
         self._exit_code = exit_code
         for worker in self._all:
             worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
@@ -140,7 +140,7 @@ class Workers:
     async def first(self) -> None:
         """Wait for the first worker that can run functions.
 
-        Where only such of another decoder than the one in use come, theirs is taken after a while.
+        If only workers of another decoder come, switch to theirs after a while.
         """
         while not self._came.is_set():
             await self._some.wait()
@@ -152,54 +152,55 @@ class Workers:
                 self.use(successor)
 
     def use(self, fingerprint: str) -> None:
-        """Take a decoder; workers of others wait, those too that have called in before."""
+        """Switch to a decoder. Workers with others wait, including those already connected."""
         self.fingerprint = fingerprint
         self._came.clear()
         for worker in list(self._all):
             self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """The decoder of the newest worker that waits, once it is to take the place of the one in use.
+        """Return the decoder to switch to: the newest waiting worker's, once the time has come; else empty.
 
         Args:
-            is_needed: whether a job is open, which is to go on with the decoder that it has.
+            is_needed: a job is open, and must continue with its decoder.
         """
         now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
+        # As long as this holds, the waiting time starts over.
         if self.patience_s is None or (is_needed and used) or any(worker.calls for worker in used):
             self._needed_s = now_s
             return ""
         return self._newest() if now_s - self._needed_s >= self.patience_s else ""
 
     def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
-        """Tell workers that see the coordinator's store from those that do not.
+        """Distinguish workers that see the coordinator's store from those that do not.
 
         Args:
             address: the store's, or empty.
-            store_id: the identity of the one in a directory, or an empty text while there is none.
+            store_id: returns the identity of the store in a directory, or an empty text if there is none.
         """
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
-        """Whether a worker sees the coordinator's store: by its address, and by what lies in a directory."""
+        """Return whether a worker sees the coordinator's store: same address, and for a directory same id."""
         if not self._store:
             return True
         return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
 
     @property
     def all_see_store(self) -> bool:
-        """Whether there are workers, and all of them see the store."""
+        """Return whether there are workers and all of them see the store."""
         return bool(self._all) and all(map(self.sees_store, self._all))
 
     async def run(
         self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
-        """Run a request in the next free slot; its result, as JSON.
+        """Run a request in the next free slot; return its result as JSON.
 
         Args:
-            request: makes it, given by how many seconds the clock of its worker is ahead of this machine's,
-                and whether that sees the store.
+            request: makes the request from two facts: by how many seconds the worker's clock is ahead of this
+                machine's, and whether the worker sees the store.
             timeout_s: how long a function may take, and also the longest wait for a slot.
-            of_store: have a worker run it that sees the store, if one is there.
+            of_store: prefer a worker that sees the store, if there is one.
 
         Raises:
             ExecutorError: any of its kinds.
@@ -219,6 +220,7 @@ class Workers:
             words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
             raise FunctionTimedOutError(words) from None
         finally:
+            # The caller has given up, so the worker can stop.
             if not answered.done() or answered.cancelled():
                 worker.say(cancel=call)
             worker.calls.pop(call, None)
@@ -231,29 +233,29 @@ class Workers:
         raise error
 
     def close(self) -> None:
-        """End all streams. Workers may call in again; any decoder may be the first."""
+        """End all streams. Workers may call in again, with any decoder."""
         for worker in list(self._all):
             self.leave(worker)
         self.fingerprint = ""
         self._came.clear()
 
     def _newest(self) -> str:
-        """The decoder of the newest worker that waits."""
+        """Return the decoder of the newest waiting worker."""
         waiting = [worker for worker in self._all if worker.waits]
         return max(waiting, key=lambda worker: worker.number).fingerprint if waiting else ""
 
     def _take_up(self, worker: ConnectedWorker) -> None:
-        """Give a worker requests from now on, if it decodes as it should; else have it wait."""
+        """Give a worker requests if it has the decoder in use; else let it wait."""
         worker.waits = self._decodes and worker.fingerprint != self.fingerprint
         if not worker.waits:
             self._came.set()
             self._hand_over(worker)
 
     def admit(self, hello: pb.WorkerHello) -> ConnectedWorker:
-        """Take a worker.
+        """Admit a worker.
 
         Raises:
-            ConfigError: why it cannot be taken.
+            ConfigError: it cannot be admitted; the message gives the reason.
         """
         if why := self._refusal(hello):
             raise ConfigError(why)
@@ -285,7 +287,8 @@ class Workers:
         return worker
 
     def heard(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
-        """Note a heartbeat's figures."""
+        """Record a heartbeat's figures."""
+        # Workers may send anything: keep the figures finite, and let counters only grow.
         worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
         for kind in FAILURES:
             count = getattr(heartbeat, kind)
@@ -293,7 +296,7 @@ class Workers:
             worker.failures[kind] = count
 
     def answered(self, worker: ConnectedWorker, answer: pb.WorkerAnswer) -> None:
-        """Take an answer, unless it is late, a second one, or made up."""
+        """Accept an answer, unless it is late, duplicate or forged."""
         waiting = worker.calls.get(answer.call)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -311,7 +314,7 @@ class Workers:
             self._some.clear()
 
     def _refusal(self, hello: pb.WorkerHello) -> str:
-        """Why a worker cannot be taken now; empty if it can."""
+        """Return why a worker cannot be admitted now; empty if it can."""
         if len(self._all) >= _MAX_WORKERS:
             return f"this coordinator has its {_MAX_WORKERS} workers"
         others = self.fingerprint or hello.fingerprint
@@ -332,7 +335,8 @@ class Workers:
         return ""
 
     async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
-        """Take a free slot, of the worker with the largest share of them free."""
+        """Take a free slot, from the worker with the largest share of free slots."""
+        # Without such a worker, any other may run the request.
         of_store = of_store and any(map(self.sees_store, self._all))
         able = [worker for worker in self._all if self._takes(worker, of_store=of_store)]
         if able:
@@ -345,6 +349,7 @@ class Workers:
             async with asyncio.timeout(timeout_s):
                 return await waiting
         except BaseException as error:
+            # A slot arrived at the moment of giving up: pass it on.
             if waiting.done() and not waiting.cancelled():
                 self._release(waiting.result())
             if not isinstance(error, TimeoutError):
@@ -354,12 +359,13 @@ class Workers:
         raise ThrottledError(f"{who} for {timeout_s:g} s")
 
     def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
-        """Whether a worker takes a request now."""
+        """Return whether a worker can take a request now."""
         is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all
         return bool(is_free) and (self.sees_store(worker) or not of_store)
 
     def _hand_over(self, worker: ConnectedWorker) -> None:
         """Give free slots to the callers that have waited longest."""
+        # Go through all callers once. Those that this worker cannot serve keep their order.
         for _ in range(len(self._waiting)):
             waiting, of_store = self._waiting.popleft()
             if not waiting.done() and not self._takes(worker, of_store=of_store):

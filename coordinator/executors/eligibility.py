@@ -1,10 +1,10 @@
-"""Which executors are eligible for a dataset: can produce it, as found out before a job waits on it.
+"""Eligibility of executors for a dataset: finds out which can produce it, before a job waits for it.
 
-Each whose functions run elsewhere is tried alone (:mod:`superdl.coordinator.executors.preflight`). Where all
-fail, that is raised as the error that it is, unless the cache holds samples, which some function has made: a
-job that a coordinator's restart interrupts must not end by what may pass. Where one can do it, the others are
-left out for that dataset, with a warning, and tried again for a later run. One that starts later is tried
-then, for datasets that are open, and gets nothing of them before.
+Each executor whose functions run elsewhere gets a trial (:mod:`superdl.coordinator.executors.preflight`). If
+all fail, the error is raised, unless the cache holds samples, which proves that a function could make them: a
+temporary failure must not end a job that a restarted coordinator resumes. If one succeeds, the others are
+left out for this dataset with a warning, and tried again for a later run. An executor that starts later is
+tried then for open datasets, and gets no requests for them before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REGION_THREADS = 4
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """What is known of an executor and a dataset, and the attempt that is under way or was the last."""
+    """The known facts of an executor and a dataset, and the current or last attempt."""
 
     task: asyncio.Task[None] | None = None
     passed: bool = False
@@ -59,15 +59,14 @@ class _Trial:
 
 
 class Eligibility:
-    """The preflights of all executors, and what follows from them.
+    """The preflights of all executors, and the resulting eligibility.
 
     Args:
         executors: in their order.
-        cache: its address, as requests name it.
-        audit: tells of ids which records the cache holds, as
-            :meth:`superdl.coordinator.cache.cache.Cache.audit`; with it, no dataset is refused of which there
-            are some.
-        region_of: tells the region of a bucket, or an empty text; blocking.
+        cache: its address, as requests carry it.
+        audit: :meth:`superdl.coordinator.cache.cache.Cache.audit`. With it, no dataset is refused that has
+            records in the cache.
+        region_of: returns the region of a bucket, or an empty text; blocking.
     """
 
     def __init__(
@@ -79,18 +78,18 @@ class Eligibility:
         region_of: Callable[[str], str] = bucket_region,
     ) -> None:
         self._all = executors
-        self._executors = [executor for executor in executors if executor.decodes]  # by the same numbers
+        self._executors = [executor for executor in executors if executor.decodes]  # with the same numbers
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
-        # An answer that never comes must not hold up the end, as a thread of asyncio's own would.
+        # A thread of asyncio's own would delay the end until it has its answer.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
         self._told: dict[bytes, frozenset[int]] = {}
         self._clock = asyncio.get_running_loop().time
 
     def check_source(self, source: str) -> None:
-        """Refuse a source that no function can see, wherever it fetches from.
+        """Refuse a source that no function can see from any executor.
 
         Raises:
             ConfigError: it is a directory of this machine, and all functions run elsewhere.
@@ -105,28 +104,29 @@ class Eligibility:
             raise errors[0]
 
     def is_known(self, dataset: Dataset) -> bool:
-        """Whether it is known of a listed dataset which executors can produce it, of those that are there.
+        """Return whether it is known which of the present executors can produce a listed dataset.
 
-        Once a job reads it, an executor that comes later takes nothing back.
+        Once a job reads it, an executor that comes later does not change this.
         """
         is_open = any(self._is_open(dataset, number) for number in self._able(dataset))
         return not is_open or dataset.content in self._told
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """The executors, by number, that cannot produce it, or of which it is not known yet; never all."""
+        """Return the executors, by number, that cannot produce it or are not known to yet; never all."""
         able = self._able(dataset)
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
         there = {number for number in able if not self._executors[number].absence}
         unable = set(range(len(self._executors))) - set(able)
+        # If all present executors are out, none is: some executor has to take the requests.
         return frozenset(unable if there <= out else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Who is ineligible for a dataset that is opened; :meth:`tell_changes` says what changes."""
+        """Return the ineligible executors of an opened dataset; :meth:`tell_changes` reports changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
         return ineligible
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
-        """What people should know of a listed dataset."""
+        """Return the user's warnings for a listed dataset."""
         told: dict[str, None] = {}
         able = self._able(dataset)
         for number, executor in enumerate(self._executors):
@@ -147,11 +147,11 @@ class Eligibility:
 
     @property
     def executors(self) -> Sequence[ManagedExecutor]:
-        """All of them, by number."""
+        """All executors, by number."""
         return self._all
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
-        """Try a listed dataset at all executors that are there, and wait, at most ``wait_s``.
+        """Try a listed dataset on all present executors; wait at most ``wait_s``.
 
         Raises:
             SourceForbiddenError: functions may not read the source.
@@ -163,19 +163,20 @@ class Eligibility:
         if tasks:
             ended, _ = await asyncio.wait(tasks, timeout=wait_s)
             for task in ended:
-                task.result()  # raises nothing but bugs
+                task.result()  # raises only bugs
         failures = [failure for number in there if (failure := self._failure(dataset, number))]
         if failures and len(failures) == len(there) and not await self._was_produced(dataset):
-            # All is forgotten, so that the next one to ask has all tried again.
+            # Drop all results, so that the next caller gets new trials.
             for number in self._able(dataset):
                 self._trials.pop((dataset.content, number), None)
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try executors that have started for open datasets, and tell the core which eligibility has changed.
+        """Try newly started executors for open datasets, and report changed eligibility to the core.
 
-        The core has to know before it hears that they take requests.
+        The core must know of it before it learns that the executors accept requests.
         """
+        # A single executor is never ineligible.
         if len(self._executors) == 1:
             return
         told: dict[bytes, frozenset[int]] = {}
@@ -190,12 +191,12 @@ class Eligibility:
         self._told = told
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Abandon what is in progress."""
         self._threads.close(SourceError("the coordinator ends"))
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """The trial that is under way, or one that begins, unless what is known needs none now."""
+        """Return the current trial or a new one; ``None`` if none is needed now."""
         trial = self._trials.get((dataset.content, number))
         if not self._executors[number].remote:
             return None
@@ -213,6 +214,7 @@ class Eligibility:
         told = [await other_region(dataset, executor.region, self._threads, self._region_of)]
         try:
             told.append(await try_out(executor, dataset, self._cache))
+            # After a success, no other trial is needed.
             trial.again_at_s = math.inf
         except InconclusiveError as error:
             told.append(str(error))
@@ -228,20 +230,20 @@ class Eligibility:
             _log.warning("%s", warning)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Whether an executor is there, and it is not known whether it can produce a dataset."""
+        """Return whether an executor is present but not known to be able to produce a dataset or not."""
         trial = self._trials.get((dataset.content, number), _Trial())
         executor = self._executors[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _failure(self, dataset: Dataset, number: int) -> SuperError | None:
-        """Why an executor cannot produce a dataset; ``None`` if it can, or where that is not known."""
+        """Return why an executor cannot produce a dataset; ``None`` if it can, or if unknown."""
         return self._trials.get((dataset.content, number), _Trial()).failure
 
     async def _was_produced(self, dataset: Dataset) -> bool:
         return self._audit is not None and await was_produced(dataset, self._audit)
 
     def _able(self, dataset: Dataset) -> list[int]:
-        """The executors whose functions see the source at all, by number."""
+        """Return the executors whose functions see the source at all, by number."""
         is_file = dataset.catalog.bucket.startswith("file://")
         return [
             number for number, executor in enumerate(self._executors) if not (is_file and executor.remote)

@@ -1,7 +1,7 @@
-"""What a deployed function answers: its result, its error, and what AWS reports of the invocation.
+"""Answers of a deployed function: its result, its error, and AWS's report of the invocation.
 
-The report says what of the function's time is billed, and how much memory it has. It is the last line of the
-log that an answer carries: text, or JSON where the function logs JSON.
+The report has the billed time and the function's memory. It is the last line of the log in an answer: text,
+or JSON if the function logs JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Report", "from_function", "read_outcome", "read_reply", "read_report", "read_warm_reply"]
 
 _MAX_RUN_US = 900_000_000
-"""A function of Lambda runs for 15 minutes at most."""
+"""A Lambda function runs for at most 15 minutes."""
 _NUMBER_MAX = 10**9
 
 _CRASHES = frozenset({"Extension.Crash", "Runtime.ExitError", "Runtime.OutOfMemory", "Sandbox.Failure"})
@@ -49,7 +49,7 @@ _MEMORY = re.compile(r"\tMemory Size: (\d{1,6}) MB")
 
 
 def read_warm_reply(reply: Reply, target: Target, cache: str, ran_s: float) -> Warmed:
-    """The answer to a warm event.
+    """Read the answer to a warm event.
 
     Raises:
         ExecutorError: the function failed, or cannot reach ``cache``.
@@ -63,18 +63,19 @@ def read_warm_reply(reply: Reply, target: Target, cache: str, ran_s: float) -> W
 
 
 def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> PrefetchResult:
-    """The answer to a prefetch request, with what is billed for it.
+    """Read the answer to a prefetch request, with its bill.
 
     Raises:
-        ExecutorError: the function failed, or answered what is no result of this request, or is another
-            version of SUPER than the coordinator.
+        ExecutorError: the function failed, its answer is no result of this request, or it is another version
+            of SUPER than the coordinator.
     """
     answer, report = _answer(reply, target, ran_s)
     try:
         result = read_result(answer, request_id, str(target))
         if words := _mismatch(result.function_version, target):
-            raise FunctionRaisedError(words)  # noqa: TRY301  # its bill is told below
+            raise FunctionRaisedError(words)  # noqa: TRY301  # billed below
     except FunctionRaisedError as error:
+        # A call that raised is billed like any other.
         error.ran_s = report.billed_ms / 1000 if report else ran_s
         raise
     if report is None:
@@ -83,7 +84,7 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
 
 
 def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
-    """An outcome that came through the cache, with what its function's own time costs.
+    """Read an outcome from the cache, with the bill for the function's own time.
 
     Raises:
         ExecutorError: the function failed, or is another version of SUPER than the coordinator.
@@ -95,6 +96,7 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
     billed_us = _billed_us(answer.duration_us)
     try:
         if isinstance(answer, PrefetchFailure):
+            # In the form of the Invoke API, which from_function() reads.
             said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
             raise from_function(said, target, memory_mb=answer.memory_mb)
         if words := _mismatch(answer.function_version, target):
@@ -106,12 +108,12 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
 
 
 def _billed_us(duration_us: int) -> int:
-    """AWS bills whole milliseconds."""
+    """Round up to the whole milliseconds that AWS bills."""
     return math.ceil(duration_us / 1000) * 1000
 
 
 def _mismatch(version: str, target: Target) -> str:
-    """Why the function and this coordinator are no pair, if they are none."""
+    """Return why the function does not match this coordinator; empty if it does."""
     if version == installed_version():
         return ""
     return (
@@ -123,7 +125,7 @@ def _mismatch(version: str, target: Target) -> str:
 def _answer(
     reply: Reply, target: Target, ran_s: float, cache: str = ""
 ) -> tuple[dict[str, Any], Report | None]:
-    """An answer's JSON, and what AWS reports of it; with no report, a failure was billed ``ran_s``."""
+    """Return an answer's JSON and AWS's report. Without a report, a failure is billed as ``ran_s``."""
     report = read_report(reply.log_result, reply.request_id) if reply.log_result else None
     try:
         if reply.function_error:
@@ -136,9 +138,9 @@ def _answer(
 
 
 def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: str = "") -> ExecutorError:
-    """What an answer that says ``X-Amz-Function-Error`` tells, as an executor's error.
+    """Turn an answer with ``X-Amz-Function-Error`` into an executor's error.
 
-    ``memory_mb`` is the function's, ``cache`` the address that a warm event named, where these are known.
+    ``memory_mb`` is the function's, ``cache`` the address in a warm event, if known.
     """
     kind, words = _told(payload)
     said = f"{kind}: {words}" if kind else words
@@ -169,7 +171,7 @@ def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: 
 
 
 def _told(payload: bytes) -> tuple[str, str]:
-    """Type and words of a function's error, whatever it is that came."""
+    """Return type and message of a function's error, whatever was received."""
     try:
         error: Any = json.loads(payload)
     except (ValueError, RecursionError):
@@ -187,24 +189,24 @@ def _told(payload: bytes) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was billed, the start of the environment included, and the memory of the function."""
+    """The billed time, including the start of the environment, and the function's memory."""
 
     billed_ms: int
     memory_mb: int = 0
 
 
 def read_report(log_result: str, request_id: str) -> Report | None:
-    """The report on one invocation, if the log has it.
+    """Return the report on one invocation, or ``None`` if the log lacks it.
 
     Args:
-        log_result: the end of the function's log in base64, as the Invoke API gives it.
-        request_id: the invocation's; reports on others, and what a function prints that looks alike, are
-            passed over.
+        log_result: the end of the function's log in base64, as the Invoke API returns it.
+        request_id: the invocation's. Reports on others, and similar output of the function, are skipped.
     """
     try:
         lines = b64decode(log_result, validate=True).decode(errors="replace").splitlines()
     except ValueError:
         return None
+    # From the end, because the function can print lines that look like a report.
     for line in reversed(lines):
         if line.startswith(f"REPORT RequestId: {request_id}\t"):
             billed, memory = _BILLED.search(line), _MEMORY.search(line)
@@ -226,6 +228,7 @@ def _from_json(line: str, request_id: str) -> Report | None:
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     is_ours = event.get("type") == "platform.report" and record.get("requestId") == request_id
+    # A function may print such a line itself, so accept only plausible numbers.
     if is_ours and 0 < billed_ms <= _NUMBER_MAX and 0 <= memory_mb <= _NUMBER_MAX:
         return Report(billed_ms, memory_mb)
     return None

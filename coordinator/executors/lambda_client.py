@@ -1,7 +1,7 @@
-"""One function on AWS Lambda, invoked by boto3: a blocking call, an answer or an executor's error.
+"""One function on AWS Lambda, invoked by boto3: a blocking call that returns an answer or raises.
 
-It retries nothing: the core does, and it must see throttling to adapt to it. What the Invoke API, and the way
-there, say of a failure becomes one of the executors' errors, with function, reason and remedy.
+Nothing is retried here: the core retries, and must see throttling to adapt to it. A failure of the Invoke
+API, or on the way there, becomes an executor's error with function, reason and remedy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["LambdaClient", "Reply", "Target"]
 
 _MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
-"""What Lambda takes, by invocation type."""
+"""Lambda's limit by invocation type."""
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
@@ -60,7 +60,7 @@ _NEVER_REACHED = (
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What the Invoke API says by some codes (or HTTP statuses), and what helps."""
+    """A failure of the Invoke API, by codes or HTTP statuses, and its remedy."""
 
     codes: str
     says: str
@@ -117,7 +117,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which function, for messages too: ``the function super-prefetch (us-east-1)``."""
+    """The function's address. As text for messages: ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""
@@ -130,7 +130,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the Invoke API answered. ``function_error`` is empty unless the function failed; ``log_result`` is
+    """An answer of the Invoke API. ``function_error`` is empty unless the function failed; ``log_result`` is
     the end of its log in base64.
     """
 
@@ -144,12 +144,12 @@ class LambdaClient:
     """A client for any number of threads.
 
     Args:
-        target: which function; without a region, that of its ARN or of AWS's own settings.
-        connections: how many threads may use it at once without waiting.
-        read_timeout_s: how long an answer is waited for; longer than the function may run.
+        target: the function; without a region, the one in its ARN or in AWS's own settings.
+        connections: number of threads that can use it at once without waiting.
+        read_timeout_s: maximum wait for an answer; longer than the function may run.
 
     Raises:
-        ConfigError: there is no region, or a name, region or endpoint cannot be meant.
+        ConfigError: there is no region, or a name, region or endpoint is invalid.
         ExecutorError: AWS's own settings are wrong.
     """
 
@@ -158,10 +158,11 @@ class LambdaClient:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=read_timeout_s,
+            # A single attempt, so that the core sees every failure.
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             tcp_keepalive=True,
-            parameter_validation=False,  # a request is made here alone, and each check takes time
+            parameter_validation=False,  # requests are made only here, and each check takes time
             disable_request_compression=True,
         )
         self.target = Target(target.function, region, target.endpoint_url)
@@ -181,7 +182,7 @@ class LambdaClient:
         """Invoke the function, and wait for its answer unless ``kind`` is ``Event``.
 
         Raises:
-            ExecutorError: any of its kinds, but for what the function itself raises: see
+            ExecutorError: any of its kinds, except for errors raised by the function: see
                 :attr:`Reply.function_error`.
         """
         most = _MAX_REQUEST_BYTES[kind]
@@ -194,8 +195,9 @@ class LambdaClient:
             raise error
         arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
         if kind == "RequestResponse":
-            arguments["LogType"] = "Tail"  # holds the report of what is billed
+            arguments["LogType"] = "Tail"  # holds the billing report
         answer = self._mapped(lambda: self._client.invoke(**arguments))
+        # Reading the body can fail like the call itself.
         return Reply(
             self._mapped(answer["Payload"].read),
             request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
@@ -204,13 +206,13 @@ class LambdaClient:
         )
 
     def close(self) -> None:
-        """Close the connections that are in no use."""
+        """Close the idle connections."""
         self._client.close()
 
     def _mapped(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # its parser raises anything where an answer is none of AWS's
+        except Exception as error:  # its parser can raise anything on an answer that is not AWS's
             raise from_botocore(error, self.target) from error
 
 
@@ -221,7 +223,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
             f"lambda_function is a function's name, ARN or name:alias; not {target.function[:200]!r}"
         )
     try:
-        # A session of its own: boto3's default session may not be used by two threads at once.
+        # A session of its own: boto3's default session is not thread-safe.
         session = boto3.session.Session()
         own = session.region_name
     except exceptions.BotoCoreError as error:
@@ -231,7 +233,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
         raise ConfigError(
             f"lambda_function is in the region {in_arn} and lambda_region says {target.region}: correct one"
         )
-    region = target.region or in_arn or own or os.environ.get("AWS_REGION", "")  # all that Fargate sets
+    region = target.region or in_arn or own or os.environ.get("AWS_REGION", "")  # Fargate sets only this
     if not region:
         raise ConfigError(
             f"{target} is in no region: set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or name the "
@@ -241,7 +243,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
 
 
 def from_botocore(error: Exception, target: Target) -> ExecutorError:
-    """What botocore raised by an invocation, as an executor's error."""
+    """Turn botocore's error for an invocation into an executor's error."""
     if isinstance(error, exceptions.ClientError):
         return _from_answer(dict(error.response), str(error), target)
     if isinstance(error, exceptions.ReadTimeoutError):
@@ -260,6 +262,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
             f"{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
             "VPC without NAT needs an interface endpoint for Lambda"
         )
+    # The request may have arrived: unlike the errors above, these say nothing about it.
     if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
         return ConnectionLostError(f"the connection to {target} broke before it had answered: {words}")
     return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {words}")

@@ -1,7 +1,7 @@
 """The ``local`` executor: a worker on this machine, started by the coordinator itself.
 
-It connects as every worker does, over a private unix socket. One that ends is replaced, after a growing pause
-if it fails again and again. It ends when its stream breaks, so none outlives its coordinator.
+It connects like every worker, over a private unix socket. A worker that ends is replaced, after growing
+pauses if it keeps failing. It ends when its stream breaks, so none outlives its coordinator.
 """
 
 from __future__ import annotations
@@ -42,16 +42,14 @@ _LASTED_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LEAST_SHARD_BYTES = 2**24  # a block
 _MAX_MESSAGE_BYTES = 8 * 2**20
-_MAX_DIRECTORY_BYTES = 80  # a socket's path has 107 at most
+_MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
-"""How variables begin that are for calling coordinators: the worker's calls to its own need none."""
+"""Prefixes of variables for calling coordinators. The worker's calls to its own coordinator need none."""
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: its slots, their priority, how long they may take to start, and the
-    disk that they may use.
-    """
+    """Settings of the local executor: its slots, their priority and start timeout, and their disk space."""
 
     slots: int = setting(
         1, "requests that the local executor runs at once, each in a process (1)", low=1, high=1024
@@ -69,7 +67,7 @@ class LocalExecutor(WorkersExecutor):
     """Runs functions in a worker of its own.
 
     Raises:
-        ConfigError: the function is no ``module:attribute``.
+        ConfigError: the function is not of the form ``module:attribute``.
     """
 
     name = "local"
@@ -96,14 +94,14 @@ class LocalExecutor(WorkersExecutor):
 
     @classmethod
     def sees_store(cls, settings: LocalSettings, address: str) -> bool:  # noqa: ARG003  # it reaches both kinds
-        """Its functions see what this machine sees."""
+        """Return true: its functions see what this machine sees."""
         return True
 
     async def start(self) -> None:
         """Start the worker, and wait until its first slot is warm or the worker has ended.
 
         Raises:
-            ExecutorError: it can run nothing, or not in time; the message says why.
+            ExecutorError: it can run nothing, or not in time; the message gives the reason.
         """
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
@@ -123,7 +121,7 @@ class LocalExecutor(WorkersExecutor):
             raise ExecutorError(reason)
 
     async def close(self) -> None:
-        """End the worker with its slots, by force where it does not end in time."""
+        """End the worker with its slots, by force if it takes too long."""
         self._closing.set()
         if self._keeper is not None:
             if self._process is not None:
@@ -140,7 +138,7 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.to_thread(self._scratch.remove)
 
     def _make_scratch(self) -> None:
-        """Make the directory in which functions keep shards; without one, each reads what it needs."""
+        """Create the directory for functions' shards. Without it, each function reads what it needs."""
         if self._context.scratch is None:
             return
         try:
@@ -153,7 +151,7 @@ class LocalExecutor(WorkersExecutor):
         self._environment |= {"SUPER_SHARDS": self._scratch.path, "SUPER_SHARDS_BYTES": str(max_bytes)}
 
     async def _listen(self) -> None:
-        """Let the worker in, and nobody else: the directory is this user's alone."""
+        """Listen for the worker. Only this user can reach the socket's directory."""
         options = [(f"grpc.max_{way}_message_length", _MAX_MESSAGE_BYTES) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=options)
         pb_grpc.add_CoordinatorServicer_to_server(WorkServicer({True: self._workers}), self._server)
@@ -179,6 +177,7 @@ class LocalExecutor(WorkersExecutor):
             self._failure = self._workers.refusal or ending
             _log.warning("the local worker is replaced: %s", self._failure)
             self._ended.set()
+            # A worker that ran for a while is restarted without a long pause.
             has_lasted = time.monotonic() - began_s > _LASTED_S
             pause_s = _FIRST_PAUSE_S if has_lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
@@ -186,22 +185,26 @@ class LocalExecutor(WorkersExecutor):
                     await self._closing.wait()
 
     async def _run_worker(self) -> int:
-        """Run a worker until it ends; its exit code, or minus a signal's number."""
+        """Run a worker until it ends; return its exit code, or minus a signal's number."""
         settings = self._settings
         command = [sys.executable, "-P", "-m", _MODULE, "--coordinator", self._address, "--name", "local"]
         command += ["--slots", str(settings.slots), "--nice", str(settings.worker_nice)]
         command += ["--linger", "0", "--grace", "0", "--function", self._context.function]
-        # A process group of its own: Ctrl-C at the terminal is for the trainer.
+        # A process group of its own: Ctrl-C at the terminal is meant for the trainer.
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, env=self._environment, process_group=0
         )
+        # close() came while the process was starting, and had nothing to kill.
         if self._closing.is_set():
             _signal(self._process.kill)
         return await self._process.wait()
 
 
 def _private_directory(beside: str) -> str:
-    """A new directory for the socket: beside the coordinator's, so that it goes with it, if the path fits."""
+    """Create a private directory for the socket, next to the coordinator's if the path fits.
+
+    It then disappears with the coordinator's.
+    """
     parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # what is made there is private
     fitting = [parent for parent in parents if 0 < len(os.fsencode(parent)) <= _MAX_DIRECTORY_BYTES]
     return tempfile.mkdtemp(prefix="worker-", dir=fitting[0])

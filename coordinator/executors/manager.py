@@ -1,9 +1,8 @@
-"""Starts executors together, tells the core as they come and go, and starts those again that are missing.
+"""Starts executors together, informs the core as they come and go, and restarts missing ones.
 
-With one executor its failure to start is the coordinator's. With several, those that do not start are left
-out, told, and tried again; one that decodes otherwise than the records in the cache is left out, too. One for
-the store alone does not decode, and is never what a start waits for. Which of those that run has which
-request is the core's.
+A single executor that fails to start fails the coordinator. Of several, those that fail are left out,
+reported and retried, and so is one whose decoder differs from that of the cached records. An executor for the
+store alone does not decode, and a start never waits for it. The core distributes the requests.
 """
 
 from __future__ import annotations
@@ -38,36 +37,36 @@ _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
 class ManagedExecutor:
-    """One executor, whether or not it runs now; used as an :class:`Executor` is.
+    """One executor, running or not; usable like an :class:`Executor`.
 
     Args:
         make: makes the executor, again for each attempt to start it.
-        decodes: else it is for the store alone, whatever its functions decode images to.
+        decodes: if false, it serves the store alone, and its decoder does not matter.
 
     Attributes:
-        made: the executor as it was made last.
+        made: the latest executor.
     """
 
     def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
         self._make = make
         self.decodes = decodes
-        self.made = make()  # what is wrong with its settings is told at once
+        self.made = make()  # raises at once for wrong settings
         self._is_closed = False
         self.name, self.remote, self.region = self.made.name, self.made.remote, self.made.region
         self.files_remedy = self.made.files_remedy
         self.absence = "it has not been started"
-        """Why it is not there; empty while it is."""
+        """Reason that it is absent; empty while it runs."""
 
     @property
     def scaling(self) -> Scaling:
-        """How many requests it takes at once: none while it is not there."""
+        """Number of requests it accepts at once: none while absent."""
         return _NONE if self.absence else self.made.scaling
 
     async def start(self) -> None:
-        """Start the executor; it takes requests once ``absence`` is cleared.
+        """Start the executor. It accepts requests once ``absence`` is cleared.
 
         Raises:
-            SuperError: why not, whatever it was; it can be tried again.
+            SuperError: it did not start, for any reason; another attempt is possible.
         """
         try:
             if self._is_closed:
@@ -91,7 +90,7 @@ class ManagedExecutor:
         return await self.made.invoke(request, timeout_s=timeout_s)
 
     async def close(self, reason: str = "the coordinator ends") -> None:
-        """End the executor, once and within a bounded time; the next start has another one in its place."""
+        """End the executor, once and within a bounded time. The next start makes another one."""
         self.absence = reason
         if self._is_closed:
             return
@@ -101,7 +100,7 @@ class ManagedExecutor:
                 await self.made.close()
         except TimeoutError:
             _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
-        except Exception:  # noqa: BLE001  # logged: the others are to end too
+        except Exception:  # noqa: BLE001  # logged: the others must end too
             _log.exception("the executor %s did not end well", self.name)
 
 
@@ -110,7 +109,7 @@ class ExecutorManager:
 
     Args:
         makers: make them, the cheapest first; at least one.
-        store_only: makes those that are for the store alone.
+        store_only: make those for the store alone.
 
     Raises:
         ConfigError: a setting of one is wrong.
@@ -120,45 +119,48 @@ class ExecutorManager:
         self, makers: Sequence[Callable[[], Executor]], store_only: Sequence[Callable[[], Executor]] = ()
     ) -> None:
         self.decoding = tuple(ManagedExecutor(make) for make in makers)
-        """Those that decode, by the same numbers as all."""
+        """The executors that decode, with the same numbers as among all."""
         self.executors = (*self.decoding, *(ManagedExecutor(make, decodes=False) for make in store_only))
         self.fingerprint = ""
-        """What the functions of all that are there decode images to."""
+        """Decoder fingerprint shared by all running executors."""
         self._told: dict[int, Scaling] = {}
         self._starting: list[asyncio.Task[None]] = []
         self._keeping: list[asyncio.Task[None]] = []
 
     @property
     def remote(self) -> bool:
-        """Whether functions of any run on other machines."""
+        """Return whether functions of any executor run on other machines."""
         return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
-        """Start all; those that take much longer than the first are waited for no more.
+        """Start all, but do not wait for those that take much longer than the first.
 
         Raises:
-            SuperError: none could be started; what the first said.
+            SuperError: none could be started; the first one's error.
         """
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
         starting = self._starting[: len(self.decoding)]
         left = set(starting)
+        # Wait until one has started, or all have failed.
         while left and all(task.exception() for task in set(starting) - left):
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        # The others get a little more time.
         await asyncio.wait(self._starting, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):
             raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
-        """Take up those that have started, if they decode as ``agree`` wants it; go on with the others.
+        """Admit the started executors whose decoder ``agree`` accepts, and keep retrying the others.
 
         Args:
-            agree: is given a fingerprint, and raises ``ConfigError`` for one that cannot be.
+            agree: called with a fingerprint; raises ``ConfigError`` to reject it.
 
         Raises:
-            SuperError: none is left.
+            SuperError: no executor is left.
         """
         failures = []
         for executor, starting in zip(self.executors, self._starting, strict=True):
+            # If it is still starting, _keep() goes on with this attempt.
             again: asyncio.Task[None] | None = starting
             if starting.done():
                 again = None
@@ -169,13 +171,14 @@ class ExecutorManager:
                 except SuperError as error:
                     failures += [error] if executor.decodes else []
                     _log.warning("the executor %s is left out for now: %s", executor.name, error)
+            # The failure of a single executor ends the coordinator, so there is nothing to retry.
             if len(self.executors) > 1:
                 self._keeping.append(asyncio.create_task(self._keep(executor, agree, again)))
         if not self.fingerprint:
             raise self._none_left(*failures)
 
     def tell_changes(self, post_event: Callable[[Event], None]) -> None:
-        """Tell the core of those that take another number of requests than before."""
+        """Report executors whose number of accepted requests has changed to the core."""
         for number, executor in enumerate(self.executors):
             scaling = executor.scaling
             if scaling != self._told.get(number):
@@ -188,7 +191,7 @@ class ExecutorManager:
         await asyncio.gather(*(executor.close() for executor in self.executors))
 
     def _none_left(self, *failures: BaseException | None) -> BaseException:
-        """What to raise if no executor can be used."""
+        """Return the error to raise if no executor can be used."""
         if len(self.decoding) == 1 and failures[0] is not None:
             return failures[0]
         reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.decoding)
@@ -210,7 +213,7 @@ class ExecutorManager:
         agree: Callable[[str], Awaitable[object]],
         starting: asyncio.Task[None] | None,
     ) -> None:
-        """Try again and again to start one that is missing; ``starting``: an attempt that is under way."""
+        """Retry starting a missing executor until it runs; ``starting``: an attempt in progress."""
         pause_s = _FIRST_PAUSE_S
         while executor.absence:
             if starting is None:
@@ -219,7 +222,7 @@ class ExecutorManager:
             try:
                 await (starting or executor.start())
                 await self._admit(executor, agree)
-            except Exception as error:  # noqa: BLE001  # a bug is no reason to do without it for ever
+            except Exception as error:  # noqa: BLE001  # a bug is no reason to give it up forever
                 is_bug = not isinstance(error, SuperError)
                 words = "the executor %s is missing, and is tried again: %s"
                 _log.warning(words, executor.name, error, exc_info=is_bug)

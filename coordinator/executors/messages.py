@@ -1,7 +1,6 @@
-"""What functions are asked, and what they answer: read with care, and held to what the coordinator is.
+"""Requests to functions, and their answers, which are checked against the coordinator's facts.
 
-Answers come over a network, or from a function of the user's own. What is no answer of ours is refused with
-the remedy.
+Answers come over a network, or from a user's own function: anything unexpected is refused, with a remedy.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 NUMBER_MAX = 2**40
-"""No number in an answer is larger."""
+"""Upper limit of numbers in an answer."""
 
 _DIGITS_MAX = 10
 _HEX_DIGITS = 32
@@ -52,11 +51,11 @@ _WARM_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 120
 _SAME_S = 5.0
-"""A smaller difference of clocks may be the way of an answer; a request lasts far longer."""
+"""Smaller differences of clocks may be an answer's travel time; a request lasts far longer."""
 
 
 class RecordPlaces(NamedTuple):
-    """Where records lie in the store; ``pack_of`` is a place in ``packs`` plus one, and 0 for unknown."""
+    """Places of records in the store; ``pack_of`` is an index in ``packs`` plus one, and 0 if unknown."""
 
     packs: tuple[str, ...]
     pack_of: NDArray[np.uint32]
@@ -78,9 +77,9 @@ def request_for(
     golden: str = "",
     traceparent: str = "",
 ) -> PrefetchRequest:
-    """A request for samples of a dataset, by their places in its catalog.
+    """Make a request for samples of a dataset, by their places in its catalog.
 
-    A restore has ``places``, all of them known; ``golden`` is the fingerprint of who decoded what is saved.
+    A restore has ``places``, all known; ``golden`` is the fingerprint of the decoder of saved records.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -94,6 +93,7 @@ def request_for(
         kind=kind,
         store=store,
         packs=places.packs if places else (),
+        # Requests count packs from 0.
         pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
         offsets=tuple(places.offsets.tolist()) if places else (),
         lengths=tuple(places.lengths.tolist()) if places else (),
@@ -107,13 +107,13 @@ def request_for(
 
 
 def warm_event(cache: str) -> dict[str, Any]:
-    """What has a function open what it needs, its connection to the cache with it; without one if empty."""
+    """Return the event that prepares a function, with a connection to ``cache`` unless that is empty."""
     return {"super_warm": _WARM_VERSION, "cache": cache}
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What a function told when it was warmed. ``clock_s`` is 0 where it told no time."""
+    """A function's answer to a warm event. ``clock_s`` is 0 if it reported no time."""
 
     function_version: str
     fingerprint: str
@@ -121,10 +121,10 @@ class Warmed:
 
 
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
-    """The JSON object that ``who`` has answered.
+    """Parse the JSON object answered by ``who``.
 
     Raises:
-        FunctionRaisedError: it is none.
+        FunctionRaisedError: it is not an object.
     """
     try:
         answer = json.loads(text)
@@ -136,10 +136,10 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
 
 
 def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
-    """The answer to a warm event.
+    """Read the answer to a warm event.
 
     Raises:
-        ExecutorError: the function is none of SUPER's; the message ends with ``remedy``.
+        ExecutorError: the function is not one of SUPER's; the message ends with ``remedy``.
     """
     version, digest = answer.get("function_version"), answer.get("golden")
     if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -151,7 +151,7 @@ def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
 
 
 def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchResult:
-    """The answer to a prefetch request.
+    """Read the answer to a prefetch request.
 
     Raises:
         FunctionRaisedError: it is no result, or that of another request.
@@ -168,12 +168,12 @@ def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchRe
 
 
 def gets_of(result: PrefetchResult) -> int:
-    """How often the source was asked: for each sample, where the function does not say that it was less."""
+    """Return the number of requests to the source: one per sample unless the function reports fewer."""
     return result.source_requests or sum(size > 0 for size in result.source_bytes)
 
 
 def fault_of_result(result: PrefetchResult, samples: int) -> str:
-    """What makes an answer useless; empty if nothing does."""
+    """Return why an answer is useless; empty if it is fine."""
     if len(result.outcomes) != samples:
         return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
     if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
@@ -195,17 +195,17 @@ def _shown(text: str | bytes) -> str:
 
 
 class FunctionClock:
-    """How far the clock of functions on other machines is ahead of this one's.
+    """Difference between the clock of functions on other machines and this machine's.
 
-    A request says by the wall clock until when it is worth something. Where the clocks differ by seconds,
-    requests carry the functions' time, which is ``ahead_s`` more; else all would have expired on arrival.
+    A request carries the wall-clock time until which it is useful. If clocks differ by seconds, requests
+    carry the functions' time, ``ahead_s`` more; else all would have expired on arrival.
     """
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
 
     def told(self, clock_s: float) -> None:
-        """A function has just answered that its clock showed ``clock_s``, Unix time; 0 if it did not tell."""
+        """Note a function's clock in an answer that just arrived, in Unix time; 0 if it reported none."""
         if not clock_s:
             return
         ahead_s = clock_s - time.time()

@@ -1,8 +1,8 @@
-"""Whether a dataset and functions on other machines fit together: one trial, before a job waits on it.
+"""Trial of a dataset with functions on other machines, before a job waits for it.
 
-Three samples are asked for. What is refused for all of them will be refused for the millions that follow, and
-the reason reaches the user who makes the sampler. What may pass (throttling, a store that does not answer) is
-a warning and holds nobody up: the core tries again. The three are in no job's account.
+Three samples are requested. If all of them are refused, so will be the millions that follow, and the user who
+makes the sampler gets the reason. A temporary failure (throttling, a store that does not answer) is a warning
+and stops no job: the core tries again. No job's account includes the three.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _numbers = itertools.count(1)
 
 
 class InconclusiveError(Exception):
-    """No function had a look at a dataset: nothing is known of it."""
+    """No function looked at the dataset: nothing is known about it."""
 
 
 def check_source(executor: ManagedExecutor, source: str) -> None:
-    """Refuse a source that functions cannot see, wherever they fetch from.
+    """Refuse a source that functions cannot see.
 
     Raises:
         ConfigError: it is a directory of this machine, and they run elsewhere.
@@ -67,7 +67,7 @@ def check_source(executor: ManagedExecutor, source: str) -> None:
 
 
 async def try_out(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
-    """The warning of an attempt to produce a few samples, if any; a second one where the first failed.
+    """Try to produce a few samples, twice if the first attempt fails; return a warning, or nothing.
 
     Raises:
         SourceForbiddenError: functions may not read the source.
@@ -77,7 +77,7 @@ async def try_out(executor: ManagedExecutor, dataset: Dataset, cache: str) -> st
     """
     try:
         return await _try_once(executor, dataset, cache)
-    except SuperError as error:  # it may have met what passes
+    except SuperError as error:  # it may have been temporary
         _log.info("a preflight has failed, it is made again: %s", error)
     await asyncio.sleep(_PAUSE_S)
     return await _try_once(executor, dataset, cache)
@@ -95,7 +95,7 @@ async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> 
     try:
         result = await executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
     except FunctionRaisedError as error:
-        _check_rights(str(error), cache)  # one that may not append its outcome raises
+        _check_rights(str(error), cache)  # a function that may not append its outcome raises
         msg = f"functions refuse what {dataset.listing.source} asks of them: {error}"
         raise ConfigError(msg) from error
     except FunctionTimedOutError as error:
@@ -115,6 +115,7 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
         raise SourceForbiddenError(f"functions may not read {source}: {said}")
     if outcomes == {Outcome.CACHE_ERROR}:
         _check_rights(said, cache)
+    # A tombstone is a success, too: the sample is bad, not the function.
     if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
         return ""
     if outcomes == {Outcome.EXPIRED}:
@@ -136,7 +137,7 @@ def _check_rights(said: str, cache: str) -> None:
 async def other_region(
     dataset: Dataset, here: str, threads: CallingThreads, region_of: Callable[[str], str]
 ) -> str:
-    """The warning of a bucket in another region: it works, where a network leads there at all."""
+    """Return a warning if the bucket is in another region, which works only if a network leads there."""
     bucket = dataset.catalog.bucket
     if not here or not bucket.startswith("s3://"):
         return ""
@@ -157,7 +158,7 @@ async def other_region(
 
 
 async def was_produced(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
-    """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
+    """Return whether the cache holds any of a few samples; of a random recipe, its first epoch's."""
     try:
         found = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
     except CacheError as error:
@@ -167,6 +168,6 @@ async def was_produced(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDAr
 
 
 def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:
-    """Samples from all over a dataset."""
+    """Return samples spread over a dataset."""
     size = len(dataset.catalog)
     return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))

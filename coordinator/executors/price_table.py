@@ -1,9 +1,9 @@
-"""Reads price tables: ``prices.toml`` beside this file, and a file of the user's that replaces what it names.
+"""Price tables: ``prices.toml`` beside this file, and a file of the user's that overrides its entries.
 
-A table has a section ``about`` that names region, date and source; one for each executor, with the fields of
-:class:`superdl.coordinator.core.Prices`; and sections for machines, nodes of a cache and other pieces
-of a deployment, with the fields of the classes below. What follows from prices is others':
-:mod:`superdl.coordinator.core.ledger` for what is spent, :mod:`superdl.cost` for plans.
+A table has a section ``about`` with region, date and source; one for each executor, with the fields of
+:class:`superdl.coordinator.core.Prices`; and sections for machines, cache nodes and other pieces of a
+deployment, with the fields of the classes below. :mod:`superdl.coordinator.core.ledger` computes spending
+from prices, :mod:`superdl.cost` computes plans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Machine", "PriceTable", "load_prices"]
 
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
-"""Sections of sections, by the name of the thing."""
+"""Sections with a subsection per name."""
 
 _CONFIG = ConfigDict(extra="forbid")
 _Usd = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -33,11 +33,11 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Machine:
-    """A machine that is paid for by the hour.
+    """A machine paid for by the hour.
 
     ``vcpus`` of x86 are hyperthreads, two to a core; those of ``arm`` are cores. ``gpu`` names the kind of
-    its ``gpus``, if it has any; ``nvme_gb`` is disk that comes with it. ``source`` and ``date`` are of its
-    price where they are not the table's.
+    its ``gpus``, if any; ``nvme_gb`` is its included disk. ``source`` and ``date`` are those of its price if
+    they differ from the table's.
     """
 
     hour: _Usd
@@ -57,7 +57,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class CacheNode:
-    """A node of a cache: its maxmemory before what is reserved, and the network that is always there."""
+    """A cache node: its maxmemory before reservations, and its baseline network bandwidth."""
 
     hour: _Usd
     memory_gib: _AboveZero
@@ -74,7 +74,7 @@ class Fargate:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Gateway:
-    """An interface endpoint in one zone, or a NAT gateway: an hour of it, and a GB through it."""
+    """An interface endpoint in one zone, or a NAT gateway: the price of an hour and of a GB through it."""
 
     hour: _Usd
     gb: _Usd
@@ -103,9 +103,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class PriceTable:
-    """What things cost, in US dollars, and where the figures come from.
+    """Prices in US dollars, and their sources.
 
-    ``verified`` names, as ``section.unit``, what was looked up; all else is from memory.
+    ``verified`` lists the looked-up prices as ``section.unit``; all others are from memory.
     """
 
     region: str
@@ -123,11 +123,11 @@ class PriceTable:
     storage: Storage
 
     def of(self, executor: str) -> Prices:
-        """The prices of an executor; nothing is billed for one that the table does not name."""
+        """Return the prices of an executor; zero for one that the table does not name."""
         return self.by_executor.get(executor, Prices())
 
     def machine(self, name: str) -> Machine:
-        """A machine by its name.
+        """Return a machine by its name.
 
         Raises:
             ConfigError: the table has none of that name.
@@ -135,7 +135,7 @@ class PriceTable:
         return _named("machine", self.machines, name)
 
     def cache_node(self, name: str) -> CacheNode:
-        """A node of the cache by its name.
+        """Return a cache node by its name.
 
         Raises:
             ConfigError: the table has none of that name.
@@ -144,22 +144,23 @@ class PriceTable:
 
 
 def load_prices(file: str | None = None) -> PriceTable:
-    """The table, with what ``file`` names replaced.
+    """Load the table, with the entries of ``file`` replaced.
 
     Raises:
-        ConfigError: the file cannot be read, or holds what is no price; the message names it.
+        ConfigError: the file cannot be read, or holds something other than a price; the message names it.
     """
     table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():
         known = table.setdefault(section, {})
-        if "hour" in entries:  # what of it is the coordinator's, only who says both knows
+        if "hour" in entries:  # the coordinator's share is known only to a file with both
             known.pop("coordinator_hour", None)
+        # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value
     facts = table.pop("about", {})
     facts |= {name: table.pop(section, {}) for section, name in _KINDS.items()}
     facts |= {section: table.pop(section, {}) for section in _PIECES}
-    facts["by_executor"] = table  # what is no piece of a deployment is an executor
+    facts["by_executor"] = table  # every other section is an executor
     try:
         return PriceTable(**facts)
     except ValidationError as error:

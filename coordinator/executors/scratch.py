@@ -1,4 +1,4 @@
-"""A directory of one coordinator's, beside those of others, that is gone after it however it ends."""
+"""A coordinator's scratch directory, next to those of others, which is removed however its process ends."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _MOST_BYTES = 2**36
 class Scratch:
     """A directory with a lock, which the system drops with the process.
 
-    The directories of this host's coordinators that were killed are removed by the next one's start.
+    At its start, a coordinator removes the directories of killed coordinators on this host.
 
     Args:
-        parent: where it is made, beside those of other coordinators.
+        parent: created if needed; holds the directories of all coordinators.
 
     Raises:
-        OSError: it cannot be made there.
+        OSError: it cannot be created there.
     """
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        with _locked(parent, wait=True):  # nobody takes a directory for abandoned before it is locked
-            host = f"{platform.node()}-"  # another host's lock may not be seen here
+        with _locked(parent, wait=True):  # no one must take a directory for abandoned before it is locked
+            host = f"{platform.node()}-"  # another host's locks may be invisible here
             for other in parent.glob(f"{glob.escape(host)}*"):
                 with contextlib.suppress(OSError), _locked(other):
                     shutil.rmtree(other, ignore_errors=True)
@@ -45,18 +45,19 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of what its disk has free; a network file system may say that it has no end."""
+        """A tenth of the disk's free space, capped since a network file system may report no limit."""
         return min(shutil.disk_usage(self.path).free // 10, _MOST_BYTES)
 
     def remove(self) -> None:
-        """Remove it, with all that it holds."""
+        """Remove the directory and its contents."""
+        # The lock is held until the end, so that no other start removes the directory meanwhile.
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 @contextlib.contextmanager
 def _locked(directory: str | Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a directory's lock; ``OSError`` if another process does, unless it is waited for."""
+    """Hold a directory's lock; ``OSError`` if another process holds it, unless ``wait``."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,6 +1,6 @@
-"""The streams of workers that call in: who may have one, what comes over it, and how a dead one is noticed.
+"""The streams of workers that call in: admission, messages, and detection of dead workers.
 
-tf.data service lets its workers register with a dispatcher in the same way.
+The idea is from tf.data service, whose workers register with a dispatcher.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ _NO_SAVERS = (
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """Answers workers alone: the RPC ``Work`` is one worker's stream, for as long as both sides live.
+    """Serves only workers: the RPC ``Work`` is one worker's stream, for as long as both sides live.
 
     Args:
-        workers: those that decode (``True``) and those that only restore and save (``False``), where such may
-            call in.
+        workers: those that decode (``True``) and those that only restore and save (``False``), if allowed.
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -56,7 +55,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
     async def Work(  # noqa: N802  # the protocol's name
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
-        """Take a worker by its hello, and yield what is said to it."""
+        """Admit a worker by its hello, and yield the messages to it."""
         async for said in _serve(self.workers, incoming, context):
             yield said
 
@@ -69,7 +68,7 @@ async def _serve(
     hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
     silence_s = min((one.silence_s for one in workers.values()), default=_SILENCE_S)
     await asyncio.wait([hello], timeout=silence_s)
-    if not hello.done():  # the end of the call ends the read, by an error that is this one
+    if not hello.done():  # the end of the call ends the read, with an error that is this one
         hello.add_done_callback(asyncio.Future.exception)
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
         return
@@ -77,17 +76,18 @@ async def _serve(
         home = _home(hello.result(), workers)
         worker = home.admit(hello.result().hello)
     except SuperError as error:
+        # All executors show the reason: a refused worker belongs to none.
         for each in workers.values():
             each.refusal = str(error)
         _log.warning("refused a worker: %s", error)
         named = ((ERROR_METADATA_KEY, type(error).__name__),)
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
         return
-    except Exception as error:  # noqa: BLE001  # gRPC has several for bytes that are no message
+    except Exception as error:  # noqa: BLE001  # gRPC raises several types for malformed bytes
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}")
         return
     stream = _Stream(home, worker, context)
-    # Never cancelled: gRPC would go on writing to what the read leaves behind. It ends with the stream.
+    # Never cancelled: gRPC would keep writing to what the read leaves behind. It ends with the stream.
     home.tasks.start(stream.hear(incoming))
     try:
         worker.say(welcome=pb.Welcome())
@@ -99,10 +99,10 @@ async def _serve(
 
 
 def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Those that a worker belongs to, by its hello.
+    """Return the group of workers to which a hello belongs.
 
     Raises:
-        SuperError: it cannot be one of them.
+        SuperError: it cannot join any.
     """
     if not message.HasField("hello"):
         raise ConfigError("a worker's first message is its hello")
@@ -126,7 +126,7 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
 
 
 class _Stream:
-    """What is heard of one worker."""
+    """The incoming messages of one worker."""
 
     def __init__(
         self, home: Workers, worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]
@@ -146,10 +146,11 @@ class _Stream:
                     home.answered(worker, message.answer)
                 elif message.HasField("heartbeat"):
                     home.heard(worker, message.heartbeat)
+                    # The reply shows the worker that the coordinator is alive.
                     worker.say(heartbeat=pb.Heartbeat())
                 elif message.HasField("draining"):
                     worker.is_draining = True
-        except Exception as error:  # noqa: BLE001  # gRPC has several for a stream that has ended
+        except Exception as error:  # noqa: BLE001  # gRPC raises several types for an ended stream
             _log.debug("the stream of the worker %s ended: %r", worker.name, error)
         finally:
             watch.cancel()
@@ -162,7 +163,7 @@ class _Stream:
         self._home.tasks.start(self._end())
 
     async def _end(self) -> None:
-        """End a stream on which a message may be under way, which nothing else ends."""
+        """End a stream with a message in flight, which nothing else would end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STUCK_S):
                 await self.has_ended.wait()

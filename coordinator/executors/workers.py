@@ -1,6 +1,6 @@
-"""The ``workers`` executor: functions in processes that call in (``superdl worker``), wherever they run.
+"""The ``workers`` executor: functions in processes that call in (``superdl worker``), on any machine.
 
-Its capacity is the sum of their slots, and changes as they come and go.
+Its capacity is the sum of their slots, and changes as workers come and go.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WorkersExecutor(Executor):
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
-        """Those that are connected now."""
+        """The workers that are connected now."""
         return self._workers.stats
 
     @property
@@ -72,7 +72,7 @@ class WorkersExecutor(Executor):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
-        """What the workers decode images to."""
+        """Decoder fingerprint of the workers."""
         return self._workers.fingerprint
 
     async def start(self) -> None:
@@ -86,6 +86,7 @@ class WorkersExecutor(Executor):
 
         def made(ahead_s: float, sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
             theirs = replace(request, expires_at=request.expires_at + ahead_s)
+            # Without the store, a worker can only decode.
             if not (sees_store or of_store):
                 theirs = replace(theirs, kind=RequestKind.DECODE, store="")
             return theirs.to_json().encode()
@@ -98,15 +99,15 @@ class WorkersExecutor(Executor):
         return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
     async def close(self) -> None:
-        """End the workers' streams. They wait for the next coordinator, or end by themselves."""
+        """End the workers' streams. Workers wait for the next coordinator, or exit on their own."""
         self._workers.close()
 
 
 class StoreWorkersExecutor(WorkersExecutor):
-    """Restores and saves in the workers that call in for that alone; there may be none."""
+    """Restores and saves in workers that call in only for that. There may be none."""
 
     def __init__(self, settings: WorkersSettings, context: ExecutorContext) -> None:
         super().__init__(settings, replace(context, workers=context.savers))
 
     async def start(self) -> None:
-        """Wait for nobody."""
+        """Return at once: no worker is required."""

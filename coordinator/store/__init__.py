@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: which one there is, what it holds and where, and the room in it."""
+"""The coordinator's side of the store: choosing it, the places of its records, and its room."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The index of a store: what its segments and packs tell of one collection, and segments written for others.
+"""The index of a store: reads the segments and packs of a collection, and writes segments for others.
 
-Segments spare whoever opens a store reading the index of each pack. What none tells of, the packs do. All of
-this blocks, and runs in threads.
+Segments save a coordinator that opens a store from reading the index of each pack. Packs fill in what no
+segment lists. All of this blocks and runs in threads.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Requests to a store at one time."""
+"""Concurrent requests to a store."""
 
 _SEGMENTS_MAX = 16
-"""Of one collection; more are written anew as one."""
+"""Maximum segments per collection; more are merged into one."""
 
 _LARGE = 2**20
-"""Entries of a full segment: no more is added to it, and merging leaves it as it is."""
+"""Entries of a full segment. It gets no more, and merging leaves it alone."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What was read of a collection before, so that a look reads what is new alone."""
+    """Packs and segments of a collection that were read before, so that a look reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -71,10 +71,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look has found: all packs of the store with their sizes, and what is told of those that are new.
+    """The result of a look: all packs of the store with their sizes, and the entries of the new ones.
 
-    ``usable`` says which of the ``told`` packs hold records of this decoder and are as long as they should
-    be. ``useless`` are the others, and those whose index is broken; ``gone`` were known, and are no more.
+    ``usable`` marks the ``told`` packs that hold records of this decoder and have the right length.
+    ``useless`` are the others, and packs with a broken index. ``gone`` were known and no longer exist.
     """
 
     sizes: dict[str, int]
@@ -85,19 +85,19 @@ class Found:
 
 
 def collection_in(dataset: Dataset | None) -> str:
-    """The collection of a dataset's records; empty for none."""
+    """Return the collection of a dataset's records; empty without a dataset."""
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:
-    """Read what a store has of a collection and ``known`` lacks; ``known`` has it then.
+    """Read a collection's packs and segments that ``known`` lacks, and add them to ``known``.
 
-    Indexes that had to be read from packs are written as a segment, so that the next one is spared that.
+    Indexes read from packs are written as a segment, to save the next reader that work.
 
     Raises:
         StoreError: the store does not answer, or refuses.
     """
-    before = frozenset(known.packs)  # what is written while this looks is no part of it
+    before = frozenset(known.packs)  # excludes packs that are added to it during this look
     sizes = store.packs()
     there = {name for name in sizes if name.startswith(collection)}
     gone, new = before - there, there - before
@@ -106,13 +106,13 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
     indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
-        with contextlib.suppress(StoreError):  # its disk is full, perhaps: the packs will tell again
+        with contextlib.suppress(StoreError):  # on a full disk, for example: the packs can be read again
             names += write_segments(store, collection, indexes)
     told = _together([*pieces, *indexes])
     usable = [
         sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in told.packs
     ]
-    # A segment may tell of a pack that came after the listing: the next look finds it.
+    # A segment may list a pack newer than the listing: the next look finds it.
     useless = {
         pack.name for pack, good in zip(told.packs, usable, strict=True) if not good and pack.name in sizes
     }
@@ -124,7 +124,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
 def segment_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> Segment:
-    """Return what a result says of the pack that its function wrote; ``indices`` are the samples in it.
+    """Return a result's entries for the pack that its function wrote; ``indices`` are its samples.
 
     Raises:
         StoreFormatError: there can be no such pack.
@@ -137,7 +137,7 @@ def segment_written(
 
 
 def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> list[str]:
-    """Write what is known of some packs, in as many segments as keep readers' memory bounded; their names."""
+    """Write the entries of some packs as segments of bounded size, to bound readers' memory; return names."""
     names, group, entries = [], [], 0
     for piece in pieces:
         group.append(piece)
@@ -151,9 +151,9 @@ def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> 
 
 
 def merge_segments(store: Store, collection: str) -> None:
-    """Write the segments of a collection as one where they are many.
+    """Merge the segments of a collection if there are many.
 
-    Others may do the same at once, or read what goes: then they read more of packs, or the same twice.
+    Others may merge at the same time, or read removed segments. Then they read more packs, or entries twice.
     """
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
@@ -162,6 +162,7 @@ def merge_segments(store: Store, collection: str) -> None:
     for name in names:
         segment = next(read_segments(store, [name]), None)
         if segment is not None and len(segment.entries) < _LARGE:
+            # Each pack once, and only those that still exist.
             kept.append(_only(segment, left))
             left.difference_update(pack.name for pack in segment.packs)
             merged.append(name)
@@ -176,7 +177,7 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
-    """Those of some segments that are there and can be read; of others, packs tell the same."""
+    """Yield the segments that exist and can be read. For the others, packs hold the same entries."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
@@ -186,14 +187,14 @@ def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
-    """The index of each of these packs, or why it has none for us; those that go meanwhile are left out."""
+    """Yield the index of each pack, or the error that prevents its use; skip packs that vanish meanwhile."""
 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
             index = store.read_index(*item)
-        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # a fault of this pack alone
+        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # concerns this pack alone
             return error
-        return replace(index, entries=index.entries.copy())  # else all that was read stays in memory
+        return replace(index, entries=index.entries.copy())  # a view would keep everything read in memory
 
     with threads(AT_ONCE) as pool:
         for name, found in zip(packs, pool.map(read, packs.items()), strict=True):
@@ -203,7 +204,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool; what it has not begun is not begun any more once an error, or a person, has ended the work."""
+    """Yield a pool. On an error or an interrupt, it drops the work that has not started."""
     pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
     try:
         yield pool
@@ -212,7 +213,10 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment], set[str]]:
-    """What packs themselves tell, and those that are broken; another's that we may not read is no such."""
+    """Return the entries of packs from their own indexes, and the broken packs.
+
+    Packs of others that may not be read are not broken.
+    """
     told: list[Segment] = []
     unread: dict[str, StoreError] = {}
     for name, found in read_indexes(store, packs):
@@ -227,7 +231,7 @@ def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment
 
 
 def _together(pieces: Iterable[Segment]) -> Segment:
-    """What several tell, as one."""
+    """Merge several segments into one."""
     packs: list[SegmentPack] = []
     parts = [np.empty(0, dtype=SEGMENT_DTYPE)]
     for piece in pieces:
@@ -239,7 +243,7 @@ def _together(pieces: Iterable[Segment]) -> Segment:
 
 
 def _only(segment: Segment, wanted: set[str]) -> Segment:
-    """What a segment tells of some packs."""
+    """Return a segment with the entries of some packs only."""
     there = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
     entries = segment.entries[there[segment.entries["pack"]]].copy()
     entries["pack"] = (np.cumsum(there) - 1)[entries["pack"]]

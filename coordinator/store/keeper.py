@@ -1,7 +1,7 @@
-"""The keeper of the coordinator's store: opens it, knows what it holds, has room in it, and tells the core.
+"""The keeper of the coordinator's store: opens it, tracks its packs and room, and informs the core.
 
-All that waits for a disk or a network runs in threads; nobody waits for them without a bound. A store that
-does not answer costs decodes, never samples. What functions write and read there is theirs.
+Disk and network work runs in threads, and every wait for it is bounded. A store that does not answer costs
+decodes, never samples. Functions read and write their records themselves.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 _THERE_S = 5.0
 _AGAIN_S = 30.0
-_OPENED_S = 60.0  # so long a dataset's places are kept for the job that is about to open it
+_OPENED_S = 60.0  # keep a dataset's places this long for the job about to open it
 _THREADS, _MAX_WORDS = 4, 600
 
 
 class StoreKeeper:
-    """Keeps one store, or none; used from one event loop.
+    """Keeps one store, or none; for use from one event loop.
 
     Args:
-        choice: which, or why none.
-        datasets: of which those are open that jobs read.
-        wanted_bytes: what the store may take; 0 is a quarter of what it has and could have.
+        choice: the store, or the reason that there is none.
+        datasets: the registry; its open datasets are those that jobs read.
+        wanted_bytes: maximum size of the store; 0: a quarter of the bytes it has plus those free.
         read_only: never write to it.
     """
 
@@ -69,7 +69,7 @@ class StoreKeeper:
         self.places = Places()
         self.room = Room(choice.address, wanted_bytes)
         self.trouble = ""
-        """What is wrong with the store now, for people; empty while all is well."""
+        """The store's current problem, for display; empty if there is none."""
         self._datasets = datasets
         self._read_only = read_only
         self.fingerprint = ""
@@ -90,12 +90,12 @@ class StoreKeeper:
 
     @property
     def takes_packs(self) -> bool:
-        """Whether functions should write packs now: not from the answer on that fills the room."""
+        """Return whether functions should write packs now. False from the result on that fills the room."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Why no packs are written, for people; empty while they are, and while room is made for them."""
+        """Reason that no packs are written, for display; empty if they are, or while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -104,7 +104,7 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """Where records are kept and how full that is, for people; empty where nobody wants a store."""
+        """The place of decoded records and its fill level, for display; empty if no store is configured."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept in the cache alone: {reason}"
@@ -113,19 +113,19 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """The id of the store, by which readers prove that they see it; empty where they cannot."""
+        """The id of the store, with which readers prove that they see it; empty if they cannot see it."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
-        """Open the store, made if need be. One that does not answer is tried again later.
+        """Open the store, creating it if needed. If it does not answer, a later call tries again.
 
         Raises:
-            StoreError: it was named, and is no store, one of another version, or not this user's to read.
+            StoreError: a store named by the user is none, has another version, or may not be read.
         """
         if not self.address:
             return None
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
-        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing goes on
+        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues in the background
         if not self._opening.done():
             return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
@@ -139,12 +139,12 @@ class StoreKeeper:
             self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
-        """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
+        """Send events to ``post`` from now on. Packs of other decoder fingerprints are useless."""
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """A dataset is about to be opened: see what the store has of it, and wait for that, bounded."""
-        if self._store is None or dataset.all_ids is None:  # a random recipe has none
+        """Look up a dataset about to be opened in the store, and wait for the result, bounded."""
+        if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
         self.places.open(content, len(dataset.catalog))
@@ -159,17 +159,17 @@ class StoreKeeper:
             self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
     def stored(self, content: bytes) -> list[Event]:
-        """What the core should know of an open dataset."""
+        """Return the events that tell the core where an open dataset's records are."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
     def heard(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """A function answered: the number of the pack that it wrote, or 0, and which samples lie in it."""
+        """Take a function's result; return the number of the pack it wrote, or 0, and its samples' mask."""
         if result.store_trouble:
             self.trouble = one_line(result.store_trouble, _MAX_WORDS)
-            self._due_s["room"] = 0.0  # it may be full
+            self._due_s["room"] = 0.0  # the store may be full
         lost = np.array([outcome == Outcome.NOT_STORED for outcome in result.outcomes], dtype=np.bool_)
         self.places.forget(dataset.content, indices[lost])
         if not result.pack or self._store is None:
@@ -186,14 +186,14 @@ class StoreKeeper:
         number = self.places.put_pack(dataset.content, result.pack, there, offsets, lengths)
         self.room.wrote(result.pack, result.store_bytes, there.size)
         if self.room.is_overdue:
-            self.step()  # at once: until there is room, what is decoded is not kept
+            self.step()  # at once: until there is room, decoded records are not stored
         if dataset.content in self._known:
             self._known[dataset.content].packs.add(result.pack)
         self.trouble = ""
         return number, stored
 
     def step(self) -> None:
-        """To be called each second: begin what is due, if nothing of it is under way."""
+        """Start due upkeep unless it is running. Call this every second."""
         soon_s = time.monotonic() - _OPENED_S
         opening = {content for content, opened_s in self._opened_s.items() if opened_s > soon_s}
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
@@ -204,7 +204,7 @@ class StoreKeeper:
             self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
-        """Write down what was learned, say goodbye, and abandon what takes longer."""
+        """Write pending segments and remove this instance's mark; abandon what takes too long."""
         store = self._store
         await self._tasks.cancel()
         if self._opening is not None:
@@ -219,7 +219,7 @@ class StoreKeeper:
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
-        # One that is gone is made again, but not in the mount point of a disk that is gone.
+        # Create a store again if it is gone, but not in the mount point of a missing disk.
         same = self._filesystem in (None, filesystem_of(self.address))
         create = same and not self._read_only
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
@@ -230,6 +230,7 @@ class StoreKeeper:
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
+        # The listing of this look may miss packs that are written during it.
         packs_before = set(self.room.sizes)
         known = self._known.setdefault(content, index.Known())
 
@@ -260,7 +261,7 @@ class StoreKeeper:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
+        """Run the due parts of the upkeep, each on its own: even on a full disk, room must be made."""
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
@@ -271,20 +272,20 @@ class StoreKeeper:
 
     async def _keep_open(self, store: Store | None) -> None:
         directory = store is not None and not is_bucket(self.address)
-        if directory and self._is_due("there", _THERE_S):  # what is cached hides that it is gone
+        if directory and self._is_due("there", _THERE_S):  # cached data would hide that it is gone
             await self._threads.run(partial(check_there, self.address, self.store_id))
         if store is None and self._is_due("open", _AGAIN_S):
             await self.open()
             if self._store is not None:
                 self.trouble = ""
                 _log.info("the store is open again: %s", self.told)
-                for dataset in list(self._datasets.opened.values()):  # they were opened without it
+                for dataset in list(self._datasets.opened.values()):  # they were opened without a store
                     await self.opened(dataset)
                     for event in self.stored(dataset.content):
                         self._post(event)
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
-        """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
+        """Drop the handle of a directory that was removed or replaced. The next call reopens it."""
         gone = store is not None and await self._threads.run(partial(is_gone, self.address, self.store_id))
         self._in_trouble("its directory is gone" if gone else str(why))
         if not gone:
@@ -301,10 +302,10 @@ class StoreKeeper:
             try:
                 await self._make_room(store)
             finally:
-                self.room.exhausted = self.room.excess_bytes > 0  # if it failed, a minute's turn tries again
+                self.room.exhausted = self.room.excess_bytes > 0  # after a failure, retry a minute later
 
     async def _keep_marks(self, store: Store | None) -> None:
-        """Say that the store is open, and which collections jobs read; remove what dead writers left."""
+        """Mark the store as open and the collections that jobs read as used; sweep what dead writers left."""
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
         await self._threads.run(partial(store.touch, self._instance))
@@ -319,7 +320,7 @@ class StoreKeeper:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Write what was learned of packs as segments."""
+        """Write pending index entries as segments."""
         store = self._store
         if store is None or store.read_only:
             return
@@ -342,7 +343,7 @@ class StoreKeeper:
             self._in_trouble(str(error))
 
     async def _make_room(self, store: Store) -> None:
-        """See that the store takes no more than it may, and whether it may take more."""
+        """Remove packs if the store exceeds its limit, and record whether it may still grow."""
         room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
@@ -357,7 +358,7 @@ class StoreKeeper:
                 for content, one in self._datasets.opened.items()
                 if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
             ]
-            # What was being written when the room was full comes while packs go, and takes their place.
+            # Packs in progress when the store filled up arrive while packs are removed: check again.
             while names := room.to_prune(
                 used, self._open_collections(), room.live(self.places.live(), listed), time.time()
             ):
@@ -370,11 +371,11 @@ class StoreKeeper:
             )
 
     async def _remove(self, store: Store, names: list[str]) -> None:
-        self._lose(names)  # before they go: nothing is asked of them any more
+        self._lose(names)  # before removal, so that no more requests use them
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
-            await self._keep_marks(store)  # it may take long, and others must see that this one is here
+            await self._keep_marks(store)  # removing may take long; others must see the store in use
         if names:
             _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 

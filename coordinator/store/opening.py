@@ -1,6 +1,6 @@
-"""Which store a coordinator has: the one that its settings name, or the user's own, and how it is opened.
+"""Chooses a coordinator's store, the configured one or the user's own, and opens it.
 
-A directory on a network filesystem is no default: whoever wants one there names it.
+A directory on a network filesystem is never the default: the user must name it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 NONE, AUTO = "none", "auto"
-"""What a setting says in place of an address: no store, and the user's own."""
+"""Settings in place of an address: no store, and the user's own."""
 
 _LEAST_FREE_BYTES = 2 * 2**30
 _NETWORK = frozenset(
@@ -52,9 +52,9 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's normal address; empty where there is none, and then why, for people.
+    """A store's canonical address; if empty, the reason that there is none, for display.
 
-    One that nobody named, ``by_default``, is done without where it cannot be used.
+    ``by_default``: the user did not name the store, and if it cannot be used, there is none.
     """
 
     address: str
@@ -63,16 +63,17 @@ class StoreChoice:
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's own store, and say there that ``instance`` has it open. One that may not be
-    written is read.
+    """Open the coordinator's own store and mark it as in use by ``instance``.
+
+    A store that may not be written is opened for reading.
 
     Raises:
-        StoreError: as :func:`open_store`.
+        StoreError: as in :func:`open_store`.
     """
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
-            with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
+            with contextlib.suppress(StoreFullError):  # it can be read, and room is made soon
                 store.touch(instance)
     except StoreRefusedError as error:
         if read_only:
@@ -83,7 +84,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """The number of the filesystem that a directory lies on, or would lie on; 0 of a bucket."""
+    """Return the device number of a directory's filesystem, or of its future one; 0 for a bucket."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -91,7 +92,7 @@ def filesystem_of(address: str) -> int:
 
 
 def check_there(address: str, store_id: str) -> None:
-    """See that a directory is still the store that it was.
+    """Check that a directory still is the same store.
 
     Raises:
         StoreError: it is not.
@@ -101,7 +102,7 @@ def check_there(address: str, store_id: str) -> None:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Whether a store's directory is gone, or is another store by now."""
+    """Return whether a store's directory is gone or holds another store."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreError as error:
@@ -109,10 +110,10 @@ def is_gone(address: str, store_id: str) -> bool:
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
-    """The store that a setting names: an address, ``none`` (or nothing), or ``auto``.
+    """Return the store that a setting names: an address, ``none`` (or empty), or ``auto``.
 
     Raises:
-        ConfigError: it names none of them.
+        ConfigError: the setting is none of these.
     """
     if text.lower() in ("", NONE):
         return StoreChoice("")
@@ -120,19 +121,22 @@ def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """The user's own, below the cache directory; none on a network filesystem, or with little room."""
+    """Return the user's own store in the cache directory; none on a network filesystem, on a read-only
+    one, or with little room.
+    """
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
+        # Raises for a name that messages cannot carry.
         str(directory).encode()
         there = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(there)
         read_only = read_only_reason(there)
         free_bytes = shutil.disk_usage(there).free
-    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that messages cannot carry
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that is no text
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
     if kind:
         return StoreChoice("", f"{there} is on a network filesystem ({kind})")
-    if read_only:  # before its free room: a read-only filesystem has none
+    if read_only:  # before the free room, which a read-only filesystem lacks
         return StoreChoice("", read_only)
     if free_bytes < _LEAST_FREE_BYTES:
         return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
@@ -140,7 +144,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
 
 
 def read_only_reason(directory: Path) -> str:
-    """Return why nothing can be written into a directory, for people; empty if it can."""
+    """Return why a directory cannot be written, for display; empty if it can."""
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return f"{directory} is on a read-only filesystem"
     usable = os.access(directory, os.W_OK | os.X_OK)
@@ -148,9 +152,7 @@ def read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
-    """The kind of network filesystem that a directory lies on; empty if it lies on a disk of this machine, or
-    if the system does not tell.
-    """
+    """Return the kind of network filesystem of a directory; empty for a local disk, or if unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -160,6 +162,7 @@ def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
         fields, _, rest = line.partition(" - ")
         _, _, _, _, place, *_ = [*fields.split(" "), *" " * 5]
         point = Path(_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), place))
+        # Of equal mount points, the last one hides the others.
         if (real == point or point in real.parents) and len(point.parts) >= found[0]:
             found = len(point.parts), rest.split(" ")[0]
     kind = found[1]

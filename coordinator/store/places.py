@@ -1,7 +1,7 @@
-"""Where records lie in the store: numbers for packs, and for each open dataset sixteen bytes a sample.
+"""Places of records in the store: numbers of packs, and 16 bytes per sample of each open dataset.
 
-The core knows packs by number; names, offsets and lengths are looked up here when a request or a page needs
-them. Ids are joined with a dataset's once, sorted, when it is opened.
+The core knows packs by number. Names, offsets and lengths are looked up here when a request or a page needs
+them. A dataset's ids are joined with the entries once, sorted, when it is opened.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"
 
 _SPOILT = np.uint32(2**31)
-"""Added to a pack's number: no good record was found there, but a request that was planned before may ask."""
+"""Flag on a pack's number: the record there is damaged, but earlier requests may still refer to it."""
 
 
 class Joined(NamedTuple):
-    """What a scan has found of a dataset: places in its catalog, and of each where its record lies."""
+    """Result of joining a dataset with entries: indices in its catalog, and the place of each record."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -54,7 +54,7 @@ class _Columns:
 
 
 class Places:
-    """The places of the open datasets' records. Numbers may be asked for in any thread; the rest in one."""
+    """The places of the open datasets' records. Only :meth:`number` is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """The number of a pack, from 1 up; never another's. One that was gone is there again."""
+        """Return the number of a pack, from 1, never reused. A lost pack counts as present again."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -76,26 +76,26 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], found: Found) -> Joined:
-        """Which of a dataset's ids a look has found in usable packs."""
+        """Return which of a dataset's ids a look has found in usable packs."""
         usable = zip(found.told.packs, found.usable.tolist(), strict=True)
         numbers = [self.number(pack.name) if good else 0 for pack, good in usable]
         return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32))
 
     def open(self, content: bytes, size: int) -> None:
-        """Make room for a dataset of so many samples, unless it is there."""
+        """Allocate a dataset of ``size`` samples unless it exists."""
         if content not in self._columns:
             pack, length = np.zeros((2, size), dtype=np.uint32)
             self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
 
     def close_unknown(self, opened: Iterable[bytes]) -> list[bytes]:
-        """Forget all other datasets; which they were."""
+        """Drop all other datasets; return which they were."""
         closed = [content for content in self._columns if content not in opened]
         for content in closed:
             del self._columns[content]
         return closed
 
     def put(self, content: bytes, joined: Joined) -> None:
-        """Note where records lie; nothing, if the dataset was closed meanwhile."""
+        """Record places; do nothing if the dataset was closed in the meantime."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[joined.indices] = joined.packs
@@ -110,19 +110,19 @@ class Places:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> int:
-        """Note where records lie in a pack that was just written; its number."""
+        """Record places in a newly written pack; return its number."""
         numbers = np.full(indices.size, number := self.number(pack), dtype=np.uint32)
         self.put(content, Joined(indices, numbers, offsets.astype(np.uint64), lengths.astype(np.uint32)))
         return number
 
     def forget(self, content: bytes, indices: NDArray[np.int64]) -> None:
-        """No good record was found there."""
+        """Mark records as damaged."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
 
     def lose(self, packs: Iterable[str]) -> NDArray[np.uint32]:
-        """These packs are gone: their numbers, of those that have one."""
+        """Mark packs as gone; return the numbers of those that have one."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
             lost = np.array(numbers, dtype=np.uint32)
@@ -130,7 +130,7 @@ class Places:
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """The samples of a dataset whose place is known, and their packs."""
+        """Return the samples of a dataset whose places are known, and their packs."""
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
@@ -139,20 +139,20 @@ class Places:
         return indices, packs[indices]
 
     def live(self) -> dict[str, int]:
-        """How many samples of open datasets each pack has, of those that have any."""
+        """Return the number of open datasets' samples in each pack that has any."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
+        # 0 stands for no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
     def of(
         self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
     ) -> RecordPlaces | None:
-        """The places of some samples; ``None`` if there is none.
+        """Return the places of some samples; ``None`` if there are none.
 
-        ``with_gone``: those too that are gone or spoilt by now, for a request that was planned before: its
-        function says so.
+        ``with_gone``: include lost packs and damaged records, for an earlier request, which reports them.
         """
         columns = self._columns.get(content)
         if columns is None:
@@ -160,6 +160,7 @@ class Places:
         numbers = columns.pack[indices]
         numbers = numbers & ~_SPOILT if with_gone else self._good(numbers)
         distinct, pack_of = np.unique(numbers, return_inverse=True)
+        # In the result, places count from 1, and 0 is unknown.
         if distinct.size and distinct[0] == 0:
             distinct = distinct[1:]
         else:
@@ -174,28 +175,29 @@ class Places:
         )
 
     def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Numbers of packs, and 0 for those that are gone and for spoilt records."""
+        """Return the numbers of packs, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
         good: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
         return good
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Which of a dataset's ids, shape (samples, 16), are among entries of segments.
+    """Return which of a dataset's ids, shape (samples, 16), are among entries of segments.
 
-    Of an id that is there twice the later entry holds.
+    If an id occurs twice, the later entry wins.
 
     Args:
         ids: of all samples, in their order.
         entries: with ``id``, ``offset``, ``bytes`` and ``pack``.
-        packs: numbers of packs, by the ``pack`` of the entries; 0 for those that must not be used.
+        packs: numbers of packs, indexed by the ``pack`` of the entries; 0 for unusable ones.
     """
     usable = packs[entries["pack"]] > 0
     entries = entries if usable.all() else entries[usable]
     wanted = np.ascontiguousarray(ids).view("<u8")
     there = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
-    # By the first half of an id; the second is compared. Two ids of one first half cost a decode, at worst.
+    # Sort by the first half of an id, then compare the second. Two ids with one first half cost a decode.
     order, by_need = np.argsort(there[:, 0], kind="stable"), np.argsort(wanted[:, 0])
+    # With a stable sort and side="right", this is the last of equal ids.
     at = np.searchsorted(there[order, 0], wanted[by_need, 0], side="right") - 1
     entry = order[np.maximum(at, 0)] if order.size else at[:0]
     by_need = by_need if order.size else by_need[:0]
@@ -213,9 +215,9 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has the samples of a directory as another one's; else nothing.
+    """Return a line for the user if the store has a directory's samples under another path; else empty.
 
-    One pack of each of the newest collections is looked at, while that takes no more than seconds.
+    Looks at one pack of each of the newest collections, for seconds at most.
 
     Raises:
         StoreError: the store does not answer.
@@ -236,9 +238,11 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         there = index.meta.bucket
         if there == catalog.bucket or not there.startswith(_DIRECTORY):
             continue
+        # Deriving ids takes time, so bound their total.
         derived += len(catalog)
         if derived > _IDS_DERIVED:
             break
+        # These are the samples' ids in the other directory.
         ids = replace(catalog, bucket=there).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:

@@ -1,4 +1,4 @@
-"""Room in the store: what packs take, how much they may, and which go first."""
+"""Room in the store: the bytes of its packs, their limit, and the order of removal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """What decides when a pack goes.
+    """The facts that decide when a pack is removed.
 
     Attributes:
         name: of the pack.
         bytes: its length.
-        useless: another decoder's, or broken.
-        used_s: when its collection was opened last, Unix time; 0 if nobody knows.
-        live: the share of its records that a catalog still has, as far as that is known; else 1.
-        wanted: whether a job that is open, here or elsewhere, reads its collection.
+        useless: it is broken, or was written by another decoder.
+        used_s: Unix time when its collection was last opened; 0 if unknown.
+        live: the share of its records that a catalog still has; 1 if unknown.
+        wanted: an open job, here or elsewhere, reads its collection.
     """
 
     name: str
@@ -44,12 +44,11 @@ class StoredPack:
 
 
 class Room:
-    """The packs of a store as far as this coordinator knows, and what they may take.
+    """The known packs of a store, and their limit.
 
     Args:
         address: of the store.
-        wanted_bytes: what it may take; 0 is a quarter of what a directory has and could have, and no bound
-            in a bucket.
+        wanted_bytes: the limit; 0: in a directory, a quarter of stored plus free bytes; in a bucket, none.
     """
 
     def __init__(self, address: str, wanted_bytes: int) -> None:
@@ -57,65 +56,65 @@ class Room:
         self._is_bucket = is_bucket(address)
         self._wanted_bytes = wanted_bytes
         self.bytes = wanted_bytes
-        """What all packs may take; 0 in a bucket that nothing bounds."""
+        """Limit of all packs; 0 in an unlimited bucket."""
         self.sizes: dict[str, int] = {}
         self.used_bytes = 0
-        """What all packs have together."""
+        """Bytes of all packs."""
         self.records: dict[str, int] = {}
         self.useless: set[str] = set()
         self.written_bytes = 0
-        """By this coordinator's functions, since the room was measured last."""
+        """Bytes written by this coordinator's functions since the last measurement."""
         self.exhausted = False
-        """Whether it was full still after what may go had gone."""
+        """True if it is still full after all that may be removed was removed."""
 
     @property
     def bounded(self) -> bool:
-        """Whether anything bounds it."""
+        """Return whether there is a limit."""
         return bool(self._wanted_bytes) or not self._is_bucket
 
     @property
     def excess_bytes(self) -> int:
-        """What has to go before more is written, 0 if it may be; what is being written now has a margin."""
+        """Bytes to remove before more are written, 0 if none. A margin allows for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
     def told(self) -> str:
-        """How full it is, for people."""
+        """Used and available size, for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
 
     @property
     def is_overdue(self) -> bool:
-        """Whether room is to be made, or so much was written that it is to be measured again."""
+        """Return whether to make room, or to measure again because much was written."""
         is_full = self.excess_bytes > 0 and not self.exhausted
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """A listing has found these packs. What was not known ``before`` it was written while it was made."""
+        """Take over a listing's packs. Known packs that are not in ``before`` are newer than it, and stay."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
 
     def wrote(self, pack: str, size: int, records: int) -> None:
-        """A function has written a pack."""
+        """Add a pack that a function wrote."""
         self.used_bytes += size - self.sizes.get(pack, 0)
         self.sizes[pack], self.records[pack] = size, records
         self.written_bytes += size
 
     def forget(self, packs: Iterable[str]) -> None:
-        """These packs are removed."""
+        """Drop removed packs."""
         for pack in packs:
             self.used_bytes -= self.sizes.pop(pack, 0)
             self.records.pop(pack, None)
             self.useless.discard(pack)
 
     def measure(self) -> None:
-        """See how much the packs may take now; blocks.
+        """Measure how much the packs may take now; blocks.
 
         Raises:
-            StoreGoneError: the directory is not there.
+            StoreGoneError: the directory does not exist.
         """
         if not self._is_bucket:
             try:
@@ -126,9 +125,9 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """The share of packs' records that open catalogs have, of packs whose catalogs list all of a bucket.
+        """Return the share of packs' records that open catalogs have, if these list a whole bucket.
 
-        Another folder of a bucket of S3 may be another's dataset; of a directory there is no other.
+        In S3, another folder of the bucket may belong to another dataset. For directories there is no other.
         """
         names = {name for packs in listed for name in packs if self.records.get(name)}
         return {name: live.get(name, 0) / self.records[name] for name in names}
@@ -136,12 +135,12 @@ class Room:
     def to_prune(
         self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
     ) -> list[str]:
-        """Which packs go now; none, while there is room.
+        """Return the packs to remove now; none while there is room.
 
         Args:
-            used: when collections were opened last.
+            used: last opening of each collection, Unix time.
             reading: collections that jobs have open here.
-            live: the share of packs' records that catalogs still have, where that is known.
+            live: the share of packs' records that catalogs still have, if known.
             now: Unix time.
         """
         packs = [
@@ -151,6 +150,7 @@ class Room:
                 name in self.useless,
                 used_s := used.get(collection := name.partition("-")[0], 0.0),
                 live.get(name, 1.0),
+                # Other coordinators mark the collections that their jobs read.
                 collection in reading or now - used_s < IN_USE_S,
             )
             for name, size in self.sizes.items()
@@ -159,24 +159,26 @@ class Room:
 
 
 def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """What a store in a directory may take: ``wanted_bytes``, or a quarter of what it has and could have.
+    """Return a directory's limit: ``wanted_bytes``, or a quarter of the stored plus the free bytes.
 
-    Never the last tenth of the disk.
+    The last tenth of the disk is never used.
     """
     share = wanted_bytes or (stored_bytes + free_bytes) // _SHARE
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
 def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
-    """Which packs go, so that so many bytes do: useless ones, then those whose samples are in no catalog any
-    more, then collections that nobody has opened for longest. What open jobs read goes last, and stays as far
-    as the rest frees ``bytes_too_many``: room for more of what they read is not worth any of it.
+    """Return the packs to remove in order to free ``bytes_to_free``.
+
+    First useless packs, then packs whose samples are in no catalog any more, then the collections opened
+    least recently. Packs that open jobs read come last, and only if the others do not free
+    ``bytes_too_many``: making room for more of the same data is not worth losing any of it.
     """
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
         if pack.useless:
             return 0, pack.used_s, pack.name
-        if pack.live < 0.5:  # noqa: PLR2004  # most of it is of no use
+        if pack.live < 0.5:  # noqa: PLR2004  # most of it is unused
             return 1, pack.live, pack.name
         return (3, pack.live, pack.name) if pack.wanted else (2, pack.used_s, pack.name)
 
