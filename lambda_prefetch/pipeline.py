@@ -1,7 +1,7 @@
 """The pipeline of a request's samples: threads fetch, threads decode, a thread pushes, all at once.
 
 Any failure of one sample becomes its outcome and leaves the others alone. The caller watches the decoders: a
-sample that takes longer than ``decode_timeout_s`` is given up, and samples not begun by then expire. All
+sample that takes longer than ``decode_timeout_s`` is abandoned, and samples not begun by then expire. All
 threads end with the invocation except the stuck one: only the end of its process ends that one, which
 :attr:`~superdl.lambda_prefetch.results.ResultColumns.stuck` requests.
 

@@ -91,7 +91,7 @@ def read_rows(
             f"{span.begin + len(data)}: {_LIST_AGAIN}",
         )
     try:
-        check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow would trust the declared sizes
+        check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow allocates what page headers declare
     except PagesError as error:
         raise spoiled("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = [(request.member_lengths[index], index) for index in indices]

@@ -36,7 +36,7 @@ class FunctionSettings:
     """The function's settings.
 
     ``decoders`` 0 means one per core on Lambda, elsewhere one. A sample whose decoding and steps take longer
-    than ``decode_timeout_s`` is given up for now. ``max_pixels`` 0 means the request's bound; ``text_bytes``
+    than ``decode_timeout_s`` is abandoned for now. ``max_pixels`` 0 means the request's bound; ``text_bytes``
     bounds each unpacked text in a PNG. ``fetch_threads`` 0 means the source's best number. ``fetch_bytes``
     and ``push_bytes`` bound the encoded objects and the finished records that wait between the stages; a
     single object or record may be larger. ``http_hosts`` are the web servers that may be read; for ``None``
