@@ -1,4 +1,4 @@
-"""Fetches a request's objects by threads, ahead of the decoders, within a budget of bytes.
+"""Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes.
 
 A thread requests many objects ahead, if the source allows it, and reads each answer to its end once it
 begins. While the decoders have enough to do the thread rests, and then finds many answers at once. So two

@@ -1,4 +1,4 @@
-"""Pushes finished records to the cache on its own thread, while the next samples are decoded.
+"""The pusher: a thread that sends finished records to the cache while the next samples are decoded.
 
 Records that queue up during one exchange go out with the next: batches grow as the cache slows down, and a
 fast cache gets each record at once. A record counts as cached only once its SET is acknowledged. A broken
@@ -104,11 +104,11 @@ class _Record:
 
 
 class Pusher:
-    """Takes records from any thread and stores them from its own.
+    """A thread that stores records in the cache; any thread may hand them over.
 
     At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until every record
     was acknowledged or refused, and then :attr:`results` has one entry for each; leaving it by an exception
-    drops the waiting ones. ``stored`` is called on that thread for each record that the cache acknowledged,
+    drops the waiting ones. ``stored`` is called on its thread for each record that the cache acknowledged,
     with its sample's place in the request, header and payload. It must not raise.
     """
 

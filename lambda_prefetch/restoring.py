@@ -1,4 +1,4 @@
-"""Restores records: from packs of the store into the cache. Nothing is fetched or decoded.
+"""Restoring of records: from packs of the store into the cache. Nothing is fetched or decoded.
 
 Threads read a request's records in pieces, each from one pack and by rising offsets: a disk reads ahead, and
 S3 gets one request for neighbours. Each record's header, id and hash are checked before it is pushed. A
@@ -86,7 +86,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
 
 
 class _Reader:
-    """Reads pieces, in several threads, and hands their records to the pusher."""
+    """A reader of pieces, in several threads, that hands their records to the pusher."""
 
     def __init__(
         self,

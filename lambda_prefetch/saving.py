@@ -1,4 +1,4 @@
-"""Saves records: from the cache into a pack of the store. Nothing is fetched or decoded.
+"""Saving of records: from the cache into a pack of the store. Nothing is fetched or decoded.
 
 The counterpart of :mod:`superdl.lambda_prefetch.restoring`, for records of functions that do not see the
 store. Records are read a few at a time, long ones in slices, so that memory stays bounded. Each record's

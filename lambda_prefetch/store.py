@@ -109,7 +109,7 @@ def trouble_in_words(error: Exception) -> str:
 
 
 class PackSaver:
-    """Writes acknowledged records of one request to a pack, and notes it in the result's columns.
+    """A writer of one request's acknowledged records to a pack, which it notes in the result's columns.
 
     Use it as a context. Leaving it normally lets the pack appear, as :meth:`commit` does; leaving it by an
     exception leaves nothing. Without ``meta``, the common fields of the pack's records, nothing is written;

@@ -52,8 +52,8 @@ class Draws:
     """The draws of an epoch.
 
     Attributes:
-        indices: the samples to draw, by their places in the catalog: little-endian int64, empty for all. An
-            index that occurs several times is drawn as often.
+        indices: the samples to draw, by their places in the catalog: little-endian int64, empty for all. A
+            repeated index is drawn once per occurrence.
         weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
         count: draws by weights in an epoch; 0 without weights.
         repeats: how often in a row each draw comes.

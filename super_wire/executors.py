@@ -17,7 +17,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The place where functions run, which decides what they can reach and how they are paid for."""
+    """The place where functions run, and so their reach and the way they are billed."""
 
     THIS_HOST = "processes of the coordinator's machine"
     OTHER_HOSTS = "machines that are paid for by the hour"

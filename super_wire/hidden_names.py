@@ -1,4 +1,4 @@
-"""``is_hidden``: recognizes a computer's own files among its user's, which are no samples."""
+"""``is_hidden``: the check for a computer's own files among its user's, which are no samples."""
 
 from __future__ import annotations
 

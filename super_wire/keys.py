@@ -81,7 +81,7 @@ def checked_outcome_stream(name: str) -> bytes:
     """Check a request's stream, which must be an outcome stream and nothing else in the cache.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no outcome stream.
     """
     prefix = OUTCOME_PREFIX.decode()
     if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):

@@ -92,7 +92,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
 
 
 class _Value:
-    """Reads one parameter, and reports errors with step number, name and value."""
+    """One parameter to read; errors name step number, parameter and value."""
 
     def __init__(self, where: str, value: object) -> None:
         self.where, self.value = where, value

@@ -284,7 +284,7 @@ def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: 
     if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
-    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # too large, though perhaps empty
+    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # perhaps empty
         raise RecordError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
         raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")

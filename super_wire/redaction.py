@@ -29,9 +29,8 @@ def keep_secrets_out_of_logs() -> None:
 
 
 def without_credentials(address: str) -> str:
-    """Return an address for display, without the part before ``@`` in its host and after ``?``.
-
-    Those may be a password or the signature of a presigned URL. Object keys with either are cut too.
+    """Return an address for display, without the text before an ``@`` in its host or after a ``?``, such as a
+    password or the signature of a presigned URL. Object keys that contain either are cut too.
     """
     place, question, _ = address.partition("?")
     scheme, separator, rest = place.rpartition("://")

@@ -76,9 +76,7 @@ class CacheAddress:
 
     @property
     def keeps_bytes(self) -> bool:
-        """``True`` if the transport detects flipped bits, as TLS and unix sockets do. TCP's checksum may not
-        detect them.
-        """
+        """``True`` if the transport detects flipped bits (TLS, unix sockets); TCP's checksum misses some."""
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:

@@ -28,7 +28,7 @@ _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """Return the path of an object's URL, percent-encoded as S3 signs it: once, keeping slashes and dots."""
+    """Return an object's URL path, percent-encoded as S3 signs it: once, slashes kept, not normalised."""
     return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
@@ -57,7 +57,7 @@ class _Moment:
 
 
 class Signer:
-    """Builds the header lines of signed requests; threads may share it.
+    """A builder of signed requests' header lines; threads may share it.
 
     Args:
         credentials: called once a second for the currently valid ones; ``None`` means no signatures.
