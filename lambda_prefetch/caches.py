@@ -83,6 +83,7 @@ def keep_cache(cache: str, nodes: NodeConnections) -> None:
     replaced = _idle.pop((os.getpid(), cache), None)
     _idle[os.getpid(), cache] = nodes
     if replaced is None and len(_idle) > _MAX_IDLE:
+        # Evict the least recently used address.
         replaced = _idle.pop(next(iter(_idle)))
     if replaced is not None:
         replaced.close()
@@ -99,6 +100,7 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
 
     def renewed(refused: Credentials, error: WrongPasswordError) -> Credentials:
         """Return other credentials if the password comes from a secret, which may have changed."""
+        # The cached secret was just refused.
         _read_secret.cache_clear()
         credentials = _with_secret(refused, name)
         if credentials == refused:
@@ -168,6 +170,7 @@ def _make_client(name: str) -> Any:
     import boto3
     from botocore.config import Config
 
+    # A secret named by its ARN may be in another region than the function.
     parts = name.split(":")
     region = parts[3] if len(parts) >= _ARN_PARTS and parts[0] == "arn" else None
     config = Config(

@@ -52,7 +52,7 @@ SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio"
 _MARK = "__step_version__"
 _CHECK = "__step_check__"
 
-# A name in a recipe is hashed, so it outlives a module's move: the name, and where the module is now.
+# Recipes hash a module's name, so the old name stays valid after a move: old name -> module's place now.
 _MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
@@ -159,6 +159,7 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"the custom step {name}: the module {module_name} has no function {function_name}")
     home = getattr(function, "__module__", None)
+    # Else requests could call any imported function, such as pickle.loads.
     if home != module_name:
         raise ConfigError(
             f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "

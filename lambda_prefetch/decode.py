@@ -158,6 +158,7 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
         return 1
     codec, *_, arguments = tiles[0]
     words = arguments if isinstance(arguments, tuple) else (arguments,)
+    # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
         why = f"a mask is a PGM whose numbers go to {words[-1]}, and Pillow spreads them to 255: write PNG"
         raise spoiled("undecodable", why)
@@ -177,6 +178,7 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     numbers = np.asarray(image)
     if image.mode in {"1", "L", "P"}:
         return Image.fromarray(numbers.astype(np.uint8) // scale)
+    # I;16B holds big-endian numbers.
     return Image.fromarray(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False))
 
 

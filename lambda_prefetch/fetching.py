@@ -107,6 +107,7 @@ def _share_out(read_bytes: int, members: list[Arrived]) -> None:
     """Divide the bytes read for all members among them."""
     share, left = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
+        # The first members take the remainder, so that the sum is exact.
         member.beside_bytes = share + (place < left) - len(member.data)
 
 
@@ -169,6 +170,7 @@ class Fetchers:
         with self._lock:
             self._stopping = True
             self._few.notify_all()
+        # Wake fetchers that wait for room which no decoder will release.
         self._budget.close()
         for thread in self._threads:
             thread.join()  # reads have deadlines of their own
@@ -193,7 +195,7 @@ class Fetchers:
         return arrived
 
     def stop(self) -> None:
-        """Return ``None`` to decoders once they have taken all arrived samples."""
+        """Make :meth:`next` return ``None`` once all arrived samples are taken."""
         with self._lock:
             self._untaken = 0
         self._arrived.put(None)
@@ -220,6 +222,7 @@ class Fetchers:
             self._error = error
             self._arrived.put(None)
         finally:
+            # Requests whose answers will not be read.
             for _, pending in begun.values():
                 pending.close()
 
@@ -308,6 +311,7 @@ class Fetchers:
             is_away = failure.outcome is Outcome.UNAVAILABLE
             if arrived.reserved_bytes is not None:  # it answered, and may then have waited for room
                 asked_s = time.perf_counter()
+            # A run of failures counts from its first.
             since_s = min(self._away_since_s, asked_s)
             self._trouble, self._away_since_s = failure.why, since_s if is_away else math.inf
         except BudgetClosedError:

@@ -221,6 +221,7 @@ def _prefetch(
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
+    # Leave time to answer before the platform ends the function.
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
     if request.kind is RequestKind.RESTORE:
         columns = restore(request, settings, expires_at=expires_at)
@@ -235,6 +236,7 @@ def _prefetch(
             limit_pixels=settings.max_pixels or request.limits.image_pixels,
             step_modules=settings.step_modules,
         )
+        # Fail the request at once, not each of its samples.
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
         bucket = open_source(request.bucket, settings)
@@ -285,7 +287,7 @@ def _memory_mb(context: Any) -> int:
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
-    """Refuse, before writing any pixel, if this is not the function that the coordinator first met."""
+    """Check, before any pixel is written, that this is the function that the coordinator first met."""
     wanted = request.function_version
     if wanted and wanted != installed_version():
         raise ConfigError(
@@ -308,8 +310,10 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
             f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "
             "of SUPER"
         )
+    # All ids in one comparison: much faster than one by one.
     derived = _derived_ids(request, recipe.digest, randomness).hex()
     if derived != "".join(request.ids):
+        # Name the first sample that differs.
         width = len(request.ids[0])
         mine = [derived[at : at + width] for at in range(0, len(derived), width)]
         at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])

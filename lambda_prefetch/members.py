@@ -55,6 +55,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
             groups.setdefault(place, MemberRange([], None)).indices.append(index)
             continue
         begin, end = offsets[index], offsets[index] + lengths[index]
+        # Members come by rising offset, so only the last range can take this one.
         last = ranges[-1] if ranges else None
         if last is not None and last.span is not None and objects[last.indices[0]] == objects[index]:
             span = Span(last.span.begin, max(last.span.end, end))

@@ -83,6 +83,7 @@ def produce(
             decoders.run(count, settings.decode_timeout_s)
             columns.source_requests = fetchers.ranges_read
         results = pusher.results
+        # Pointers reach the cache only once their pack is in the store.
         if (taken := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
                 for index, header, payload in taken:
@@ -123,6 +124,7 @@ class _Decoders:
 
         An error that belongs to no sample is raised here.
         """
+        # One thread first: small samples gain nothing from more.
         self._start(1, others=count - 1)
         try:
             self._watch(timeout_s)
@@ -138,6 +140,7 @@ class _Decoders:
         while living := [thread for thread in list(self._threads) if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._making.values())]
+            # Wait at most until the oldest running sample is overdue.
             living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
             self._give_up(time.monotonic() - timeout_s, timeout_s)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MIN_PIECE_BYTES", "BudgetClosedError", "ByteBudget", "Pushed", "Pusher"]
 
 MIN_PIECE_BYTES = 4096
-"""Minimum size that a piece counts for: about Python's overhead for keeping it."""
+"""Minimum counted size of a piece: about Python's overhead for keeping it."""
 
 _TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
 _MAX_RECORDS_PER_EXCHANGE = 64
@@ -43,7 +43,8 @@ class ByteBudget:
     """A bound in bytes on the pieces that wait between two stages of the pipeline.
 
     Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. A piece larger
-    than the whole capacity is admitted alone, once all others have left. Waiters are served in order.
+    than the whole capacity is admitted alone, once all others have left. Nothing overtakes a
+    piece that waits for room.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -99,6 +100,7 @@ class _Record:
 
     def command(self) -> Command:
         """Return the SET that stores it; the payload is not copied."""
+        # Encoded here, since the payload must stay a separate buffer.
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, self.size_bytes)
         return Command(self.key, (head + self.header, self.payload, b"\r\n"))
 
@@ -139,6 +141,7 @@ class Pusher:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._abandoned = kind is not None
         self._hand_over()
+        # An empty bundle ends the thread.
         self._waiting.put([])
         self._thread.join()  # every exchange has a deadline, so this ends
 

@@ -59,6 +59,7 @@ def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at:
         for index in range(len(request.ids)):
             columns.fail(index, Outcome.STORE_ERROR, columns.store_trouble)
         return columns
+    # Invocations of one process may share the store and its count of requests.
     pieces, requests_before = list(_pieces(request)), store.requests
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:

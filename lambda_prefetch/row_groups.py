@@ -206,6 +206,7 @@ _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueD
 def _footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
     """Return pyarrow's metadata of an object's footer, and count its reads; one thread reads it."""
     with _kept_lock:
+        # Weak values: the lock goes with the last thread that holds it.
         reading = _reading.setdefault(place, threading.Lock())
     with reading:
         with _kept_lock:
@@ -230,6 +231,7 @@ def _read_footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> An
     footer = _parsed(end[-size_bytes:])
     with _kept_lock:
         _kept[place] = size_bytes, footer
+        # Keep at least the newest footer, however long it is.
         while len(_kept) > 1 and sum(size for size, _ in _kept.values()) > _KEPT_BYTES:
             _kept.popitem(last=False)
     return footer
@@ -270,6 +272,7 @@ def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[S
     if leaf.max_repetition_level:  # a few bytes may declare billions of items
         raise spoiled("undecodable", "its row holds no bytes, but a list")
     chunk = footer.row_group(group).column(places[0])
+    # A dictionary page precedes the data pages, if there is one.
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:
         begin = min(begin, chunk.dictionary_page_offset)

@@ -53,6 +53,7 @@ def save(
         while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
             indices = range(at, min(at + count, len(request.ids)))
             longest = _save_some(indices, request, nodes, columns, saver)
+            # As many as fill a piece if all are as long as the longest so far.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _PIECE_BYTES // max(longest, 1)))
     if nodes.all_broken:
         nodes.close()

@@ -3,7 +3,7 @@
 With a global shuffle the members of a shard are read at random times, each by its own GET. So once a few
 members of a *block*, an aligned piece of a shard, have been read separately, the block is fetched whole, and
 its other members are read from the disk (the "ski rental" rule: at no time has it cost much more than the
-better of both). MosaicML Streaming and LitData keep whole shards on disk.
+better of the two). MosaicML Streaming and LitData keep whole shards on disk.
 
 A full cache accepts nothing more until blocks have been idle for a while: with random reads, replacing one
 block by another gains nothing.
@@ -83,7 +83,7 @@ class ShardCache:
     ) -> tuple[bytes | None, int, int]:
         """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
 
-        The first is ``None`` if a block can neither be read nor fetched here.
+        The bytes are ``None`` if a block can neither be read nor fetched here.
 
         Args:
             bucket: the bucket of the shard.
@@ -152,6 +152,7 @@ class ShardCache:
         with contextlib.ExitStack() as stack:
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
+                # A process that already fetches this block holds the lock.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists() or not self._claim(partial):
                     return None
@@ -195,6 +196,7 @@ class ShardCache:
                 self._alone_until_s = time.monotonic() + _FULL_S
                 return False
             with partial.open("wb") as claimed:
+                # A sparse file of full length reserves the room in the sums of other processes.
                 claimed.truncate(BLOCK_BYTES)
             return True
 

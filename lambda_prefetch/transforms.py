@@ -110,6 +110,7 @@ class Program:
     ) -> None:
         settings: Any = {"bucket": bucket, "epoch": epoch, "prefix": prefix}
         settings |= {"limit_pixels": limit_pixels, "step_modules": step_modules}
+        # Without fields, the recipe itself is the only part.
         self._parts = [
             Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
         ] or [self]
@@ -150,6 +151,7 @@ class Program:
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
         if not self._decodes:
+            # Read-only: a custom step must not change the received bytes.
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
         return self.run(decode(data, **self._how), key, sizes)
 

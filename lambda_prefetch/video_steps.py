@@ -74,6 +74,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
         stream = file.streams.video[0]
         stamps, count, last, all_say = [], 0, 0, True
         for packet in file.demux(stream):
+            # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
                 raise spoiled("undecodable", "a part of it is cut off or broken")

@@ -93,6 +93,7 @@ class Draws:
             if places is not None and shares.size != places.size:
                 raise ConfigError(f"weights are one for each index: {places.size:,}; not {shares.size:,}")
         if places is not None and shuffle:
+            # The same draws then have the same digest, and pack smaller.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
         indices, weights = (b"" if one is None else one.tobytes() for one in (places, shares))

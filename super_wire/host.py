@@ -39,6 +39,7 @@ def slots(root: Path = _ROOT) -> int:
             raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {told!r}")
         return int(told)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    # No quota: the slots' niceness keeps the ranks fast.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))

@@ -173,6 +173,7 @@ def sample_ids(
     behind = repeat(b"") if members is None else map(_with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
     for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):
+        # The bucket is hashed only once.
         state = head.copy()
         state.update(
             len(key).to_bytes(8, "little")
@@ -201,6 +202,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
         offsets: the start of each batch, in samples, and the end of the last: one more than batches.
     """
     count = len(ids) // ID_BYTES
+    # Prefix the ids of all batches with their length at once.
     framed = np.empty((count, 8 + ID_BYTES), dtype=np.uint8)
     framed[:, :8] = np.frombuffer(ID_BYTES.to_bytes(8, "little"), dtype=np.uint8)
     framed[:, 8:] = np.frombuffer(ids, dtype=np.uint8).reshape(count, ID_BYTES)

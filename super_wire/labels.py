@@ -194,6 +194,7 @@ def _unpacked(
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes are left over")
     found = RaggedLabels(rows, values)
+    # The dtype does not bound the lengths of lists.
     if size and label_sizes(found, text).max() > MAX_LABEL_BYTES:
         raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
     return found

@@ -93,6 +93,7 @@ def message_in(
 
 
 def _is_count(value: object) -> bool:
+    # Not isinstance(): True and False are ints too.
     return type(value) is int and 0 <= value < 2**63
 
 

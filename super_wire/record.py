@@ -168,6 +168,7 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
     """
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
+    # Each id is two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
@@ -216,6 +217,7 @@ def pack_header(
     sides = (size,) if shape is None else shape
     head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
     padding, (fetch_us, decode_us) = _NO_SIDES[len(sides) :], times
+    # Longer times, over 71 minutes, do not fit into the header.
     clipped = (min(fetch_us, _MAX_U32), min(decode_us, _MAX_U32))
     return _HEADER.pack(*head, *sides, *padding, *clipped, _id_prefix(sample_id))
 

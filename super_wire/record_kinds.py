@@ -217,6 +217,7 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
             raise ValueError(f"no array has shape {sides[:ndim]}")
         table.append((name, dtype, tuple(sides[:ndim])))
     names = [name.encode() for name, _, _ in table]
+    # One order only, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are not in order, or one comes twice")
     return table, at

@@ -301,6 +301,7 @@ class PrefetchResult:
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
         texts = (result.function_version, result.pack, result.store_trouble)
+        # Most results have nothing to clean: do not copy those.
         if result.messages or not "".join(texts).isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)

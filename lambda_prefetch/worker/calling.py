@@ -101,6 +101,7 @@ async def serve(
             await call.run()
         except _BrokenError as error:
             if call.heard_s is not None:
+                # It had answered: back off from the start, and log this loss.
                 heard_s, pause_s, is_told = call.heard_s, _FIRST_PAUSE_S, False
             away_s = loop.time() - heard_s
             if away_s > settings.linger_s:
@@ -294,6 +295,7 @@ def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
         return None
     trailing: Any = error.trailing_metadata() or ()  # pairs, unlike in the stubs
     named = dict(trailing).get(ERROR_METADATA_KEY, "")
+    # The name comes from the network, so only types of our own errors count.
     kind = getattr(errors, str(named), CoordinatorError)
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         kind = CoordinatorTrustError

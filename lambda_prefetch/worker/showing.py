@@ -89,6 +89,7 @@ async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event,
 
 def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
     try:
+        # In constant time, so that timing does not reveal the token.
         return hmac.compare_digest(shown.encode(), credentials.current_token().encode())
     except ConfigError as error:  # its file may be half written
         _log.warning("nobody may see metrics: %s", error)

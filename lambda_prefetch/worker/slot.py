@@ -92,7 +92,7 @@ def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     """Queue requests; end the process at once when there will be no more."""
     for line in requests_in:
         requests.put(line)
-    os._exit(0)  # not sys.exit: the function may run on for long, for no one
+    os._exit(0)  # not sys.exit: the function may run for long, and its answer is lost
 
 
 @functools.cache

@@ -181,6 +181,7 @@ class Slots:
     def _note_failure(self, reason: str) -> None:
         _log.warning("a slot failed and is replaced: %s", reason)
         self._failures, self._last_failure = self._failures + 1, reason
+        # Wake start(), which then fails if no slot became warm.
         if self._failures >= self.count:
             self._warm.set()
 
@@ -221,6 +222,7 @@ class _Slot:
     @property
     def cpu_s(self) -> float:
         with contextlib.suppress(OSError):  # it has ended
+            # utime and stime; the process name before them may hold spaces and parentheses.
             words = Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
             return (int(words[11]) + int(words[12])) / _TICKS
         return 0.0

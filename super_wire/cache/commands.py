@@ -96,6 +96,7 @@ class _Exchange:
         if nodes.slots is None:
             return {_Destination(nodes.home): left}
         places = {index: self._redirected.get(index) or self._destination(index) for index in left}
+        # A newer map may have a node for these slots.
         if None in places.values():
             nodes.refresh(_SLOTS_TIMEOUT_S)
             places |= {index: self._destination(index) for index in left if places[index] is None}

@@ -243,6 +243,7 @@ class CacheConnection:
         while at < len(views):
             end = min(at + _BUFFERS_PER_SEND, len(views))
             try:
+                # Never block here: _wait() bounds the wait by until_s.
                 sent = self._socket.sendmsg(views[at:end], [], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
@@ -306,6 +307,7 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
     else:
         opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Blocking from here on: limit_wait() sets the kernel's timeouts.
     opened.settimeout(None)
     return opened
 

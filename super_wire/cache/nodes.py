@@ -124,6 +124,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
         raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
+    # 16 bits suffice, since there are no more masters than slots.
     owners = array("h", [-1]) * SLOTS
     for item in reply:
         first, last, node = _range(item, asked)
@@ -239,6 +240,7 @@ class NodeConnections:
         if node in self._open:
             return self._open[node]
         if node in self.broken:
+            # A new instance: an error raised repeatedly would collect tracebacks.
             raise type(self.broken[node])(str(self.broken[node]))
         at_home = node == self.home or not node.host
         address = self.address if at_home else self.address.node(node.host, node.port)
@@ -286,6 +288,7 @@ class NodeConnections:
                 # The next one may know; if none does, the exchange reports it.
                 self.lose(node, str(error))
                 continue
+            # Keep a known map rather than an empty one.
             if (slots is not None and slots.nodes) or self.slots is None:
                 self.slots, self._told_by, self.stale = slots, node, False
                 break

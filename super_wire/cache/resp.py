@@ -77,6 +77,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
+    # Detect other protocols at once: their bytes may never contain a line's end.
     if mark and mark not in _MARKS:
         raise _malformed("an unknown mark", data, at)
     if end < 0:

@@ -51,6 +51,7 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
             directory outside all ``roots``.
         ObjectError: the environment lacks a setting that the client needs.
     """
+    # Clients are imported on demand: their packages may be missing, or slow to import.
     if bucket.startswith("s3://") and bucket != "s3://":
         from superdl.super_wire.objects.s3 import open_s3
 

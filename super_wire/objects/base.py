@@ -78,8 +78,10 @@ _KINDS: dict[Fault, tuple[type[SourceError], type[StoreError]]] = {
 }
 
 _FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
+# If-Match failed, or the object ends before the range.
 _FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}
 _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
+# 501 and 505: the server does not support the request at all.
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 

@@ -112,6 +112,7 @@ class Directory(Bucket):
                     raise
         descriptor = self._resolve(key)
         try:
+            # Reopen the checked file itself, not its path.
             return os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
         finally:
             os.close(descriptor)

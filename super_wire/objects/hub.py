@@ -98,6 +98,7 @@ class Dataset(Bucket):
         begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
         """Return the bytes of a file, or of a span of it."""
+        # A remembered URL may have expired: then look the file up once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)
             if version:

@@ -159,6 +159,7 @@ class S3Bucket(Bucket):
                 return
             body.seek(0)
             digest = hashlib.sha256()
+            # The signature needs the digest first, so the file is read twice.
             for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
                 digest.update(block)
             size = body.tell()
@@ -278,6 +279,7 @@ class S3Bucket(Bucket):
                     content = response.read(_BRIEF_BYTES)
                 region = region_in(response.status, response.headers, content)
                 self._told = response.headers.get("x-amz-bucket-region") or self._told
+                # Following a redirect costs no attempt, but happens only once.
                 if region not in {"", way.endpoint.region} and not followed:
                     followed, left, self._region = True, left + 1, region
                     self._follow(way)
@@ -313,6 +315,7 @@ class S3Bucket(Bucket):
         way = Route(endpoint, signer, pool, bool(proxy), self._patience)
         self._lean = self._lean and not proxy
         self._ended = ended = weakref.finalize(self, way.close)
+        # At exit the system closes the sockets.
         ended.atexit = False
         return way
 
@@ -358,4 +361,5 @@ def _after_fork() -> None:
         client.forget()
 
 
+# A child that used its parent's sockets would mix up the answers of both.
 os.register_at_fork(after_in_child=_after_fork)

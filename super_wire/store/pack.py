@@ -168,6 +168,7 @@ class PackWriter:
         self._write(self._entries)
         self._write(meta)
         numbers = (PACK_VERSION, self.count, entries_offset, len(meta))
+        # The hash also covers the footer, up to itself.
         digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
         self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
         self._file.flush()
@@ -201,6 +202,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     meta_at = entries_at + count * ENTRY_DTYPE.itemsize
     if meta_at + meta_bytes + _FOOTER.size != size or count > MAX_RECORDS or meta_bytes > _MAX_META:
         raise StoreFormatError(f"the footer tells of {count} records in a pack that is not of {size} bytes")
+    # The index of a large pack begins before the first read.
     if entries_at < tail_at:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
     index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
