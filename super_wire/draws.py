@@ -57,7 +57,7 @@ class Draws:
         weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
         count: draws by weights in an epoch; 0 without weights.
         repeats: how often in a row each draw comes.
-        lengths: of the batches of a single epoch in the order of ``indices``: little-endian int64.
+        lengths: of a single epoch's batches, little-endian int64; ``indices`` are then the epoch's order.
     """
 
     indices: bytes = b""
@@ -79,7 +79,7 @@ class Draws:
         """Make draws from a user's sequences of numbers, arrays or tensors; ``None`` for those not given.
 
         With ``shuffle`` the order of indices has no meaning, and they are kept in ascending order. The
-        coordinator checks that they fit the dataset, and that the weights can be drawn by.
+        coordinator checks that they fit the dataset, and that the weights are valid.
 
         Raises:
             ConfigError: something is wrong with them, which is named.

@@ -102,8 +102,8 @@ class Recipe:
     def fields(cls, **recipes: Recipe) -> Recipe:
         """Make a recipe for samples of several objects, as a key list names them, with a recipe per field.
 
-        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` is given
-        by the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
+        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` comes
+        from the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
         same numbers in both, matched by its position among the steps of its kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))

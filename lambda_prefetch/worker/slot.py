@@ -53,7 +53,7 @@ class InvocationContext:
         self._deadline_s = time.monotonic() + timeout_s
 
     def end_when_answered(self) -> None:
-        """End this process after the answer: a thread that hangs in it can be ended in no other way."""
+        """End this process after the answer, the only way to end a thread that hangs in it."""
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:

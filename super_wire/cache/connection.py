@@ -217,7 +217,8 @@ class CacheConnection:
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
         """Return the received bytes and at least one piece more.
 
-        It doubles large ones if more is there already, since an incomplete reply is parsed from its start.
+        Read as much again if it is there already, since an incomplete reply is parsed from its start each
+        time.
         """
         pieces = [received, self._next_piece(began_s, until_s)]
         more = len(pieces[1])

@@ -168,5 +168,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    """Return the object's version: every cloud's ETag differs for each."""
+    """Return the object's version: every cloud gives each version its own ETag."""
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

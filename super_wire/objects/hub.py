@@ -172,7 +172,7 @@ class Dataset(Bucket):
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Report that bytes may be read there, without the token; else raise ``ObjectError``."""
+        """Return ``True`` if bytes may be read there, without the token; else raise ``ObjectError``."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True

@@ -1,4 +1,4 @@
-"""An S3 bucket's endpoint, and the account that reads it: settings, credentials and endpoints.
+"""The account that reads S3 buckets: settings, credentials and endpoints.
 
 Settings are those of boto3 (variables, profiles), and ``SUPER_S3_ENDPOINT_URL``, ``SUPER_S3_ANONYMOUS`` and
 ``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire.
