@@ -141,6 +141,7 @@ class Fetchers:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
             pieces = [(one.indices[0], one) for one in ranges]
+            # Parts that are whole objects, not members.
             pieces += [(index, None) for index, member in enumerate(request.members) if not member]
             count = len(pieces)
             self._enough_arrived = sys.maxsize  # one range exceeds it; the budget bounds them instead

@@ -112,6 +112,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
         result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
     except Exception as error:
         if reply_to is not None:
+            # The coordinator waits for the stream, not for this call.
             _tell_failure(error, reply_to, context, settings, begun_ns)
         raise
     if reply_to is not None:

@@ -241,6 +241,7 @@ def _resized(
 
 def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     height, width = sides_of(step["size"])
+    # A crop larger than the image pads it, possibly beyond the limit.
     check_pixels(width, height, to.limit_pixels)
     box = center_crop_box(*image.size, width, height)
     return image if box == (0, 0, *image.size) else image.crop(box)

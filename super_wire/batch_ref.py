@@ -96,8 +96,7 @@ class BatchRef:
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> Labels:
-        """Return the labels, read-only: shape (samples,), also for named fields, or (samples, ...) for
-        arrays.
+        """Return the labels, read-only: shape (samples,), also with named fields, or (samples, ...).
 
         Lists that vary by sample give ``RaggedLabels``.
 

@@ -94,6 +94,7 @@ class Recipe:
             raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
             raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
+        # Without random steps, recipes that differ only in their seed are equal.
         self.augment_seed = augment_seed if self.random else 0
         self.digest = digest128(_dump({"pipeline": PIPELINE_VERSION, "steps": hashed}).encode())
         self.json = _dump({"pipeline": PIPELINE_VERSION, "steps": named, "augment_seed": self.augment_seed})

@@ -134,6 +134,7 @@ class _Value:
         borders = [_Value(self.where, border).number(0, MAX_SIDE, expected) for border in given]
         if len(borders) not in _NUMBERS_OF_BORDERS or not all(border.is_integer() for border in borders):
             self.fail(expected)
+        # One value is for all borders; two are (left and right, top and bottom).
         left, top, right, bottom = (int(border) for border in borders * (4 // len(borders)))
         return left if left == top == right == bottom else [left, top, right, bottom]
 
@@ -179,6 +180,7 @@ class _Value:
             self.fail("a mapping of JSON values")
         if len(text) > _MAX_CUSTOM_JSON:
             self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
+        # The round trip gives JSON's own types, and a copy that the user cannot change.
         parsed: dict[str, Any] = json.loads(text)
         return parsed
 

@@ -147,6 +147,7 @@ def _parent() -> Path:
         <= _LONGEST_SOCKET_PATH
     ):
         return parent
+    # The temporary directory's path is too long for a socket.
     return "/tmp" / Path(parent.name)  # noqa: S108  # its owner and mode are checked when it is made
 
 

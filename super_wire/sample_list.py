@@ -56,6 +56,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         begin = self._ends[place - 1] if place else 0
         label = self.labels[place]
         is_number = isinstance(label, np.number)
+        # Names of files need not be UTF-8.
         key = os.fsdecode(self._keys[begin : self._ends[place]])
         return self._below + key, label.item() if is_number else label
 

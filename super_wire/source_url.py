@@ -86,7 +86,7 @@ def split_url(url: str, name: str) -> tuple[str, str]:
 
 
 def join_url(bucket: str, key: str) -> str:
-    """Reverse :func:`split_url`."""
+    """Return the URL that :func:`split_url` splits into this bucket and key."""
     return f"{bucket}/{quote(key)}" if WEB_BUCKET.fullmatch(bucket) else f"{bucket}/{key}"
 
 

@@ -72,7 +72,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) of one pack, in S3 neighbours by one request; cut off like read."""
+        """Read several (offset, length) spans of one pack; neighbours in S3 share a request.
+
+        Spans may be cut off, as by :meth:`read`.
+        """
 
     def read_index(self, pack: str, size: int) -> PackIndex:
         """Read the index of a pack that has ``size`` bytes."""

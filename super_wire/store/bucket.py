@@ -77,7 +77,10 @@ class BucketStore(Store):
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) of one pack, neighbours by one request; maybe cut off like read."""
+        """Read several (offset, length) spans of one pack; neighbours share a request.
+
+        Spans may be cut off, as by :meth:`read`.
+        """
         found = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
