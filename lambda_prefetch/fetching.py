@@ -149,9 +149,7 @@ class Fetchers:
             pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
         self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
         self.ranges_read = 0
-        """Ranges of members read, including footers of Parquet files; for samples with fields, whole objects
-        too.
-        """
+        """Ranges of members read, with footers of Parquet files; with fields, whole objects too."""
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
