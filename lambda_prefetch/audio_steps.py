@@ -1,7 +1,7 @@
-"""The shipped steps on audio: samples at a rate, by libsndfile and soxr, and log-mel spectrograms of them.
+"""Shipped audio steps: resampled waveforms, by libsndfile and soxr, and their log-mel spectrograms.
 
 They are custom steps whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.audio` names them. A module of its own, because of what it imports.
+:meth:`superdl.super_wire.recipe.Recipe.audio` names them. The module is separate because of its imports.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _LINEAR_HZ, _KNEE_HZ, _LOG_STEP = 200 / 3, 1000.0, float(np.log(6.4) / 27)
 def waveform(
     array: NDArray[Any], *, rate: int, max_seconds: float, mono: bool = True, samples: int = 0
 ) -> NDArray[Any]:
-    """The samples of an audio file, float32 from -1 to 1: (channels, samples), or (samples,) where mono.
+    """Decode an audio file to float32 from -1 to 1: (channels, samples), or (samples,) if ``mono``.
 
     Args:
-        array: the file's bytes: what libsndfile reads, such as WAV, FLAC, OGG and MP3.
-        rate: samples a second, which soxr makes of the file's at its quality HQ.
-        max_seconds: a longer file is refused, by its header and again while it is read; so is one of more
-            than 512 MiB as float32.
-        mono: the mean of the channels.
-        samples: 0 gives as many as there are; else so many from the beginning, with zeros behind.
+        array: the file's bytes, in any format that libsndfile reads, such as WAV, FLAC, OGG and MP3.
+        rate: samples per second of the result; soxr resamples at its quality HQ.
+        max_seconds: refuse a longer file, by its header and again while reading; one of more than 512 MiB as
+            float32 is refused too.
+        mono: average the channels.
+        samples: length of the result, cut or padded with zeros at the end; 0 keeps the file's length.
     """
     data = array.tobytes()
     if not data:
@@ -65,12 +65,13 @@ def waveform(
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
-    """All samples, (samples, channels), and their rate; no more are held than ``max_seconds`` of them."""
+    """Read all samples, (samples, channels), and their rate; hold at most ``max_seconds`` of them."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
         raise spoiled(
             "undecodable", f"{len(data)} bytes of a WAV file of {whole + _RIFF_HEAD}: it is cut off"
         )
+    # A header may lie about the length: check what it declares, then what is read.
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:
@@ -105,10 +106,11 @@ def _check_length(count: int, limit: int, max_seconds: float) -> None:
 def mel(
     array: NDArray[Any], *, rate: int, bands: int = 80, window: int = 400, hop: int = 160
 ) -> NDArray[Any]:
-    """The natural logarithm of mel power: float32 of shape (bands, frames), or (channels, bands, frames).
+    """Return the natural logarithm of mel power: float32, (bands, frames) or (channels, bands, frames).
 
-    Frames are centred, their edges reflected, under a periodic Hann window; bands are Slaney's, from 0 to
-    half the rate, of equal area. That is librosa's and transformers' default, of power not below 1e-10.
+    Frames are centred, with reflected edges, under a periodic Hann window. Bands follow Slaney, from 0 to
+    half the rate, with equal area. These are the defaults of librosa and transformers; power is clipped at
+    1e-10.
     """
     if array.shape[-1] <= window // 2:
         raise spoiled("too_small", f"{array.shape[-1]} samples are fewer than half a window of {window}")
@@ -123,7 +125,7 @@ def mel(
 
 @functools.lru_cache(maxsize=8)
 def _filters(rate: int, bands: int, window: int) -> NDArray[np.float64]:
-    """Triangles over the frequencies of a window, (frequencies, bands)."""
+    """Return triangular filters over the frequencies of a window, (frequencies, bands)."""
     knee = _KNEE_HZ / _LINEAR_HZ
     top = rate / 2
     top_mel = knee + np.log(top / _KNEE_HZ) / _LOG_STEP if top > _KNEE_HZ else top / _LINEAR_HZ

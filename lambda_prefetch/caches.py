@@ -1,9 +1,9 @@
-"""The function's caches: opened with its credentials, and kept for the next invocation to find.
+"""The function's cache connections: opened with its credentials and kept for the next invocation.
 
-A few addresses are kept for each process, and one user at a time has a cache's connections. Where a secret of
-AWS Secrets Manager has user and password, it is read when a connection first needs it, and again when the
-cache refuses what it said. What the secret says is in no message, and in no exception that one of ours was
-raised from.
+Each process keeps a few addresses, and a cache's connections have one user at a time. If a secret of AWS
+Secrets Manager holds user and password, it is read when a connection first needs it, and again when the cache
+refuses them. The secret's content appears in no message, and in no exception that one of ours was raised
+from.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _DENIED = (
 )
 _REMEDIES = {
     "AccessDeniedException": _DENIED,
-    "403": _DENIED,  # in words that are not Secrets Manager's own, such as a proxy's
+    "403": _DENIED,  # from something other than Secrets Manager, such as a proxy
     "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
     "InvalidRequestException": "restore it if it is marked for deletion",
     "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",
 }
 
-# By process and address, the longest unused first.
+# By process and address, least recently used first. A fork must not share its parent's sockets.
 _idle: dict[tuple[int, str], NodeConnections] = {}
 
 
 def warm_connection(cache: str, settings: FunctionSettings) -> None:
-    """Open a connection for the first invocation to find.
+    """Open a connection for the first invocation to use.
 
     Raises:
         CacheError: the cache is unreachable or refuses the credentials.
@@ -65,10 +65,10 @@ def warm_connection(cache: str, settings: FunctionSettings) -> None:
 
 
 def take_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
-    """What this process has kept of a cache, or a new one; the taker has it alone.
+    """Return this process's kept connections to a cache, or new ones, for the caller's sole use.
 
     Raises:
-        ConfigError: the address is none, or the certificates cannot be used.
+        ConfigError: the address is invalid, or the certificates cannot be used.
         CacheError: the secret that holds the password cannot be read.
     """
     kept = _idle.pop((os.getpid(), cache), None)
@@ -79,17 +79,18 @@ def take_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
 
 
 def keep_cache(cache: str, nodes: NodeConnections) -> None:
-    """Put connections where the next invocation finds them: one cache per address, and few addresses."""
+    """Keep connections for the next invocation: one cache per address, and few addresses."""
     replaced = _idle.pop((os.getpid(), cache), None)
     _idle[os.getpid(), cache] = nodes
     if replaced is None and len(_idle) > _MAX_IDLE:
+        # Evict the least recently used address.
         replaced = _idle.pop(next(iter(_idle)))
     if replaced is not None:
         replaced.close()
 
 
 def close_idle_connections() -> None:
-    """Close what is kept for the next invocation; it opens its own then."""
+    """Close all kept connections; the next invocation opens its own."""
     while _idle:
         _idle.popitem()[1].close()
 
@@ -98,7 +99,8 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
     address, name = CacheAddress.parse(cache), settings.cache_secret
 
     def renewed(refused: Credentials, error: WrongPasswordError) -> Credentials:
-        """Other credentials where the password comes from a secret, which may have changed since."""
+        """Return other credentials if the password comes from a secret, which may have changed."""
+        # The cached secret was just refused.
         _read_secret.cache_clear()
         credentials = _with_secret(refused, name)
         if credentials == refused:
@@ -109,7 +111,7 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
 
 
 def _with_secret(given: Credentials, name: str) -> Credentials:
-    """Credentials with the user and password of a secret; those ``given`` where its name is empty."""
+    """Return credentials with a secret's user and password; ``given`` if the secret's name is empty."""
     if not name:
         return given
     username, password = _read_secret(name, os.getpid())
@@ -118,7 +120,7 @@ def _with_secret(given: Credentials, name: str) -> Credentials:
 
 @functools.lru_cache(maxsize=_MAX_IDLE)
 def _read_secret(name: str, _process: int) -> tuple[str, str]:
-    """User and password in a secret, by its ARN or its name in the function's own region.
+    """Read user and password from a secret, by its ARN or its name in the function's own region.
 
     Raises:
         CacheError: the secret cannot be read, or holds no password.
@@ -130,11 +132,11 @@ def _read_secret(name: str, _process: int) -> tuple[str, str]:
             text = client.get_secret_value(SecretId=name).get("SecretString", "")
     except ClientError as error:
         raise _refused(name, error.response.get("Error", {})) from error
-    except (BotoCoreError, ValueError) as error:  # an endpoint that is no URL is a ValueError
+    except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
         raise _unreachable(name, error) from error
     try:
         content = json.loads(text)
-    except ValueError:  # not chained: it carries the text along
+    except ValueError:  # not chained: the error contains the text
         content = None
     if not isinstance(content, dict):
         raise CacheError(f"the secret {name} is not {_FORM}")
@@ -168,6 +170,7 @@ def _make_client(name: str) -> Any:
     import boto3
     from botocore.config import Config
 
+    # A secret named by its ARN may be in another region than the function.
     parts = name.split(":")
     region = parts[3] if len(parts) >= _ARN_PARTS and parts[0] == "arn" else None
     config = Config(

@@ -1,8 +1,8 @@
-"""Custom steps: functions of the user's, named ``module:function@version`` and deployed with the function.
+"""Custom steps: user functions, named ``module:function@version`` and deployed with the function.
 
 A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
-lists it, or if it came with SUPER (:data:`SHIPPED`). A step is a function that this module defines and marks
-with its version::
+lists it, or if SUPER ships it (:data:`SHIPPED`). A step is a function that this module defines and marks with
+its version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -10,12 +10,13 @@ with its version::
     def invert(array):
         return 255 - array
 
-What the module imports is no step: ``from pickle import loads`` would run code out of an image's bytes.
+Functions that the module only imports are not steps: ``from pickle import loads`` would run code out of an
+image's bytes.
 
-A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
-on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
-gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
-not write to it, returns an array that a record can hold, and may be called in several threads at once. It
+A step is called as ``function(array, **params)``; a random one also gets ``seed=``, an integer that depends
+on sample and epoch. The array is the image as uint8 of shape (height, width, 3), or the result of the custom
+step before, or, for a first step with ``"input": "bytes"``, the object itself: uint8 of shape (bytes,). A
+step must not write to it, returns an array that a record can hold, and may run in several threads at once. It
 may also return a dict of named arrays, such as an image and its mask; then only custom steps may follow.
 """
 
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
 __all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
 
 Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
-"""What becomes of a sample: one array, or several named ones."""
+"""A processed sample: one array, or several named ones."""
 
 SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio", "text", "video"))
-"""Modules of steps that come with SUPER; each needs an extra of the package."""
+"""Modules of steps that SUPER ships; each needs an extra of the package."""
 
 _MARK = "__step_version__"
 _CHECK = "__step_check__"
 
-# A name in a recipe is hashed, so it outlives a module's move: the name, and where the module is now.
+# Recipes hash a module's name, so the old name stays valid after a move: old name -> module's place now.
 _MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
@@ -59,11 +60,11 @@ _Step = TypeVar("_Step", bound="Callable[..., Any]")
 def custom_step(version: str, *, check: Callable[..., object] | None = None) -> Callable[[_Step], _Step]:
     """Mark a function as a custom step of this version; change it when the step's results change.
 
-    ``check`` is called with the step's parameters before a request's first sample. What it raises refuses the
-    request, where the same from the step would fail each sample by itself.
+    ``check`` is called with the step's parameters before a request's first sample. An error in it refuses the
+    whole request, while an error in the step would fail the samples one by one.
 
     Raises:
-        TypeError: the version is no text, as where the mark is written without one.
+        TypeError: the version is not a string, such as when the decorator is used without one.
     """
     if not isinstance(version, str):
         raise TypeError('a step is marked with its version, a text: write @custom_step("1")')
@@ -77,7 +78,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
 
 
 class CustomStep:
-    """One custom step, found and checked.
+    """One custom step, imported and checked.
 
     Raises:
         ConfigError: its module is not allowed or cannot be imported, it has no such function or another
@@ -100,18 +101,19 @@ class CustomStep:
                 ) from error
 
     def run(self, array: Made, seed: int) -> Made:
-        """What the step makes of an array, or of named ones; a random step gets ``seed`` too.
+        """Run the step on an array, or on named ones; a random step gets ``seed`` too.
 
         Raises:
-            SampleFailedError: it raised, or gave nothing that a record can hold (outcome ``step_error``).
+            SampleFailedError: the step raised, or returned nothing that a record can hold (outcome
+                ``step_error``).
         """
         drawn = {"seed": seed} if self._random else {}
         try:
             made = self._function(array, **self._params, **drawn)
         except SampleFailedError:
-            raise  # a shipped step says what is wrong with the bytes
+            raise  # a shipped step reports a fault of the bytes
         except MemoryError:
-            raise  # no fault of these bytes
+            raise  # not the fault of these bytes
         except Exception as error:  # the user's code may raise anything; other samples go on
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
@@ -128,7 +130,7 @@ class CustomStep:
             raise self._wrong_result(type(made).__name__)
         if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
             raise self._wrong_result(f"{made.dtype} of shape {made.shape}")
-        return made.copy()  # it waits to be stored, and the step may use its memory again
+        return made.copy()  # it waits to be stored, and the step may reuse its memory
 
     def _wrong_result(self, found: str) -> SampleFailedError:
         return SampleFailedError(
@@ -157,6 +159,7 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"the custom step {name}: the module {module_name} has no function {function_name}")
     home = getattr(function, "__module__", None)
+    # Else requests could call any imported function, such as pickle.loads.
     if home != module_name:
         raise ConfigError(
             f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "

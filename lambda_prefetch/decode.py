@@ -1,8 +1,8 @@
-"""Encoded bytes to an upright RGB image, with Pillow.
+"""Decoding of encoded bytes to an upright RGB image, with Pillow.
 
-Greyscale, CMYK, palette, alpha and 16-bit images become RGB as ``Image.convert("RGB")`` makes them, which is
-what torchvision's ImageFolder gives: alpha is dropped, not composed. Unlike there, an image whose EXIF says
-that the camera was turned is turned upright.
+Greyscale, CMYK, palette, alpha and 16-bit images become RGB as by ``Image.convert("RGB")``, like in
+torchvision's ImageFolder: alpha is dropped, not blended. Unlike there, images are rotated upright by their
+EXIF orientation.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ FORMATS = (
     *("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP"),
     *(kind for kind, feature in _OPTIONAL.items() if features.check(feature)),
 )
-"""ImageFolder's formats; GIF, which some data sets hold under a wrong name; and AVIF and JPEG 2000 where
-Pillow was built with them. Pillow knows many more, some of which run other programs.
+"""ImageFolder's formats; GIF, which some data sets hold under a wrong extension; AVIF and JPEG 2000 if Pillow
+was built with them. Pillow knows many more, some of which run other programs.
 """
 
 _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
 
 class _FillsHere:
-    """Pillow's switch for truncated images, with a value for each thread: Pillow asks it for its truth."""
+    """Pillow's switch for truncated images, with a value per thread: Pillow tests its truth value."""
 
     def __init__(self, elsewhere: object) -> None:
         self._elsewhere = elsewhere
@@ -49,18 +49,18 @@ class _FillsHere:
 ImageFile.LOAD_TRUNCATED_IMAGES = _FillsHere(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
 MAX_SCANS = 100
-"""A JPEG's scans at most. Encoders write some ten; each one makes a decoder pass over all pixels again."""
+"""Limit on a JPEG's scans. Encoders write about ten; each one costs the decoder a pass over all pixels."""
 
 _MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
 _SCALES = {"L;2": 85, "L;4": 17}
-"""What Pillow multiplies grey levels of two and four bits with, that white be 255."""
+"""Pillow's multipliers for grey levels of two and four bits, which make white 255."""
 _WHOLE = (255, 65535)
 
 _JPEGS = frozenset({"JPEG", "MPO"})
 _SCAN = b"\xff\xda"
 _FEW_BYTES = 2**12
-_BLOCK = 2**20  # bytes that are looked at together, so that little memory is needed
-# 0xff and what makes a marker of it: within a scan it is followed by 0, or by a restart's number.
+_BLOCK = 2**20  # bytes searched at a time, to bound memory
+# A marker is 0xff and another byte; within a scan, 0xff is followed by 0 or by a restart's number.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _START_OF_IMAGE = b"\xff\xd8"
 _SEGMENT = struct.Struct(">HH")  # marker, and length without the marker
@@ -68,10 +68,10 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, components
 _BASELINE, _FIRST_SCAN = 0xFFC0, 0xFFDA
 _APP0, _JFIF_BYTES = 0xFFE0, 16
 _BITS, _COMPONENTS = 8, 3
-_PIXELS_PER_BYTE = 256  # more are in no image but of one colour
-# That frame, the tables that its decoder needs, JFIF's, and comments.
+_PIXELS_PER_BYTE = 256  # only images of a single colour exceed this
+# The baseline frame, the decoder's tables, JFIF's header, and comments.
 _PLAIN_SEGMENTS = frozenset({_BASELINE, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFFE})
-_END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # without a length behind them
+_END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # no length follows them
 
 _ORIENTATION_TAG = 0x0112
 _TILE_SIDE_TAGS = (0x0142, 0x0143)
@@ -95,18 +95,18 @@ def decode(
     of_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
-    """An RGB image, upright; or a mask's numbers as they are stored.
+    """Decode to an upright RGB image, or to a mask's stored numbers.
 
-    The header alone is read before the size in pixels is checked, so a decompression bomb costs nothing. Of
-    an animation, the first frame counts.
+    Only the header is read before the size in pixels is checked, so a decompression bomb costs nothing. Of an
+    animation, the first frame is decoded.
 
     Args:
         data: the encoded image.
         limit_pixels: bound on width times height, before any reduction.
-        enough_side: where it is not 0, a JPEG is decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8
-            that leaves its shorter side this many pixels, if it has as many.
-        of_mask: give the numbers of its one channel instead.
-        fills: whether what is missing of a truncated image is filled.
+        enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves its
+            shorter side at least this many pixels, if it has that many.
+        of_mask: return the numbers of the only channel instead.
+        fills: fill the missing part of a truncated image instead of failing.
 
     Raises:
         SampleFailedError: a permanent failure.
@@ -114,6 +114,7 @@ def decode(
     """
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
+    # The fast path needs neither draft() nor the fill switch.
     if not enough_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
     token = _FILLS.set(fills)
@@ -124,20 +125,20 @@ def decode(
 
 
 def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_mask: bool) -> Image.Image:
-    """Decode by Pillow's long way, which knows all formats."""
+    """Decode with Pillow's full path, which handles all formats."""
     image = _open(data)
     check_pixels(*image.size, limit_pixels)
     if image.format in _JPEGS:
         _check_scans(data)
     try:
-        if image.format == "TIFF":  # a small image may have one huge tile, which libtiff unpacks whole
+        if image.format == "TIFF":  # libtiff unpacks whole tiles, and one may be huge
             width, height = (image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS)
             check_pixels(width, height, limit_pixels)
         if enough_side:
-            image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
+            image.draft(None, (enough_side, enough_side))  # only JPEG's decoder uses it
         scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1
         image.load()
-        # Pillow would warn of transparency that convert() drops; that is what is wanted.
+        # Pillow would warn that convert() drops the transparency, which is intended.
         image.info.pop("transparency", None)
         upright = _UPRIGHT.get(_orientation(image))
         if upright is not None:
@@ -147,16 +148,17 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
         return image if image.mode == "RGB" else image.convert("RGB")
     except (MemoryError, SampleFailedError):
         raise
-    except Exception as error:  # broken bytes make Pillow's decoders raise anything; the tombstone tells what
+    except Exception as error:  # broken bytes make Pillow raise anything; the tombstone names it
         raise _undecodable(error) from error
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
-    """By how much Pillow's decoder multiplies grey levels, as the tiles say that it is about to decode."""
+    """Return Pillow's multiplier for grey levels, by the tiles that it is about to decode."""
     if not tiles:
         return 1
     codec, *_, arguments = tiles[0]
     words = arguments if isinstance(arguments, tuple) else (arguments,)
+    # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
         why = f"a mask is a PGM whose numbers go to {words[-1]}, and Pillow spreads them to 255: write PNG"
         raise spoiled("undecodable", why)
@@ -164,7 +166,7 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
-    """The numbers of an image of one channel, ``scale`` times less than Pillow has them."""
+    """Return the numbers of a one-channel image, divided by ``scale``, Pillow's multiplier."""
     if image.mode not in _MASKS:
         raise spoiled(
             "undecodable",
@@ -176,12 +178,14 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     numbers = np.asarray(image)
     if image.mode in {"1", "L", "P"}:
         return Image.fromarray(numbers.astype(np.uint8) // scale)
+    # I;16B holds big-endian numbers.
     return Image.fromarray(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False))
 
 
 def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Bound each text of a PNG, unpacked, in this process. Pixels are bounded by :func:`decode` alone, since
-    Pillow's own bound counts crops too.
+    """Bound each unpacked text of a PNG in this process, and disable Pillow's pixel limit.
+
+    Only :func:`decode` bounds pixels: Pillow's limit would count crops too.
     """
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
@@ -189,21 +193,21 @@ def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
 
 
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
-    """Refuse an image, or what a step would make of it, that has more pixels than the request allows."""
+    """Refuse an image, or the result of a step, that has more pixels than the request allows."""
     if width * height > limit_pixels:
         raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:
-    """A JPEG as most data sets have them, decoded without opening it as a file.
+    """Decode a typical JPEG without opening it as a file.
 
-    Pillow's decoder makes the pixels, as ever; opening costs half as much again where they are 64x64.
-    ``None`` for all other images, and for what is broken in any way: then Pillow's long way says what it is.
+    Pillow's decoder makes the pixels as always; opening would add half of the cost for 64x64 pixels. Return
+    ``None`` for all other images and for broken ones, so that the full path can report the fault.
     """
     size = _plain_size(data)
     if size is None:
         return None
-    # A baseline image has a scan for each component at most. Memory is taken for all that a header promises.
+    # Baseline has at most a scan per component. Memory is allocated for all pixels that the header declares.
     pixels = size[0] * size[1]
     if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _marks(data) > _COMPONENTS:
         return None
@@ -214,7 +218,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
 
 
 def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
-    """Width and height of a baseline JPEG in colour without EXIF; ``None`` if it is something else."""
+    """Return width and height of a baseline colour JPEG without EXIF; ``None`` for anything else."""
     size, at = None, len(_START_OF_IMAGE)
     if not data.startswith(_START_OF_IMAGE):
         return None
@@ -226,7 +230,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
                 if size is not None or (bits, components) != (_BITS, _COMPONENTS):
                     return None
                 size = width, height
-            elif marker == _APP0 and length < _JFIF_BYTES:  # which Pillow cannot read
+            elif marker == _APP0 and length < _JFIF_BYTES:  # too short for Pillow
                 return None
             at += 2 + length
             marker, length = _SEGMENT.unpack_from(data, at)
@@ -236,10 +240,10 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Refuse a JPEG of more scans than :data:`MAX_SCANS`: thousands would take minutes to decode."""
+    """Refuse a JPEG with more than :data:`MAX_SCANS` scans: thousands would take minutes to decode."""
     if _marks(data) <= MAX_SCANS:
         return
-    # A thumbnail's mark, or one in what follows the image, begins no scan: now look at each segment.
+    # The marks of a thumbnail, or behind the image's end, begin no scan: now walk the segments.
     scans, marker = 0, _MARKER.search(data)
     while marker is not None and marker[1] != _END_OF_IMAGE:
         scans += marker[0] == _SCAN
@@ -252,15 +256,13 @@ def _check_scans(data: bytes | bytearray) -> None:
 
 
 def _marks(data: bytes | bytearray) -> int:
-    """How often :data:`_SCAN` is in the bytes; five times as fast as their own ``count`` where they are many.
-
-    Where they are few, numpy would let other threads have the interpreter, and wait to have it back.
-    """
+    """Count :data:`_SCAN` in the bytes, for long ones five times as fast as their own ``count``."""
+    # For a few bytes numpy would release the GIL, and wait to get it back.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)
     array, marks = np.frombuffer(data, dtype=np.uint8), 0
     for at in range(0, array.size, _BLOCK):
-        block = array[at : at + _BLOCK + 1]  # one more: a mark may lie across
+        block = array[at : at + _BLOCK + 1]  # one more: a mark may cross blocks
         marks += int(np.count_nonzero((block[:-1] == _SCAN[0]) & (block[1:] == _SCAN[1])))
     return marks
 
@@ -286,9 +288,9 @@ def _undecodable(error: Exception) -> Exception:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) to 8; 1 where there is none."""
+    """Return the EXIF orientation, 1 (upright) to 8; 1 without one."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except (SyntaxError, ValueError, TypeError, KeyError, IndexError, OSError, struct.error):
-        return 1  # the EXIF block is broken and cannot say; the pixels are good
+        return 1  # the EXIF block is broken, the pixels are good
     return orientation if isinstance(orientation, int) else 1

@@ -1,9 +1,9 @@
 """The decoder's fingerprint: proof that this function decodes as all others do.
 
-A few small images of the kinds that decoders disagree about are carried along, encoded, and run through fixed
-recipes; the digest of all their pixels is answered when the function warms up. One that differs (another
-libjpeg, another Pillow, another processor) would give other bytes for the same sample ids, so executors
-refuse it. On the wire and in the cache the fingerprint is called ``golden``.
+A few small encoded images, of the kinds that decoders disagree about, are run through fixed recipes. A warm
+event's answer has the digest of all their pixels. A different digest (another libjpeg, another Pillow,
+another processor) means other bytes for the same sample ids, so executors refuse that function. On the wire
+and in the cache the fingerprint is called ``golden``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _RECIPES: tuple[list[dict[str, Any]], ...] = (
 )
 
 # Noise of these sizes, (width, height), is resized as well: smooth images hide the order in which a resampler
-# takes columns and rows. Pillow 13 takes the cheaper one first, earlier versions always columns.
+# handles columns and rows. Pillow 13 does the cheaper one first, earlier versions always columns.
 _NOISE_SIZES = ((23, 61), (61, 23), (31, 33))
 
 
-# Filters that recipes got later. Where they give these pixels the fingerprint is what it was before them, so
-# that stores that were written then keep their worth.
+# Filters that were added later. If they give these pixels, the fingerprint stays as it was before, so that
+# stores written back then remain usable.
 _FILTERS: tuple[list[dict[str, Any]], ...] = tuple(
     [{"op": "resize", "size": size, "interpolation": name}]
     for name in ("nearest", "box", "hamming", "bicubic", "lanczos")
@@ -45,19 +45,19 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """32 hex digits over the pixels of all reference images after all recipes here; takes milliseconds."""
+    """Return 32 hex digits over the pixels of all reference images after all recipes; takes milliseconds."""
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)
     filters = _digest_of(_FILTERS, {})
     return fingerprint if filters == _PILLOW_13 else digest128(f"{fingerprint} {filters}".encode()).hex()
 
 
 def _digest_of(recipes: tuple[list[dict[str, Any]], ...], encoded_images: dict[str, str]) -> str:
-    """Over what the recipes make of these images and of noise."""
+    """Digest the results of the recipes on these images and on noise."""
     fields = []
     for steps in recipes:
         program = Program(
             Recipe(steps, augment_seed=7),
-            bucket="golden",  # is hashed, and so are the words below: they keep their spelling
+            bucket="golden",  # hashed, as are the names below: never rename them
             epoch=1,
             limit_pixels=_LIMIT_PIXELS,
             step_modules=frozenset(),

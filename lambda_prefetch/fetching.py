@@ -1,10 +1,9 @@
-"""Fetches a request's objects by threads, ahead of the decoders, within a budget of bytes.
+"""Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes.
 
-A thread asks a source that can be asked ahead for many objects and reads each answer, to its end, once it
-begins; while the decoders have enough to do it rests, and finds many answers at once. So there is one switch
-of threads for two small objects, where a thread for each object takes two switches for one. Whatever happens
-to an object becomes a failure that arrives in its place. Members of objects are read range by range, and
-arrive one by one.
+A thread requests many objects ahead, if the source allows it, and reads each answer to its end once it
+begins. While the decoders have enough to do the thread rests, and then finds many answers at once. So two
+small objects cost one thread switch, while a thread per object would cost two switches for one. Any failure
+of an object arrives in its place. Members of objects are read range by range, and arrive one by one.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ if TYPE_CHECKING:
 __all__ = ["Arrived", "Fetchers"]
 
 _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4
-"""As many as have arrived when fetchers rest, and when they go on."""
+"""Numbers of arrived samples at which fetchers rest, and at which they resume."""
 
-_MAX_SILENCE_S = 20  # that objects which were asked for may keep, all of a thread's together
+_MAX_SILENCE_S = 20  # during which none of a thread's requested objects answers
 
 _AWAY_S = 1.0
-"""Once a source has been unavailable for so long, no more is asked of it by this request."""
+"""Once a source has been unavailable this long, this request reads no more from it."""
 
 _BLOCK_S = 20.0
-"""A request that has less time left reads members alone, not whole blocks of shards."""
+"""A request with less time left reads only its members, not whole blocks of shards."""
 
 _RANGES_IN_BUDGET = 4
-"""So many ranges fit into the budget of bytes: some are received while others are decoded."""
+"""Ranges that fit into the byte budget, so that some are received while others are decoded."""
 
 
 @dataclass(slots=True)
 class _Room:
-    """Room in the budget that ``samples`` members of one range share: the last one gives it back."""
+    """Room in the budget that ``samples`` members of one range share; the last one releases it."""
 
     reserved_bytes: int
     samples: int
@@ -63,11 +62,11 @@ class _Room:
 
 @dataclass(slots=True)
 class Arrived:
-    """One sample, fetched or failed; or on its way here a range of members, its ``index`` their first.
+    """One sample, fetched or failed; before that, a range of members whose first has this ``index``.
 
-    A member's ``data`` is a piece of its range; ``beside_bytes`` were read in vain before it, or are what a
-    row's share of its row group has beyond the row, less than 0 where that was packed. A range that is read
-    ``by_blocks`` took so many ``requests``, or none.
+    A member's ``data`` is a slice of its range. ``beside_bytes`` are the unneeded bytes read before it; for a
+    row, its share of the row group beyond the row itself, negative if that was compressed. A range that is
+    read ``by_blocks`` took ``requests`` requests, possibly none.
     """
 
     index: int
@@ -85,7 +84,7 @@ class Arrived:
 
     @property
     def span(self) -> Span | None:
-        """What of its object is wanted, if it is a range."""
+        """The requested span of its object, if it is a range."""
         return None if self.range is None else self.range.span
 
     def fail(self, outcome: Outcome, why: str) -> None:
@@ -94,7 +93,7 @@ class Arrived:
 
 
 def _share(rows: Rows, members: list[Arrived]) -> None:
-    """Give rows what their row group held for them."""
+    """Hand out the rows that a row group's read produced."""
     for member in members:
         content = rows.contents[member.index]
         if isinstance(content, SampleFailedError):
@@ -105,16 +104,17 @@ def _share(rows: Rows, members: list[Arrived]) -> None:
 
 
 def _share_out(read_bytes: int, members: list[Arrived]) -> None:
-    """Share out what was read for all of them."""
+    """Divide the bytes read for all members among them."""
     share, left = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
+        # The first members take the remainder, so that the sum is exact.
         member.beside_bytes = share + (place < left) - len(member.data)
 
 
 class Fetchers:
     """Threads that read the request's objects ahead of the decoders, within a budget of bytes.
 
-    Use it as a context; leaving it ends the threads, after the reads that are under way.
+    Use it as a context; leaving it ends the threads, after the reads in progress.
     """
 
     def __init__(
@@ -141,16 +141,15 @@ class Fetchers:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
             pieces = [(one.indices[0], one) for one in ranges]
+            # Parts that are whole objects, not members.
             pieces += [(index, None) for index, member in enumerate(request.members) if not member]
             count = len(pieces)
-            self._enough_arrived = sys.maxsize  # one range is more; the budget is what holds them back
-        if request.fields:  # a sample's parts together: until all are here, what was made of one waits
+            self._enough_arrived = sys.maxsize  # one range exceeds it; the budget bounds them instead
+        if request.fields:  # a sample's parts together: decoded parts wait for the others
             pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
         self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
         self.ranges_read = 0
-        """How many ranges of members came, footers of Parquet files with them; of samples with fields whole
-        objects too.
-        """
+        """Ranges of members read, with footers of Parquet files; with fields, whole objects too."""
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
@@ -170,17 +169,18 @@ class Fetchers:
         with self._lock:
             self._stopping = True
             self._few.notify_all()
+        # Wake fetchers that wait for room which no decoder will release.
         self._budget.close()
         for thread in self._threads:
             thread.join()  # reads have deadlines of their own
 
     def next(self) -> Arrived | None:
-        """The sample that arrives next, fetched or failed; ``None`` once all were taken, or :meth:`stop`.
+        """Return the next sample to arrive, fetched or failed; ``None`` after the last one, or :meth:`stop`.
 
-        Several decoders may ask at once. An error that ended a fetching thread, a bug, is raised.
+        Several decoders may wait at once. An error that ended a fetching thread, a bug, is raised here.
         """
         with self._lock:
-            # Each taker comes back here; the last to come has seen few, so nobody rests for ever.
+            # Each decoder comes back here, and the last one sees few: no fetcher rests for ever.
             if self._resting and self._arrived.qsize() <= _FEW_ARRIVED:
                 self._few.notify_all()
             if self._untaken == 0:
@@ -188,19 +188,19 @@ class Fetchers:
             self._untaken -= 1
         arrived = self._arrived.get()  # every sample arrives, exactly once
         if arrived is None:
-            self._arrived.put(None)  # for the next decoder
+            self._arrived.put(None)  # wakes the next decoder
             if self._error is not None:
                 raise self._error
         return arrived
 
     def stop(self) -> None:
-        """Let decoders get ``None`` once what has arrived is taken."""
+        """Make :meth:`next` return ``None`` once all arrived samples are taken."""
         with self._lock:
             self._untaken = 0
         self._arrived.put(None)
 
     def release(self, arrived: Arrived) -> None:
-        """Give back the room of a sample that was decoded."""
+        """Release the room of a decoded sample."""
         arrived.data = b""
         if arrived.reserved_bytes is not None:
             self._budget.release(arrived.reserved_bytes)
@@ -217,15 +217,16 @@ class Fetchers:
             self._fetch(begun)
         except BudgetClosedError:
             return
-        except Exception as error:  # noqa: BLE001  # else the decoders would wait for what no thread brings
+        except Exception as error:  # noqa: BLE001  # else the decoders would wait for ever
             self._error = error
             self._arrived.put(None)
         finally:
+            # Requests whose answers will not be read.
             for _, pending in begun.values():
                 pending.close()
 
     def _fetch(self, begun: dict[int, tuple[Arrived, Pending]]) -> None:
-        """Begin ahead what the source can begin ahead, and read answers as they come."""
+        """Request ahead what the source allows, and read answers as they come."""
         answers = select.poll()
         while True:
             while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
@@ -242,6 +243,7 @@ class Fetchers:
             if self._arrived.qsize() >= self._enough_arrived:
                 self._rest()
             ready = [descriptor for descriptor, _ in answers.poll(1000 * _MAX_SILENCE_S)]
+            # Nothing became ready in time: give up all of them.
             for descriptor in ready or list(begun):
                 arrived, pending = begun.pop(descriptor)
                 answers.unregister(descriptor)
@@ -251,11 +253,11 @@ class Fetchers:
                 self._finish(arrived, pending)
 
     def _is_away(self) -> bool:
-        """Whether the source was unavailable for so long that asking it for more only holds a function up."""
+        """Report whether the source has been unavailable too long for more requests to be worthwhile."""
         return time.perf_counter() - self._away_since_s > _AWAY_S
 
     def _rest(self) -> None:
-        """Let answers gather while the decoders have enough to do: then many are read at one go."""
+        """Let answers gather while the decoders are busy, to read many in one go."""
         with self._lock:
             self._resting += 1
             self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
@@ -266,7 +268,7 @@ class Fetchers:
             return None if self._stopping else next(self._pieces, None)
 
     def _begin(self, arrived: Arrived) -> Pending | None:
-        """Ask for an object ahead of reading it, unless there is a reason not to read it at all."""
+        """Request an object ahead of reading it, unless it need not be read at all."""
         if time.time() >= self._expires_at:
             arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
             return None
@@ -282,16 +284,16 @@ class Fetchers:
         is_in_time = time.time() < self._expires_at - _BLOCK_S
         if self._shards is not None and span is not None and span.size_bytes <= limit_bytes and is_in_time:
             arrived.by_blocks = self._shards.has_or_wants(self._bucket, key, version, span)
-        # Of a row group only the footer of its file says where it lies.
+        # Only the file's footer locates a row group.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
             return None
         try:
             return self._bucket.begin(key, version.strip('"'), arrived.span)
-        except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
+        except Exception:  # noqa: BLE001  # reading it fails alike, and reports it
             return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
-        """Read what has not failed yet, and hand it to the decoders."""
+        """Read a sample that has not failed yet, and hand it to the decoders."""
         asked_s = time.perf_counter()
         try:
             if arrived.failure is None and self._is_away():
@@ -302,17 +304,18 @@ class Fetchers:
                 self._read(arrived, pending)
                 self._away_since_s = math.inf
         except SampleFailedError as failure:
-            # Without the frames that it passed, which hold what was received and would outlive its room.
+            # The traceback's frames would keep the received bytes beyond their budget.
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
             is_away = failure.outcome is Outcome.UNAVAILABLE
-            if arrived.reserved_bytes is not None:  # it answered, and may have waited for room since
+            if arrived.reserved_bytes is not None:  # it answered, and may then have waited for room
                 asked_s = time.perf_counter()
+            # A run of failures counts from its first.
             since_s = min(self._away_since_s, asked_s)
             self._trouble, self._away_since_s = failure.why, since_s if is_away else math.inf
         except BudgetClosedError:
             raise
-        except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation
+        except Exception as error:  # noqa: BLE001  # else the invocation would hang
             arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
         if arrived.range is None:
             if self._request.fields and arrived.failure is None:
@@ -323,12 +326,12 @@ class Fetchers:
             self._part(arrived, arrived.range)
 
     def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
-        """Hand the members of a range to the decoders, each a piece of what came, or with its failure."""
+        """Hand the members of a range to the decoders, each with its slice or its failure."""
         count, failure = len(of_members.indices), arrived.failure
         room = None if arrived.reserved_bytes is None else _Room(arrived.reserved_bytes, count)
         members = [Arrived(index, begun_ns=arrived.begun_ns, room=room) for index in of_members.indices]
         if failure is not None:
-            for member in members:  # one for each: several threads raise them
+            for member in members:  # one each: several threads raise them
                 member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
         elif arrived.rows is not None:
             _share(arrived.rows, members)
@@ -336,7 +339,7 @@ class Fetchers:
             self._cut(arrived.data, of_members.span, members)
             if arrived.by_blocks:
                 _share_out(arrived.beside_bytes, members)
-            else:  # of a range across two blocks, one may have been fetched in vain
+            else:  # one of two blocks may have been fetched for nothing
                 members[0].beside_bytes += arrived.beside_bytes
         if failure is None:
             with self._lock:
@@ -346,7 +349,7 @@ class Fetchers:
             self._arrived.put(member)
 
     def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
-        """Give members their pieces of a range."""
+        """Give each member its slice of a range."""
         view, seen = memoryview(data), span.begin
         for member in members:
             begin = self._request.member_offsets[member.index]
@@ -365,7 +368,7 @@ class Fetchers:
 
         def reserve(size_bytes: int) -> None:
             nonlocal waited_ns
-            if arrived.reserved_bytes is not None:  # for a block that then could not be kept
+            if arrived.reserved_bytes is not None:  # already done for a block that could not be kept
                 return
             asked_ns = time.perf_counter_ns()
             self._budget.acquire(size_bytes)

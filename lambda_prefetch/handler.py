@@ -1,8 +1,8 @@
-"""The function's entry: ``handler(event, context)``, as AWS Lambda and every other executor call it.
+"""The function's entry point: ``handler(event, context)``, as AWS Lambda and every other executor call it.
 
-An event is a prefetch request as JSON values, answered with a prefetch result, and through the cache too
-where the request says so; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients
-and tells version and decoder fingerprint.
+An event is a prefetch request as JSON values, answered with a prefetch result, also through the cache if the
+request asks for that; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients and
+returns version and decoder fingerprint.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = ["WARM_VERSION", "handler", "open_source"]
 WARM_VERSION = 1
 
 _ANSWER_MARGIN_S = 2.0
-"""Kept free before the function's own time limit, to finish what was begun and to answer."""
+"""Reserved before the function's own time limit, to finish running work and to answer."""
 
 _MAX_MESSAGE = 2000
 _MAX_ID = 256
 _REPLY_TIMEOUT_S = 5.0
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
-_seen_processes: set[int] = set()  # those that have answered: a fork of this one starts cold again
+_seen_processes: set[int] = set()  # those that have answered: a fork starts cold again
 
 
 def handler(event: object, context: Any) -> dict[str, Any]:
@@ -72,21 +72,21 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     Args:
         event: a prefetch request (:class:`superdl.super_wire.request.PrefetchRequest`) or a warm event.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``, ``memory_limit_in_mb`` where memory is billed, and
-            ``end_when_answered()`` where this process can be ended, once a decoder is stuck in it.
+            ``get_remaining_time_in_millis()``, with ``memory_limit_in_mb`` where memory is billed, and with
+            ``end_when_answered()`` where this process can be ended, once a decoder hangs in it.
 
     Returns:
         A prefetch result (:class:`superdl.super_wire.request.PrefetchResult`), or for a warm event
         ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
 
     Raises:
-        ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.
+        ConfigError: the request as a whole is invalid, or the function's settings forbid it.
         CacheError: a warm event's cache refuses, or the cache did not take a request's answer.
     """
     try:
         return _answer(event, context)
     except SuperError as error:
-        # It may repeat a value of the event, of any length: where it goes there are bounds, and UTF-8.
+        # It may quote a value of the event, of any length, and answers are bounded and in UTF-8.
         message = clean_text(str(error))[:_MAX_MESSAGE]
         if message == str(error):
             raise
@@ -112,6 +112,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
         result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
     except Exception as error:
         if reply_to is not None:
+            # The coordinator waits for the stream, not for this call.
             _tell_failure(error, reply_to, context, settings, begun_ns)
         raise
     if reply_to is not None:
@@ -121,10 +122,10 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _ReplyTo:
-    """The stream in the cache where the answer to a request goes, if nobody waits for its return.
+    """The stream in the cache for the answer to a request whose return value no caller awaits.
 
-    An append that may have been done is done again, since second answers are dropped. The stream is the
-    coordinator's to make, with an expiry: one that is gone is not made again, nobody would ever delete it.
+    An append of unknown outcome is retried, since duplicate answers are dropped. Only the coordinator creates
+    the stream, with an expiry; a missing one is not created here, since nothing would ever delete it.
     """
 
     request_id: str
@@ -145,7 +146,7 @@ class _ReplyTo:
         return cls(str(request_id)[:_MAX_ID], str(cache), checked_outcome_stream(stream))
 
     def send(self, answer: Answer, settings: FunctionSettings) -> None:
-        """Append an answer; :class:`CacheError` if that cannot be done, and nobody will learn of it."""
+        """Append an answer; :class:`CacheError` if that fails, and then the coordinator never gets it."""
         packed = pack_outcome(answer)
         if len(packed) > MAX_OUTCOME_BYTES:
             raise CacheError(
@@ -175,7 +176,7 @@ class _ReplyTo:
 def _tell_failure(
     error: Exception, reply_to: _ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
 ) -> None:
-    """Tell the coordinator at once; a cache that cannot be reached must not hide the error itself."""
+    """Report a failure to the coordinator at once; an unreachable cache must not hide the error itself."""
     failure = PrefetchFailure(
         reply_to.request_id,
         installed_version(),
@@ -202,7 +203,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
     if cache:
         warm_connection(cache, settings)
     golden = _own_fingerprint()
-    gc.freeze()  # what is here by now stays: else each full collection goes through all of it
+    gc.freeze()  # keeps full collections from scanning everything loaded so far
     telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
@@ -221,6 +222,7 @@ def _prefetch(
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
+    # Leave time to answer before the platform ends the function.
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
     if request.kind is RequestKind.RESTORE:
         columns = restore(request, settings, expires_at=expires_at)
@@ -235,6 +237,7 @@ def _prefetch(
             limit_pixels=settings.max_pixels or request.limits.image_pixels,
             step_modules=settings.step_modules,
         )
+        # Fail the request at once, not each of its samples.
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
         bucket = open_source(request.bucket, settings)
@@ -256,10 +259,8 @@ def _prefetch(
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """What all records of the request's pack have in common; ``None`` if it is to write none.
-
-    No other epoch wants the samples of a random recipe.
-    """
+    """Return the common fields of a pack's records; ``None`` if the request is to write no pack."""
+    # No other epoch can use the samples of a random recipe.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
@@ -268,12 +269,11 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open the source that ``bucket`` names: ``s3://name``, another cloud's, or ``file://`` and an absolute
-    directory.
+    """Open the source ``bucket``: ``s3://name``, another cloud's, or ``file://`` and an absolute directory.
 
     Raises:
-        ConfigError: another scheme, a package that is not there, or a directory that the function's settings
-            do not allow.
+        ConfigError: the scheme is unknown, a package is missing, or the function's settings do not allow the
+            directory.
     """
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)
@@ -282,13 +282,13 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 
 def _memory_mb(context: Any) -> int:
-    """The memory that Lambda says the function has, as text; 0 elsewhere."""
+    """Return the function's memory, which Lambda gives as text; 0 elsewhere."""
     told = getattr(context, "memory_limit_in_mb", None)
     return int(told) if told is not None and str(told).isdecimal() else 0
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
-    """Refuse, before any pixel is written, to be another function than the one that the coordinator met."""
+    """Check, before any pixel is written, that this is the function that the coordinator first met."""
     wanted = request.function_version
     if wanted and wanted != installed_version():
         raise ConfigError(
@@ -304,15 +304,17 @@ def _check_deployed(request: PrefetchRequest) -> None:
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
-    """Derive every sample id again: a difference means that the two sides do not mean the same sample."""
+    """Derive every sample id again: a difference means that the two sides disagree about the sample."""
     randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
     if request.fields != recipe.beside:
         raise ConfigError(
             f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "
             "of SUPER"
         )
+    # All ids in one comparison: much faster than one by one.
     derived = _derived_ids(request, recipe.digest, randomness).hex()
     if derived != "".join(request.ids):
+        # Name the first sample that differs.
         width = len(request.ids[0])
         mine = [derived[at : at + width] for at in range(0, len(derived), width)]
         at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])
@@ -323,7 +325,7 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
 
 
 def _derived_ids(request: PrefetchRequest, recipe_digest: bytes, randomness: tuple[int, int] | None) -> bytes:
-    """The sample ids as :func:`~superdl.super_wire.ids.sample_ids` makes them of the parts in the request."""
+    """Derive the sample ids from the request's parts, as :func:`~superdl.super_wire.ids.sample_ids` does."""
     count, columns = len(request.ids), []
     keys, versions = ([text.encode() for text in texts] for texts in (request.id_keys, request.versions))
     members = [member.encode() for member in request.members]

@@ -1,8 +1,8 @@
-"""Members of objects: which of a request's are read together, and what becomes of the bytes that came.
+"""Members of objects: which of them are read together, and how their bytes are unpacked.
 
-Members of one object that lie close together are read as one *range* of it: one GET, one call of the system.
-Rows of a row group of a Parquet file are read together by :mod:`superdl.lambda_prefetch.row_groups`.
-The bytes of a range stay where they were received until the last of its members was decoded.
+Members of one object that are close together are read as one *range* of it: one GET, one system call. Rows of
+a row group of a Parquet file are read together by :mod:`superdl.lambda_prefetch.row_groups`. A range's bytes
+stay in the buffer that received them until the last of its members is decoded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of"]
 
 MAX_RANGE_BYTES = 16 * 2**20
 MAX_GAP_BYTES = 256 * 1024
-"""So many bytes between two members are read in vain: one or two photos that are in the cache already."""
+"""Bytes between two members that may be read for nothing: one or two photos that are already cached."""
 
 _RAW_DEFLATE = -zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRange:
-    """The members at ``indices`` of a request, by offset, and what is read of their object for them.
+    """The members at ``indices`` of a request, by offset, and the ``span`` of their object to read for them.
 
     Without a ``span`` they are rows of one row group, and of one column.
     """
@@ -39,9 +39,9 @@ class MemberRange:
 
 
 def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
-    """The ranges that hold all members of a request, those first whose samples the request names first.
+    """Group all members of a request into ranges, ordered by each range's first sample in the request.
 
-    A range has at most ``most_bytes``, but for one member that is larger.
+    A range has at most ``most_bytes``, unless a single member is larger.
     """
     offsets, lengths = request.member_offsets, request.member_lengths
     objects = list(zip(request.keys, request.versions, strict=True))
@@ -55,6 +55,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
             groups.setdefault(place, MemberRange([], None)).indices.append(index)
             continue
         begin, end = offsets[index], offsets[index] + lengths[index]
+        # Members come by rising offset, so only the last range can take this one.
         last = ranges[-1] if ranges else None
         if last is not None and last.span is not None and objects[last.indices[0]] == objects[index]:
             span = Span(last.span.begin, max(last.span.end, end))
@@ -68,17 +69,17 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """A sample's bytes as its decoder takes them, unpacked where they are packed.
+    """Return a sample's bytes as its decoder takes them, decompressed if necessary.
 
     Raises:
-        SampleFailedError: they cannot be unpacked, or are more than the request allows.
+        SampleFailedError: decompression fails, or gives more than the request allows.
     """
     if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
     unpacking = zlib.decompressobj(_RAW_DEFLATE)
     try:
-        content = unpacking.decompress(data, limit_bytes + 1)
+        content = unpacking.decompress(data, limit_bytes + 1)  # one more shows that it is too large
     except zlib.error as error:
         raise spoiled("undecodable", f"it is no deflate stream: {error}") from error
     if len(content) > limit_bytes:

@@ -1,20 +1,19 @@
-"""The way of a request's samples: fetched by threads, decoded by threads, pushed by a thread, all at once.
+"""The pipeline of a request's samples: threads fetch, threads decode, a thread pushes, all at once.
 
-Whatever happens to one sample becomes its outcome and leaves the others alone. The caller watches the
-decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what was not begun by then
-expires. All threads end with the invocation but the one that is stuck: only the end of its process ends that
-one, which :attr:`~superdl.lambda_prefetch.results.ResultColumns.stuck` asks for.
+Any failure of one sample becomes its outcome and leaves the others alone. The caller watches the decoders: a
+sample that takes longer than ``decode_timeout_s`` is abandoned, and samples not begun by then expire. All
+threads end with the invocation except the stuck one: only the end of its process ends that one, which
+:attr:`~superdl.lambda_prefetch.results.ResultColumns.stuck` requests.
 
-The memory used beside the interpreter's own, custom steps' and sockets' is at most
+The memory used, besides that of the interpreter, custom steps and sockets, is at most
 
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
-Rows of Parquet files come in row groups, which take their bytes packed and unpacked in place of an object.
-A pack for a store in S3 takes 32 MiB more, one that the cache points into at most ``push_bytes``.
-Of samples with fields, what is made of one part waits for the others: of objects few, of members those of a
-range.
+where ``pixels`` are those of the largest image; a decoder may hold four copies of it at 4 bytes a pixel. Rows
+of Parquet files count as row groups, which take their bytes compressed and uncompressed instead of an object.
+A pack for a store in S3 takes 32 MiB more, one that the cache points into at most ``push_bytes``. Of samples
+with fields, decoded parts wait for the others: few of objects, up to a range's of members.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ __all__ = ["produce"]
 _T = TypeVar("_T")
 
 _WORTH_A_THREAD_US = 500
-"""A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
+"""Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing."""
 
 
 def produce(
@@ -67,11 +66,11 @@ def produce(
     expires_at: float,
     meta: PackMeta | None = None,
 ) -> ResultColumns:
-    """Fetch, decode and push the samples of a request; the outcome of each.
+    """Fetch, decode and push the samples of a request; return the outcome of each.
 
-    ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
-    then is not decoded any more. Cached means that the cache acknowledged it. With ``meta``, a pack of what
-    is cached is written to the request's store, or before it is cached where the cache points into it.
+    ``expires_at`` is Unix time in seconds: samples are neither begun nor decoded after it. Cached means that
+    the cache acknowledged the record. With ``meta``, a pack of the cached records is written to the request's
+    store; where the cache points into the pack, the pack is written first.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.ids))
@@ -84,6 +83,7 @@ def produce(
             decoders.run(count, settings.decode_timeout_s)
             columns.source_requests = fetchers.ranges_read
         results = pusher.results
+        # Pointers reach the cache only once their pack is in the store.
         if (taken := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
                 for index, header, payload in taken:
@@ -94,7 +94,7 @@ def produce(
 
 
 class _Decoders:
-    """Threads that decode what arrives and hand it to the pusher, and a watch over them."""
+    """Threads that decode arriving samples and hand them to the pusher, and a watch over them."""
 
     def __init__(
         self,
@@ -115,30 +115,32 @@ class _Decoders:
         self._expires_at = expires_at
         self._threads: list[threading.Thread] = []
         self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
-        self._claiming = threading.Lock()  # what is given up is not finished, and the other way round
+        self._claiming = threading.Lock()  # a sample is either given up or finished
         self._errors: list[BaseException] = []
         self._parts = _Parts(request) if request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode everything with up to ``count`` threads, a sample for ``timeout_s`` at most.
+        """Decode everything with up to ``count`` threads, each sample for ``timeout_s`` at most.
 
-        An error that is no sample's is raised here.
+        An error that belongs to no sample is raised here.
         """
+        # One thread first: small samples gain nothing from more.
         self._start(1, others=count - 1)
         try:
             self._watch(timeout_s)
         except BaseException:
             self._fetchers.stop()
-            self._watch(timeout_s)  # each ends with the sample that it has
+            self._watch(timeout_s)  # each thread ends after its current sample
             raise
         if self._errors:
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for the threads to end, but for one that takes too long."""
+        """Wait for the threads to end, except one that takes too long."""
         while living := [thread for thread in list(self._threads) if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._making.values())]
+            # Wait at most until the oldest running sample is overdue.
             living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
             self._give_up(time.monotonic() - timeout_s, timeout_s)
 
@@ -166,7 +168,7 @@ class _Decoders:
             thread.start()
 
     def _run(self, others: int) -> None:
-        """Decode until nothing arrives any more; start so many others once a sample has taken long."""
+        """Decode until nothing more arrives; start ``others`` more threads once a sample has taken long."""
         try:
             while (decode_us := self._decode_next()) is not None:
                 if others and decode_us >= _WORTH_A_THREAD_US:
@@ -177,7 +179,7 @@ class _Decoders:
             self._fetchers.stop()
 
     def _decode_next(self) -> int | None:
-        """Decode what arrives next; how long it took in microseconds; ``None`` if nothing does."""
+        """Decode the next sample to arrive; return the microseconds taken, ``None`` after the last."""
         arrived = self._fetchers.next()
         if arrived is None:
             return None
@@ -189,7 +191,7 @@ class _Decoders:
             self._fetchers.release(arrived)
 
     def _finish(self, arrived: Arrived) -> int:
-        """Decode what arrived and hand it to the pusher, or note why not; how many microseconds it took."""
+        """Decode a sample and hand it to the pusher, or note its failure; return the microseconds taken."""
         index = arrived.index % len(self._request.ids)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
@@ -214,13 +216,13 @@ class _Decoders:
             self._fail(index, packed)
         elif self._claim():
             self._columns.decode_us[index] = decode_us
-            self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
+            self._columns.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
             if not self._saver.take(index, *packed):
                 self._put(index, *packed)
         return took_us
 
     def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
-        """Header and payload of the sample's record, or the failure that no cache takes it."""
+        """Return header and payload of the sample's record; fail if a cache takes no record that large."""
         fetch_us = self._columns.fetch_us[index]
         header, payload = pack_sample(made, self._sample_id(index), fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
@@ -238,7 +240,7 @@ class _Decoders:
             self._put(index, pack_tombstone(tombstone, self._sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
-        """Whether this thread may say what became of its sample: not once that was given up."""
+        """Claim the right to report this thread's sample; ``False`` if it was already given up."""
         with self._claiming:
             return self._making.pop(threading.current_thread(), None) is not None
 
@@ -249,7 +251,7 @@ class _Decoders:
         return bytes.fromhex(self._request.ids[index])
 
     def _make(self, arrived: Arrived) -> Made:
-        """The sample's array or arrays, or the failure that came before it or here."""
+        """Return the sample's array or arrays, or raise the failure that occurred before or here."""
         if arrived.failure is not None:
             raise arrived.failure
         data = arrived.data
@@ -261,22 +263,22 @@ class _Decoders:
 
 
 def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
-    """What it makes, or the failure of its sample."""
+    """Return the result of ``make``, or the failure of its sample."""
     try:
         return make()
     except SampleFailedError as failure:
-        failure.__cause__ = failure.__context__ = None  # these hold on to what was received
+        failure.__cause__ = failure.__context__ = None  # these keep the received bytes alive
         return failure.with_traceback(None)
     except MemoryError:
         # Not the fault of these bytes: a function with more memory may well decode them.
         return SampleFailedError(Outcome.SOURCE_ERROR, "the function has not enough memory to decode it")
-    except Exception as error:  # noqa: BLE001  # told in the result; the other samples go on
+    except Exception as error:  # noqa: BLE001  # reported in the result; the other samples go on
         why = f"it could not be made: {type(error).__name__}: {error}"
         return SampleFailedError(Outcome.STEP_ERROR, why)
 
 
 class _Parts:
-    """What became of parts of samples, until the last of a sample's is here."""
+    """The decoded or failed parts of samples, until the last part of each sample is here."""
 
     def __init__(self, request: PrefetchRequest) -> None:
         self._request = request
@@ -284,13 +286,14 @@ class _Parts:
         self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
         self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in request.ids]
-        """Of each sample, what its parts had to be cropped alike; see Program."""
+        """For each sample, the image sizes that its parts' crops must share; see Program."""
 
     def join(
         self, place: int, made: Made | SampleFailedError, decode_us: int
     ) -> tuple[Made | SampleFailedError, int] | None:
-        """Add a part, at its place in the request; ``None`` until all are here. Then the sample's arrays, or
-        the failure of its first part that has one, and how long they took.
+        """Add a part, at its place in the request; return ``None`` until all are here.
+
+        Then return the sample's arrays, or the failure of its first failed part, and the decoding time.
         """
         part, index = divmod(place, len(self._request.ids))
         parts = self._waiting.setdefault(index, {})

@@ -1,9 +1,9 @@
-"""Pushes finished records to the cache on a thread of its own, while the next samples are decoded.
+"""The pusher: a thread that sends finished records to the cache while the next samples are decoded.
 
-What has queued up while one exchange was on its way goes out with the next: batches grow as the cache slows
-down, and a fast cache gets each record at once. A record counts as cached when its SET was acknowledged,
-never before. A broken connection is opened again once per invocation, since a warm one may be older than the
-cache it led to; after that the rest of the invocation fails fast, in a cluster what that node would take.
+Records that queue up during one exchange go out with the next: batches grow as the cache slows down, and a
+fast cache gets each record at once. A record counts as cached only once its SET is acknowledged. A broken
+connection is reopened once per invocation, since a warm one may be older than the cache it led to; after that
+the rest of the invocation fails fast, in a cluster only the records for that node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MIN_PIECE_BYTES", "BudgetClosedError", "ByteBudget", "Pushed", "Pusher"]
 
 MIN_PIECE_BYTES = 4096
-"""What a piece counts at least: about what Python spends on keeping it."""
+"""Minimum counted size of a piece: about Python's overhead for keeping it."""
 
 _TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
 _MAX_RECORDS_PER_EXCHANGE = 64
@@ -36,14 +36,15 @@ _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
 
 
 class BudgetClosedError(Exception):
-    """The invocation ends: a wait for room is over."""
+    """The invocation is ending: no more waiting for room."""
 
 
 class ByteBudget:
-    """A bound in bytes on what waits between two stages of the pipeline.
+    """A bound in bytes on the pieces that wait between two stages of the pipeline.
 
-    Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. What is larger
-    than the whole capacity gets in alone, when all else has left; nobody overtakes who waits for room.
+    Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. A piece larger
+    than the whole capacity is admitted alone, once all others have left. Nothing overtakes a
+    piece that waits for room.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -70,10 +71,10 @@ class ByteBudget:
             self._changed.notify()
 
     def close(self) -> None:
-        """Turn away all who wait, and all who come."""
+        """Refuse all current and future waiters."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify()  # at most one waits: _turn holds back the others
 
     def _fits(self, size_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
@@ -81,7 +82,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Pushed:
-    """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
+    """The result of pushing one record; ``refusal`` is empty if it was acknowledged, else the reason."""
 
     index: int
     record_bytes: int
@@ -98,18 +99,19 @@ class _Record:
     size_bytes: int
 
     def command(self) -> Command:
-        """The SET that stores it; the payload is not copied."""
+        """Return the SET that stores it; the payload is not copied."""
+        # Encoded here, since the payload must stay a separate buffer.
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, self.size_bytes)
         return Command(self.key, (head + self.header, self.payload, b"\r\n"))
 
 
 class Pusher:
-    """Takes records from any thread and stores them from one of its own.
+    """A thread that stores records in the cache; any thread may hand them over.
 
-    At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until everything was
-    acknowledged or refused, and then :attr:`results` has one entry for every record; leaving it by an
-    exception gives up what still waits. ``stored`` gets each record that the cache acknowledged, on that
-    thread: its sample's place in the request, header and payload. It raises nothing.
+    At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until every record
+    was acknowledged or refused, and then :attr:`results` has one entry for each; leaving it by an exception
+    drops the waiting ones. ``stored`` is called on its thread for each record that the cache acknowledged,
+    with its sample's place in the request, header and payload. It must not raise.
     """
 
     def __init__(
@@ -139,23 +141,24 @@ class Pusher:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._abandoned = kind is not None
         self._hand_over()
+        # An empty bundle ends the thread.
         self._waiting.put([])
         self._thread.join()  # every exchange has a deadline, so this ends
 
     @property
     def broken(self) -> str:
-        """Why the cache takes nothing any more in this invocation; empty while it does."""
+        """The reason why the cache takes no more records in this invocation; empty while it does."""
         return self._broken
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
-        """Hand over a record; waits while too many bytes are waiting.
+        """Hand over a record; wait while too many bytes are waiting.
 
-        Small records go in bundles, since waking the other thread costs as much as decoding a small image.
+        Small records are bundled, since waking the other thread costs as much as decoding a small image.
         """
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
-            # What is bundled holds room in the budget: it must be on its way before a large one waits for it.
+            # The bundle holds room in the budget: hand it over before a large record waits for that room.
             if self._bundle_bytes + size_bytes > _BUNDLE_BYTES:
                 self._hand_over()
             self._budget.acquire(size_bytes)
@@ -182,7 +185,7 @@ class Pusher:
             keep_cache(self._url, self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
-        """What waits, at least one record if there is one to come, and whether more may follow."""
+        """Return the waiting records, at least one if any are to come, and whether more may follow."""
         records: list[_Record] = []
         bundle = self._waiting.get()
         while bundle:
@@ -199,7 +202,7 @@ class Pusher:
         begun_ns = time.perf_counter_ns()
         try:
             refusals = self._exchange(records)
-        except Exception as error:  # noqa: BLE001  # told with each sample; a thread that died silently would stop the invocation
+        except Exception as error:  # noqa: BLE001  # reported for each sample; else the invocation would hang
             self._broken = str(error) or type(error).__name__
             refusals = [self._broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
@@ -220,7 +223,7 @@ class Pusher:
 
 
 def _refusal(answer: Reply | CacheError) -> str:
-    """Why a record was not stored; empty if it was acknowledged."""
+    """Return the reason why a record was not stored; empty if it was acknowledged."""
     if isinstance(answer, ErrorReply):
         return answer.text
     if isinstance(answer, CacheError):

@@ -1,9 +1,9 @@
-"""Restores records: out of packs of the store, into the cache. Nothing is fetched or decoded.
+"""Restoring of records: from packs of the store into the cache. Nothing is fetched or decoded.
 
-Threads read a request's records in pieces, each of one pack and by rising offsets: a disk reads on, and S3 is
-asked once for neighbours. Each record's header, id and hash are checked before it is pushed. Where a place
-has no good record, its sample is to be decoded again. A store that does not answer is not asked again in this
-invocation. At most ``fetch_bytes`` of records, or one piece, wait to be handed to the pusher.
+Threads read a request's records in pieces, each from one pack and by rising offsets: a disk reads ahead, and
+S3 gets one request for neighbours. Each record's header, id and hash are checked before it is pushed. A
+sample without a good record at its place has to be decoded again. A store that does not answer is not tried
+again in this invocation. At most ``fetch_bytes`` of records, or one piece, wait to be handed to the pusher.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["restore"]
 
 _PIECE_BYTES = 16 * 2**20
-_DIRECTORY_THREADS = 2  # a disk reads one ahead; a shared filesystem answers in a millisecond
+_DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
 _S3_THREADS = 16
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Samples of one pack, by rising offsets, as many as are read at one go."""
+    """Samples of one pack, by rising offsets, that are read in one go."""
 
     pack: str
     indices: list[int] = field(default_factory=list)
@@ -47,18 +47,19 @@ class _Piece:
 
 
 def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at: float) -> ResultColumns:
-    """Read the records of a request's places and push them; the outcome of each sample.
+    """Read the records at a request's places and push them; return the outcome of each sample.
 
-    ``expires_at`` is Unix time in seconds: a piece that was not begun by then is not begun.
+    ``expires_at`` is Unix time in seconds: no piece is begun after it.
     """
     columns = ResultColumns(request)
     try:
         store = own_store(request.store, settings, writing=False)
-    except Exception as error:  # noqa: BLE001  # told in the result: the coordinator decodes meanwhile
+    except Exception as error:  # noqa: BLE001  # in the result: the coordinator decodes meanwhile
         columns.store_trouble = trouble_in_words(error)
         for index in range(len(request.ids)):
             columns.fail(index, Outcome.STORE_ERROR, columns.store_trouble)
         return columns
+    # Invocations of one process may share the store and its count of requests.
     pieces, requests_before = list(_pieces(request)), store.requests
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
@@ -86,7 +87,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
 
 
 class _Reader:
-    """Reads pieces, in several threads, and hands their records to the pusher."""
+    """A reader of pieces, in several threads, that hands their records to the pusher."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class _Reader:
         self._trouble = ""
 
     def restore(self, piece: _Piece) -> int:
-        """Restore the samples of a piece; how many bytes were read."""
+        """Restore the samples of a piece; return the number of bytes read."""
         wanted = [index for index in piece.indices if self._is_place(index)]
         size_bytes = sum(self._request.lengths[index] for index in wanted)
         if not wanted or not self._may_begin(wanted):
@@ -118,7 +119,7 @@ class _Reader:
             self._budget.release(size_bytes)
 
     def _is_place(self, index: int) -> bool:
-        """Whether a record may lie there; no more than that is read."""
+        """Check the bounds of a sample's place, so that no more bytes are read than a record can have."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
@@ -143,10 +144,10 @@ class _Reader:
         try:
             records = self._store.read_many(pack, spans)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:
-            # Refused is what S3 calls a missing pack for who may not list, or one pack is another user's.
+            # S3 also refuses a missing pack, without permission to list; or this one pack is another user's.
             self._fail(wanted, Outcome.NOT_STORED, trouble_in_words(error))
             return 0
-        except Exception as error:  # noqa: BLE001  # told in the result; the coordinator decodes meanwhile
+        except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile
             self._trouble = self._columns.store_trouble = trouble_in_words(error)
             self._fail(wanted, Outcome.STORE_ERROR, self._trouble)
             return 0
@@ -164,7 +165,7 @@ class _Reader:
             why = f"pack {pack} has no good record of it at {self._request.offsets[index]}: {error}"
             self._fail([index], Outcome.NOT_STORED, why)
             return
-        self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
+        self._columns.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
         header, payload = record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
         self._pusher.put(index, cache_key(sample_id), header, payload)
 

@@ -1,4 +1,4 @@
-"""What became of every sample of a request, column by column: filled by all who work on it."""
+"""The result of every sample of a request, column by column, filled by all stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResultColumns"]
 
-_MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
+_MAX_MESSAGE = 2000  # characters; an error may quote input of any length
 
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 _COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
@@ -23,7 +23,7 @@ _TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "
 
 
 class ResultColumns:
-    """What became of every sample of a request, column by column, as the result tells it."""
+    """The result of every sample of a request, column by column, as the function returns it."""
 
     def __init__(self, request: PrefetchRequest) -> None:
         count = len(request.ids)
@@ -36,7 +36,7 @@ class ResultColumns:
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
         self.stuck = False
-        """Whether a thread of this process still decodes what was given up."""
+        """Whether a thread of this process still decodes a sample that was given up."""
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []
@@ -46,7 +46,7 @@ class ResultColumns:
         self.source_requests = 0
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
-        """Note what became of a sample that is not cached, and why; the sentence for people names it."""
+        """Note the outcome of a sample that is not cached; return its message, which names the sample."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             why = f"{CHANGED_SINCE}: {why}"
@@ -55,7 +55,7 @@ class ResultColumns:
         return message
 
     def settle(self, results: list[Pushed]) -> None:
-        """Note what the cache said of each record that was pushed; no sample is cached without its word."""
+        """Note the cache's answer for each pushed record; a sample without one does not count as cached."""
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
@@ -71,6 +71,6 @@ class ResultColumns:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def told(self) -> dict[str, Any]:
-        """The fields of a :class:`~superdl.super_wire.request.PrefetchResult` that are known here."""
+        """Return the fields of a :class:`~superdl.super_wire.request.PrefetchResult` that are known here."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS + _PLACES}
         return columns | {name: getattr(self, name) for name in _TOLD}

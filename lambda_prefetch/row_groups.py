@@ -1,8 +1,8 @@
-"""Rows of Parquet files: a row group that holds wanted ones is read once, one column, and decoded whole.
+"""Rows of Parquet files: a row group with requested rows is read once, one column, and decoded whole.
 
-A file's *footer* says where its row groups lie. It takes a GET of its own, two where it is long, and is kept
-for the requests that follow. pyarrow decodes; it is imported where the first row comes, so that functions
-which read no Parquet do without it.
+A file's *footer* locates its row groups. It takes a GET of its own, two if it is long, and is kept for later
+requests. pyarrow decodes; it is imported for the first row, so that functions which read no Parquet do
+without it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["MAX_FOOTER_BYTES", "Rows", "need_pyarrow", "read_rows"]
 
 MAX_FOOTER_BYTES = 16 * 2**20
 _FOOTER_READ_BYTES = 64 * 1024  # most footers are shorter
-_KEPT_BYTES = 16 * 2**20  # of footers, all together; parsed they take some times as much
-_END_BYTES = 8  # behind the footer: its length in four bytes, and the format's name
+_KEPT_BYTES = 16 * 2**20  # of all footers together; parsed they take a multiple
+_END_BYTES = 8  # behind the footer: its length in four bytes, and the magic
 _MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 32
 
@@ -40,7 +40,7 @@ _LIST_AGAIN = "the object was cut off, or the key list is of another; list its m
 
 @dataclass(slots=True)
 class Rows:
-    """What became of rows of a row group, by their indices in the request, and what was read for all."""
+    """The contents or failures of rows of a row group, by index in the request, and the reads for them."""
 
     contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
     requests: int = 0
@@ -48,7 +48,7 @@ class Rows:
 
 
 def need_pyarrow() -> None:
-    """See that Parquet can be read; ``ConfigError`` names what is to be installed."""
+    """Check that Parquet can be read; ``ConfigError`` names the missing package."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -63,10 +63,10 @@ def read_rows(
 ) -> Rows:
     """Read the rows at ``indices`` of a request, all of one row group and column.
 
-    ``reserve`` is called once, with the bytes of the column as it is stored and as it is unpacked.
+    ``reserve`` is called once, with the sum of the column's compressed and uncompressed bytes.
 
     Raises:
-        SampleFailedError: none of them can be read; a fault of one is in its place.
+        SampleFailedError: none of them can be read; a single row's failure is returned in its place.
     """
     first, found = indices[0], Rows()
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
@@ -91,7 +91,7 @@ def read_rows(
             f"{span.begin + len(data)}: {_LIST_AGAIN}",
         )
     try:
-        check_pages(data, unpacked_bytes, limit_bytes)
+        check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow allocates what page headers declare
     except PagesError as error:
         raise spoiled("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = [(request.member_lengths[index], index) for index in indices]
@@ -113,7 +113,7 @@ def _decode(
     limit_bytes: int,
     contents: dict[int, bytes | SampleFailedError],
 ) -> None:
-    """Fill in the contents of ``rows``, pairs of number and index by number."""
+    """Fill in the contents of ``rows``: pairs of row number and index, sorted by number."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -121,8 +121,8 @@ def _decode(
     (group, column), left, begin, kept_bytes = place, iter(rows), 0, 0
     row, index = next(left)
     try:
-        # As a dictionary: a few values that many rows share would fill the memory row by row. Not buffered
-        # ahead: threads of pyarrow's that still hold the file when Python ends would end it by SIGABRT.
+        # read_dictionary: values that many rows share would otherwise be copied per row. No pre_buffer:
+        # pyarrow's threads that still hold the file at Python's exit would abort it by SIGABRT.
         file = parquet.ParquetFile(
             piece,
             metadata=footer,
@@ -135,7 +135,7 @@ def _decode(
             while row < begin + batch.num_rows:
                 value = _leaf(batch.column(0), row - begin)
                 kept_bytes += len(value) if isinstance(value, bytes) else 0
-                if kept_bytes > limit_bytes:  # rows share values; alone, or with others, each may well fit
+                if kept_bytes > limit_bytes:  # rows share values; in another request each may well fit
                     why = f"rows of one request unpack to more than {limit_bytes} bytes"
                     value = SampleFailedError(Outcome.SOURCE_ERROR, why)
                 contents[index] = value
@@ -143,14 +143,14 @@ def _decode(
                 if index < 0:
                     return
             begin += batch.num_rows
-    except MemoryError:  # pyarrow's own is one
+    except MemoryError:  # ArrowMemoryError is one
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
         raise spoiled("undecodable", f"its row group {group} is no Parquet, or broken: {error}") from error
 
 
 def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
-    """A row's bytes, out of structs of one field."""
+    """Return a row's bytes, out of nested structs of one field."""
     value = array[row].as_py()
     while isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
@@ -164,31 +164,31 @@ def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
 
 
 class _Piece(io.RawIOBase):
-    """A file of which only a span is here, as pyarrow wants it: a file in which one seeks."""
+    """A seekable file for pyarrow, with only one span of its bytes."""
 
     def __init__(self, data: bytes | bytearray, span: Span) -> None:
         super().__init__()
         self._data, self._span, self._at = memoryview(data), span, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return ``True``."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return ``True``."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go there; the file ends with the span."""
+        """Move to a position; the file ends with the span."""
         self._at = offset + (0, self._at, self._span.end)[whence]
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Bytes of the span; ``OSError`` before it, for a column that lies where the footer does not say."""
+        """Return bytes of the span; ``OSError`` before it, if a column is not where the footer says."""
         begin = self._at - self._span.begin
         if begin < 0:
             raise OSError("a column lies elsewhere than its footer says")
@@ -197,15 +197,16 @@ class _Piece(io.RawIOBase):
         return found
 
 
-# Footers, by bucket, key and version, those used last behind; with their lengths.
+# Parsed footers and their lengths, by bucket, key and version, most recently used last.
 _kept: OrderedDict[tuple[str, str, str], tuple[int, Any]] = OrderedDict()
 _kept_lock = threading.Lock()
 _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueDictionary()
 
 
 def _footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
-    """What pyarrow makes of the footer of an object; what is read for it is counted. One thread reads it."""
+    """Return pyarrow's metadata of an object's footer, and count its reads; one thread reads it."""
     with _kept_lock:
+        # Weak values: the lock goes with the last thread that holds it.
         reading = _reading.setdefault(place, threading.Lock())
     with reading:
         with _kept_lock:
@@ -224,11 +225,13 @@ def _read_footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> An
         raise spoiled(
             "too_large", f"its file's footer has {size_bytes} bytes; at most {MAX_FOOTER_BYTES} are read"
         )
+    # A shorter answer is the whole object, and reading more of it would not help.
     if size_bytes > len(end) == _FOOTER_READ_BYTES:
         end = _read_end(place, size_bytes, bucket, found)
     footer = _parsed(end[-size_bytes:])
     with _kept_lock:
         _kept[place] = size_bytes, footer
+        # Keep at least the newest footer, however long it is.
         while len(_kept) > 1 and sum(size for size, _ in _kept.values()) > _KEPT_BYTES:
             _kept.popitem(last=False)
     return footer
@@ -256,7 +259,7 @@ def _parsed(footer: bytes | bytearray) -> Any:
 
 
 def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int, int]:
-    """Find a column of a row group by the footer: its span, bytes unpacked, and rows to decode at a time."""
+    """Locate a column of a row group by the footer: its span, its bytes unpacked, and rows per batch."""
     if group >= footer.num_row_groups:
         raise SampleFailedError(
             Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"
@@ -266,9 +269,10 @@ def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[S
     if not places:
         raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
     leaf = schema.column(places[0])
-    if leaf.max_repetition_level:  # a few bytes may say that a row has billions of them
+    if leaf.max_repetition_level:  # a few bytes may declare billions of items
         raise spoiled("undecodable", "its row holds no bytes, but a list")
     chunk = footer.row_group(group).column(places[0])
+    # A dictionary page precedes the data pages, if there is one.
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:
         begin = min(begin, chunk.dictionary_page_offset)
@@ -281,7 +285,7 @@ def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[S
             f"{column[:200]!r} of its row group {group} has {size_bytes} bytes, {unpacked_bytes} unpacked, "
             f"over the limit of {limit_bytes}: row groups are read whole, write smaller ones",
         )
-    # Values of a fixed length take it where they are null, too.
+    # Null values of a fixed length take that length, too.
     rows_at_a_time = min(_ROWS_AT_A_TIME, limit_bytes // max(leaf.length, 1))
     if leaf.length > limit_bytes:
         raise spoiled("too_large", f"its rows have {leaf.length} bytes, over the limit of {limit_bytes}")

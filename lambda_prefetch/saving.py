@@ -1,8 +1,8 @@
-"""Saves records: out of the cache, into a pack of the store. Nothing is fetched or decoded.
+"""Saving of records: from the cache into a pack of the store. Nothing is fetched or decoded.
 
-The mirror of :mod:`superdl.lambda_prefetch.restoring`, for records of functions that do not see the store.
-They are read a few at a time, long ones in slices, so that memory stays bounded. Each record's header, id and
-hash are checked. What the cache has no good data of by now is told, and left out.
+The counterpart of :mod:`superdl.lambda_prefetch.restoring`, for records of functions that do not see the
+store. Records are read a few at a time, long ones in slices, so that memory stays bounded. Each record's
+header, id and hash are checked. Records that the cache no longer has intact are reported and left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save"]
 
-_SLICE_BYTES = 8 * 2**20  # half of what a connection takes as one answer
+_SLICE_BYTES = 8 * 2**20  # half of a connection's limit for one reply
 _PIECE_BYTES = 4 * 2**20
 _FIRST_RECORDS, _MOST_RECORDS = 4, 64
 _TIMEOUT_S = 15.0
@@ -37,22 +37,23 @@ _TIMEOUT_S = 15.0
 def save(
     request: PrefetchRequest, settings: FunctionSettings, meta: PackMeta | None, *, expires_at: float
 ) -> ResultColumns:
-    """Write a pack of the records of a request that are in the cache; the outcome of each sample.
+    """Write a pack of a request's cached records; return the outcome of each sample.
 
-    ``meta`` is what they have in common; ``None`` if this function is to write nothing. ``expires_at`` is
-    Unix time in seconds: what was not read by then is not read.
+    ``meta`` is what they have in common; ``None`` if this function must write nothing. ``expires_at`` is Unix
+    time in seconds: no record is read after it.
     """
     columns = ResultColumns(request)
     if meta is None:
         columns.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
         return columns
     nodes = take_cache(request.cache, settings)
-    # Nobody waits for a save, however slow the disk is.
+    # No pace: a slow disk may take its time, since no reader waits for a save.
     with PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=None) as saver:
         at, count = 0, _FIRST_RECORDS
         while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
             indices = range(at, min(at + count, len(request.ids)))
             longest = _save_some(indices, request, nodes, columns, saver)
+            # As many as fill a piece if all are as long as the longest so far.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _PIECE_BYTES // max(longest, 1)))
     if nodes.all_broken:
         nodes.close()
@@ -68,7 +69,7 @@ def _save_some(
     columns: ResultColumns,
     saver: PackSaver,
 ) -> int:
-    """Read some records, and write those that are good; the length of the longest."""
+    """Read some records and write the good ones; return the length of the longest."""
     ids = [bytes.fromhex(request.ids[index]) for index in indices]
     begun_ns, longest = time.perf_counter_ns(), 0
     answers = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
@@ -89,17 +90,17 @@ def _save_some(
 
 
 def _slice(sample_id: bytes, start: int) -> Command:
-    """Asks for a part of a record; of one that is not there the cache answers an empty one."""
+    """Return the command for a slice of a record; the reply is empty if the record is missing."""
     key = cache_key(sample_id)
     return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
 
 
 def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """A record as long as its header says, as far as the cache has it; ``answer`` is its first slice.
+    """Return a record as long as its header declares, or as much as is cached; ``answer`` is its first slice.
 
     Raises:
         CacheError: the cache did not answer, or refused.
-        RecordError: it is no record of that sample.
+        RecordError: it is not a record of that sample.
     """
     record = _bytes(answer)
     parts, size = [record], len(record)

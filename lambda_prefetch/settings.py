@@ -1,6 +1,6 @@
-"""What the function's operator decides, read from the environment when an invocation asks; never at import.
+"""The function operator's settings, read from the environment per invocation, never at import.
 
-A request can choose none of this: credentials, the modules that custom steps may come from, the directories
+A request can choose none of them: credentials, the modules that custom steps may come from, the directories
 that may be read and the memory that may be used are the function's own.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["LAMBDA_MB_PER_CORE", "FunctionSettings", "decoding_threads"]
 
 LAMBDA_MB_PER_CORE = 1769
-"""Memory in MB at which Lambda gives a function one whole core, as its documentation says."""
+"""Memory in MB at which Lambda gives a function one whole core, according to its documentation."""
 
 _MIB = 2**20
 _LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
 _SWITCH = ("0", "false", "no", "1", "true", "yes")
-_NO_STORE = frozenset({"", "none", "auto"})  # auto is the coordinator's to find
+_NO_STORE = frozenset({"", "none", "auto"})  # the coordinator resolves auto
 _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
@@ -35,16 +35,15 @@ _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 class FunctionSettings:
     """The function's settings.
 
-    ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
-    A sample that is decoded, its steps counted, for longer than ``decode_timeout_s`` is given up for now.
-    ``max_pixels`` 0 means the request's bound, ``text_bytes`` bounds each text in a PNG, unpacked.
-    ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
-    encoded objects and the finished records that wait between the stages; one object or record alone may be
-    larger than that. ``http_hosts`` are the web servers that may be read; ``None``: see
-    :mod:`superdl.super_wire.objects.web`. ``cache_secret`` names the secret of AWS Secrets Manager that has
+    ``decoders`` 0 means one per core on Lambda, elsewhere one. A sample whose decoding and steps take longer
+    than ``decode_timeout_s`` is abandoned for now. ``max_pixels`` 0 means the request's bound; ``text_bytes``
+    bounds each unpacked text in a PNG. ``fetch_threads`` 0 means the source's best number. ``fetch_bytes``
+    and ``push_bytes`` bound the encoded objects and the finished records that wait between the stages; a
+    single object or record may be larger. ``http_hosts`` are the web servers that may be read; for ``None``
+    see :mod:`superdl.super_wire.objects.web`. ``cache_secret`` names the secret of AWS Secrets Manager with
     the cache's user and password; without one they are in ``cache_credentials``. ``store`` is the store's
-    address in its normal form, or empty; to one that is ``store_read_only`` no pack is written. Blocks of
-    shards are kept in the directory ``shard_cache``, in up to ``shard_cache_bytes``; empty: nowhere.
+    address in its normal form, or empty; if it is ``store_read_only``, no pack is written to it. Blocks of
+    shards are kept in the directory ``shard_cache``, in up to ``shard_cache_bytes``; empty means nowhere.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
@@ -70,7 +69,7 @@ class FunctionSettings:
         """Read the ``SUPER_*`` variables.
 
         Raises:
-            ConfigError: a variable has a value that cannot be meant.
+            ConfigError: a variable has an invalid value.
         """
         variables = os.environ if environment is None else environment
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
@@ -104,10 +103,10 @@ class FunctionSettings:
 
 
 def store_in(variables: Mapping[str, str]) -> str:
-    """The normal address of the store that ``SUPER_STORE`` names; empty for none.
+    """Return the normal address of the store in ``SUPER_STORE``; empty for none.
 
     Raises:
-        ConfigError: it names no store.
+        ConfigError: the address is invalid.
     """
     text = variables.get("SUPER_STORE", "").strip()
     try:
@@ -126,7 +125,7 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
 
 
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    """The variable's value, by default the first that is known."""
+    """Return the variable's value as spelled in ``known``; the first of these by default."""
     value = variables.get(name, "") or known[0]
     found = next((one for one in known if one.lower() == value.lower()), None)
     if found is None:
@@ -135,10 +134,10 @@ def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> 
 
 
 def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
-    """How many threads decode: ``setting``, or if that is 0 as many as the function has cores of its own.
+    """Return the number of decoding threads: ``setting``, or if that is 0 the function's own cores.
 
-    AWS Lambda gives a function CPU time by its memory, and more than one core from 1,769 MB on. Everywhere
-    else one function decodes with one thread, since executors run a function for each core there.
+    AWS Lambda assigns CPU time in proportion to memory, and more than one core from 1,769 MB on. Elsewhere a
+    function decodes with one thread, since executors run one function per core there.
     """
     if setting:
         return setting

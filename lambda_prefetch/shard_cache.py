@@ -1,12 +1,12 @@
 """A shard cache: blocks of shards on this machine's disk, for the functions that run here.
 
-With a global shuffle the members of a shard are read at random times, each by a GET of its own. So once a few
-members of a *block*, an aligned piece of a shard, have been read alone, the block is fetched whole, and its
-other members are read from the disk (the "ski rental" rule: at no time has it cost much more than the better
-of both). MosaicML Streaming and LitData keep whole shards on disk.
+With a global shuffle the members of a shard are read at random times, each by its own GET. So once a few
+members of a *block*, an aligned piece of a shard, have been read separately, the block is fetched whole, and
+its other members are read from the disk (the "ski rental" rule: at no time has it cost much more than the
+better of the two). MosaicML Streaming and LitData keep whole shards on disk.
 
-A cache that is full takes nothing more until blocks have been idle for a while: of shards that are read at
-random, dropping one block for another gains nothing.
+A full cache accepts nothing more until blocks have been idle for a while: with random reads, replacing one
+block by another gains nothing.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ __all__ = ["BLOCK_BYTES", "ShardCache", "open_shard_cache"]
 BLOCK_BYTES = 16 * 2**20
 
 _READ_ALONE = 2
-"""Reads of a block's members that go to the source before the block does."""
+"""Reads of a block's members that go to the source before the whole block is fetched."""
 
 _IDLE_S = 600.0
-"""A block that was not read for so long makes room for others."""
+"""A block that was not read for this long makes room for others."""
 
 _FETCHED_AT_ONCE = 4
-"""Blocks that all processes fetch at a time, each into its memory; a slow link is not to be crowded."""
+"""Blocks that all processes fetch at a time, each into memory; more would crowd a slow link."""
 
 _FULL_S = 5.0
-"""How long a full cache is not asked again whether it has room."""
+"""Time for which a full cache is not checked for room again."""
 
 _SLOW_S, _ALONE_S = 5.0, 60.0
-"""A block that takes so long; for how long members are read alone then."""
+"""A block that takes longer is slow; for the second time after it, members are read separately."""
 
 _ABANDONED_S = 120.0
-"""Whoever still fetches a block after so long was killed."""
+"""A process that fetches a block for longer than this was killed."""
 
 _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
@@ -57,8 +57,8 @@ class ShardCache:
     """The blocks in one directory, for any number of threads and processes.
 
     Args:
-        directory: where they lie; it is there.
-        max_bytes: what they may take together.
+        directory: where the blocks are; it exists.
+        max_bytes: limit on their total size.
     """
 
     def __init__(self, directory: str, max_bytes: int) -> None:
@@ -66,10 +66,11 @@ class ShardCache:
         self._alone_until_s = 0.0
 
     def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
-        """Count a read of some bytes of a shard; whether :meth:`read` is to bring them.
+        """Count a read of some bytes of a shard; report whether to use :meth:`read` for them.
 
-        Files are on a disk already. What has no version may change.
+        Objects without a version are never cached, since they may change.
         """
+        # Files are already on a disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
@@ -80,15 +81,15 @@ class ShardCache:
     def read(
         self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
     ) -> tuple[bytes | None, int, int]:
-        """Some bytes of a shard; how many bytes were fetched for them, by how many requests.
+        """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
 
-        The first is ``None`` if a block can neither be read nor fetched here.
+        The bytes are ``None`` if a block can neither be read nor fetched here.
 
         Args:
-            bucket: where the shard lies.
+            bucket: the bucket of the shard.
             key: the shard's.
-            version: as the catalog lists it.
-            span: fewer bytes come where the shard ends before.
+            version: as listed by the catalog.
+            span: fewer bytes are returned if the shard ends earlier.
             reserve: called with the number of bytes before they are read; it may wait.
 
         Raises:
@@ -110,19 +111,19 @@ class ShardCache:
         return b"".join(parts), fetched_bytes, requests
 
     def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
-        """The blocks that hold a span: their files, and where in the shard they lie."""
+        """Yield the blocks that hold a span: each one's file, and its span of the shard."""
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
 
     def _count(self, path: Path) -> int:
-        """Count one more read of a block that is not here; how many there were, those of all processes."""
+        """Count one more read of a missing block; return the number of reads by all processes."""
         try:
             counter = os.open(f"{path}{_READS}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError:
             return 0
         try:
-            os.write(counter, b".")
+            os.write(counter, b".")  # appended, so that no count of another process is lost
             return os.fstat(counter).st_size
         except OSError:
             return 0
@@ -130,13 +131,13 @@ class ShardCache:
             os.close(counter)
 
     def _kept(self, path: Path, place: slice) -> bytes | None:
-        """A part of a block that is here."""
+        """Return a part of a cached block; ``None`` if it is not here."""
         try:
             block = os.open(path, os.O_RDONLY)
         except OSError:
             return None
         try:
-            os.utime(block)
+            os.utime(block)  # _claim() removes idle blocks by this time
             return os.pread(block, place.stop - place.start, place.start)
         except OSError:
             return None
@@ -146,11 +147,12 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch a block and keep it; ``None`` if others are at it, or at too many, or there is no room."""
+        """Fetch a block and keep it; ``None`` if others fetch it, or too many, or there is no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
+                # A process that already fetches this block holds the lock.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists() or not self._claim(partial):
                     return None
@@ -170,7 +172,7 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Take room for one block more, by a file of its length; blocks that were long idle go for it."""
+        """Claim room for one more block, by a file of its length; remove blocks that were idle for long."""
         with (self._directory / _LOCK).open("ab") as lock:  # the directory's own lock is the coordinator's
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
@@ -188,17 +190,18 @@ class ShardCache:
                     break
                 path.unlink(missing_ok=True)
                 used_bytes -= size_bytes
-                with contextlib.suppress(OSError):  # it has to be worth it again
+                with contextlib.suppress(OSError):  # its reads count from 0 again
                     os.truncate(f"{path}{_READS}", 0)
             if used_bytes > self._max_bytes:
                 self._alone_until_s = time.monotonic() + _FULL_S
                 return False
             with partial.open("wb") as claimed:
+                # A sparse file of full length reserves the room in the sums of other processes.
                 claimed.truncate(BLOCK_BYTES)
             return True
 
 
 @functools.lru_cache(maxsize=1)
 def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
-    """Return this process's shard cache; ``None`` if it has no directory, or no room for a block."""
+    """Return this process's shard cache; ``None`` without a directory, or without room for a block."""
     return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

@@ -1,4 +1,4 @@
-"""How one sample is read from its source, and how it fails."""
+"""Reading one sample from its source, and the error if that fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["SampleFailedError", "read_object", "spoiled"]
 class SampleFailedError(Exception):
     """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.
 
-    ``reason`` is the tombstone's short code, and empty where the failure is not the fault of the object's
-    bytes: those failures are tried again, so nothing about them is written to the cache.
+    ``reason`` is the tombstone's short code. It is empty if the object's bytes are not at fault: such
+    failures are retried, so nothing about them is written to the cache.
     """
 
     def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
@@ -30,7 +30,7 @@ class SampleFailedError(Exception):
 
 
 def spoiled(reason: str, why: str) -> SampleFailedError:
-    """A failure for good: this version's bytes will never give a sample.
+    """Return a permanent failure: this version's bytes will never give a sample.
 
     ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or ``unequal``.
     """
@@ -47,16 +47,16 @@ def read_object(
     begun: Pending | None = None,
     span: Span | None = None,
 ) -> bytes | bytearray:
-    """The bytes of one object in exactly this version, or of a span of it.
+    """Return the bytes of one object in exactly this version, or of a span of it.
 
     Args:
         bucket: the bucket that has it.
         key: the object's key.
-        version: what the catalog listed.
+        version: as listed by the catalog.
         limit_bytes: larger objects, or spans, are refused before their bytes are read.
         reserve: called once, with the size in bytes, before they are read; it may wait.
-        begun: what :meth:`Bucket.begin` returned for this key, version and span; it is used up.
-        span: fewer bytes come where the object ends before; ``None``: all.
+        begun: the result of :meth:`Bucket.begin` for this key, version and span; it is consumed.
+        span: fewer bytes are returned if the object ends earlier; ``None`` means all.
 
     Raises:
         SampleFailedError: the object is missing, changed, refused or too large, or the source failed.

@@ -1,12 +1,13 @@
-"""The function's store: opened by the function's own settings, and a request's pack written to it.
+"""The function's store: opened with the function's own settings, and the packs written to it.
 
-A pack is written beside the pusher: what the cache has acknowledged goes to it, and it appears in the store
-before the request is answered. Where the cache may get pointers, records go to the pack alone, by the threads
-that decode, and the cache gets the pointers once the pack is there. They are kept in memory until then: where
-it does not appear, the cache gets the records. What is beyond ``push_bytes`` is pushed as ever.
+A pack is written in parallel to the pusher: it gets the records that the cache has acknowledged, and appears
+in the store before the request is answered. If the cache may get pointers, the decoding threads write records
+to the pack only, and the cache gets the pointers once the pack is there. Until then the records stay in
+memory: if the pack does not appear, the cache gets them instead. Records beyond ``push_bytes`` are pushed as
+usual.
 
-A store that cannot be written ends the pack, and harms no sample. Records go to a file of the store's; what
-S3 gets at the end is held in memory up to 32 MiB, then in a temporary file.
+If the store cannot be written, the pack is dropped, and no sample fails. Records go to a file in the store; a
+pack for S3 is held in memory up to 32 MiB, then in a temporary file, and uploaded at the end.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ __all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
 _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
-# Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
+# For S3: an answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
 _SILENCE_S, _ATTEMPTS = 5, 2
 
 
 def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Store:
-    """The store of a request, which has to be the function's own.
+    """Return the request's store, which must be the function's own.
 
     Raises:
         StoreError: it is another, or cannot be opened.
@@ -57,13 +58,13 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Sto
         from superdl.super_wire.objects.s3 import settings_of_s3
 
         return _opened(address, os.getpid(), settings_of_s3())
-    # Opened for each request: that costs less than decoding one image, and one that was removed is noticed.
+    # Opened for each request: that costs less than decoding one image, and notices a removed store.
     return open_store(address, create=False, read_only=not writing)
 
 
 @functools.lru_cache(maxsize=4)
 def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
-    """This process's store in S3, which is asked when it is opened."""
+    """Open a store in S3, once per process and settings; opening sends requests."""
     from superdl.super_wire.objects.s3 import Patience
 
     patience = Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
@@ -71,26 +72,26 @@ def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) 
 
 
 class Pace:
-    """How much of its time a process has waited for the store's disk, over its last packs.
+    """The share of its time that a process waits for the store's disk, over its last packs.
 
-    A disk that is slower than the functions would hold up each of them, and so the readers.
+    A disk that is slower than the functions would delay each of them, and so the readers.
     """
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
 
     def check(self, waited_s: float, passed_s: float) -> None:
-        """Raise :class:`StoreBusyError` where the disk holds up a pack, and held up those before it."""
+        """Raise :class:`StoreBusyError` if the disk delays this pack and delayed the ones before it."""
         waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
-            self._waited_s = self._passed_s = 0.0  # who tries again finds out again
+            self._waited_s = self._passed_s = 0.0  # a later try measures afresh
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
                 "functions; name a faster one, or none"
             )
 
     def add(self, waited_s: float, passed_s: float) -> None:
-        """Count a pack that was written; what was long ago counts less and less."""
+        """Count a written pack; older ones count less and less."""
         self._waited_s += waited_s
         self._passed_s += passed_s
         if self._passed_s > _REMEMBERED_S:
@@ -102,16 +103,16 @@ _pace = Pace()
 
 
 def trouble_in_words(error: Exception) -> str:
-    """What an answer says of an error of the store."""
+    """Return an error of the store as the answer reports it."""
     words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
     return clean_text(words)[:_MAX_TROUBLE]
 
 
 class PackSaver:
-    """Writes what the cache acknowledged of one request to a pack, and tells that by the result's columns.
+    """A writer of one request's acknowledged records to a pack, which it notes in the result's columns.
 
     Use it as a context. Leaving it normally lets the pack appear, as :meth:`commit` does; leaving it by an
-    exception leaves nothing. Without ``meta``, what the pack's records have in common, nothing is written;
+    exception leaves nothing. Without ``meta``, the common fields of the pack's records, nothing is written;
     without a ``pace``, a disk may take its time.
     """
 
@@ -139,7 +140,7 @@ class PackSaver:
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()
-        # S3 holds up no record: it gets the pack once all are in the cache.
+        # S3 delays no record: it gets the pack once all are in the cache.
         self._pace = None if is_bucket(request.store) else pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
@@ -156,7 +157,7 @@ class PackSaver:
             self._columns.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
-        """Write a record of data, and keep it, if the cache is to get a pointer to it; by any thread."""
+        """Write a data record, and keep it, if the cache is to get a pointer to it; from any thread."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
@@ -170,14 +171,15 @@ class PackSaver:
             return True
 
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
-        """Write a record that the cache has acknowledged, if it is data; by any thread."""
+        """Write a record that the cache has acknowledged, if it is data; from any thread."""
         if self._columns.outcomes[index] is Outcome.CACHED:
             with self._writing:
                 self._write(index, header, payload)
 
     def commit(self) -> list[tuple[int, bytes, memoryview]]:
-        """Let the pack appear; what the cache is to get for what was taken, as sample, header and payload:
-        pointers into the pack, or the records themselves where there is none.
+        """Let the pack appear; return the records to push for the taken ones, as sample, header and payload.
+
+        They are pointers into the pack, or the records themselves if there is no pack.
         """
         if self._pack is not None:
             self._commit(self._pack)
@@ -204,7 +206,7 @@ class PackSaver:
             self._waited_s += self._clock() - before_s
             if self._pace is not None:
                 self._pace.check(self._waited_s, self._clock() - self._begun_s)
-        except Exception as error:  # noqa: BLE001  # told in the result; it must not end this thread
+        except Exception as error:  # noqa: BLE001  # reported in the result; it must not end this thread
             self._fail(error)
             return False
         return True
@@ -224,7 +226,7 @@ class PackSaver:
             before_s = self._clock()
             self._columns.pack = pack.commit()
             self._waited_s += self._clock() - before_s
-        except Exception as error:  # noqa: BLE001  # told in the result; the samples are cached
+        except Exception as error:  # noqa: BLE001  # reported in the result; the samples are cached
             self._fail(error)
         else:
             self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
@@ -239,7 +241,7 @@ class PackSaver:
         self._end()
 
     def _end(self) -> None:
-        """Leave nothing of a pack that was not committed."""
+        """Remove a pack that was not committed."""
         if self._pack is not None:
             self._pack.abandon()
             self._pack = None

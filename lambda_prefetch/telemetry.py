@@ -1,8 +1,8 @@
-"""What the function tells its operator, by AWS Lambda Powertools: a log line and metrics per invocation.
+"""The operator's log line and metrics per invocation, by AWS Lambda Powertools.
 
-The structured line and the CloudWatch metrics (EMF) go to standard output, where Lambda collects them. Who
-runs the function elsewhere turns them down with ``SUPER_LOG_LEVEL`` and ``POWERTOOLS_METRICS_DISABLED``. What
-the coordinator needs to know is in the result, never here.
+The structured line and the CloudWatch metrics (EMF) go to standard output, where Lambda collects them.
+Elsewhere, turn them off with ``SUPER_LOG_LEVEL`` and ``POWERTOOLS_METRICS_DISABLED``. Everything that the
+coordinator needs to know is in the result, never here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Telemetry:
     def __init__(self, log_level: str) -> None:
         self._logger = Logger(service=_SERVICE, level=log_level)
         self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
-        # Powertools' own switch stops flushing, and not what it prints once a hundred values are there.
+        # Powertools' own switch stops flushing, but not its output after every hundred values.
         self._is_metering = not strtobool(os.environ.get("POWERTOOLS_METRICS_DISABLED") or "false")
 
     def warmed(self, *, cold_start: bool, golden: str) -> None:
-        """A warm event was answered."""
+        """Log an answered warm event."""
         self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
 
     def finished(self, result: PrefetchResult, context: Any) -> None:
-        """A prefetch request was answered; ``context`` is Lambda's."""
+        """Log and count an answered prefetch request; ``context`` is Lambda's."""
         counts = Counter(result.outcomes)
         self._logger.info(
             "prefetched",
@@ -79,5 +79,5 @@ class Telemetry:
 
 @functools.cache
 def telemetry(log_level: str) -> Telemetry:
-    """The process's telemetry, made by the first invocation."""
+    """Return the process's telemetry, which the first invocation creates."""
     return Telemetry(log_level)

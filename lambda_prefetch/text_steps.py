@@ -1,7 +1,7 @@
-"""The shipped step on texts: token ids, by the tokenizers that Hugging Face's models come with.
+"""Shipped text step: token ids, by the tokenizers of Hugging Face's models.
 
 It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.text` names it. A module of its own, because of what it imports.
+:meth:`superdl.super_wire.recipe.Recipe.text` names it. The module is separate because of its imports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_TEXT_BYTES", "tokenize"]
 
 MAX_TEXT_BYTES = 16 * 2**20
-"""A text at most: its tokens take some hundred times its bytes while they are made."""
+"""Maximum size of a text: while its tokens are made they take about a hundred times its bytes."""
 
 _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
@@ -41,15 +41,15 @@ def _check(*, file: str, sha256: str, **_: object) -> None:
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
-    """The token ids of a text in UTF-8, int32, with the tokenizer's own special tokens.
+    """Return the token ids of a text in UTF-8, int32, with the tokenizer's own special tokens.
 
     Args:
         array: the text's bytes.
-        file: where the function finds the tokenizer's JSON.
+        file: the path of the tokenizer's JSON, on the function's machine.
         sha256: of that file, in hex: another tokenizer would give other samples under the same ids.
         length: 0 gives all tokens, (tokens,); else the first ``length`` of them, padded to (length,).
-        packed: nothing is cut off: (rows, length), of which the last row is padded.
-        pad_id: what pads.
+        packed: cut nothing off: (rows, length), with the last row padded.
+        pad_id: the padding's id.
     """
     if array.size > MAX_TEXT_BYTES:
         raise spoiled("too_large", f"a text of {array.size} bytes is over the limit of {MAX_TEXT_BYTES}")
@@ -68,7 +68,7 @@ def tokenize(
 
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
-    """The tokenizer in a file; its own truncation and padding are off, for ``length`` says them."""
+    """Load the tokenizer in a file, without its truncation and padding: ``length`` decides those."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
     with Path(file).open("rb") as opened:

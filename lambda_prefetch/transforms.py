@@ -1,4 +1,4 @@
-"""A recipe's steps, on PIL images, with the pixels that torchvision's transforms give on PIL images.
+"""A recipe's steps on PIL images, with the same pixels as torchvision's transforms on PIL images.
 
 The geometry (rounding of sides and offsets, padding, the ten tries of a random crop) follows torchvision 0.17
 and later, so that a model trained with ImageFolder sees the same pixels here.
@@ -36,16 +36,16 @@ _CROP_TRIES = 10
 _CHANNELS = 3
 _DOUBLE_BITS = 53
 _CROPS = frozenset({"random_resized_crop", "random_crop"})
-_NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # of masks, in which Pillow crops and flips
+_NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # dtypes of masks that Pillow can crop and flip
 
 
 class SampleRandom:
     """A stream of random numbers for one random step on one sample.
 
-    It is named by (recipe digest, step number, augment seed, epoch, bucket, key): so it is equal on every
-    executor and for every job, and fresh in every epoch. Steps that fields of a sample share have a ``kind``
-    more, and ``step`` counts those of that kind. The numbers come from BLAKE2b itself, a counter at a
-    time, so no library's change of generator can change pixels.
+    Its seed is (recipe digest, step number, augment seed, epoch, bucket, key): so it is equal on every
+    executor and for every job, and fresh in every epoch. Steps that fields of a sample share also have a
+    ``kind``, and ``step`` counts the steps of that kind. The numbers come from BLAKE2b itself, one counter
+    value at a time, so no library's change of generator can change pixels.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class SampleRandom:
         self._count = 0
 
     def seed(self) -> int:
-        """The next draw as an integer of 63 bits, not negative: a seed for a generator of somebody else's."""
+        """Return the next draw as a non-negative integer of 63 bits, to seed another library's generator."""
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """The next draw from ``low`` (included) to ``high`` (excluded, but for rounding)."""
+        """Return the next draw from ``low`` (included) to ``high`` (excluded, except for rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
-        """The next draw from 0 to ``bound - 1``; the bias is below ``bound * 2**-64``."""
+        """Return the next draw from 0 to ``bound - 1``; the bias is below ``bound * 2**-64``."""
         return (self._bits() * bound) >> 64
 
     def _bits(self) -> int:
@@ -90,8 +90,8 @@ class SampleRandom:
 class Program:
     """A recipe made ready to run on the samples of one request.
 
-    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds what a step
-    may make of an image, ``step_modules`` lists what custom steps may be imported from.
+    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds the images
+    that steps make, and ``step_modules`` lists the modules that custom steps may come from.
 
     Raises:
         ConfigError: a custom step may not, or cannot, be imported.
@@ -110,6 +110,7 @@ class Program:
     ) -> None:
         settings: Any = {"bucket": bucket, "epoch": epoch, "prefix": prefix}
         settings |= {"limit_pixels": limit_pixels, "step_modules": step_modules}
+        # Without fields, the recipe itself is the only part.
         self._parts = [
             Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
         ] or [self]
@@ -140,34 +141,35 @@ class Program:
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
     ) -> Made:
-        """Decode an object's bytes, unless the first step wants them as they are, and :meth:`run` the steps.
+        """Decode an object's bytes, unless the first step takes them as they are, and :meth:`run` the steps.
 
-        ``part`` is the number of the field whose object it is, in the order of the recipe's; ``key`` is the
-        sample's all the same, and ``sizes`` is one dict for all its parts: what they crop has one size.
+        ``part`` is the number of the object's field, in the recipe's order. ``key`` is still the sample's,
+        and ``sizes`` is one dict for all its parts: parts that are cropped alike must have one size.
 
-        Raises also what :func:`superdl.lambda_prefetch.decode.decode` does.
+        Also raises the errors of :func:`superdl.lambda_prefetch.decode.decode`.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
         if not self._decodes:
+            # Read-only: a custom step must not change the received bytes.
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
         return self.run(decode(data, **self._how), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
-        """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, or (height, width) of
-        a mask, unless a custom step gave another, or several named ones.
+        """Return the sample's array, unless a custom step returned another, or several named ones.
 
-        ``image`` is the decoded image or, for a recipe that begins with the object's bytes, these: uint8 of
-        shape (bytes,).
+        It is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width) for a mask.
+        ``image`` is the decoded image, or the object's bytes if the recipe begins with those: uint8 of shape
+        (bytes,).
 
         Raises:
             SampleFailedError: a step would exceed the limit in pixels, the image is too small for it, a
-                custom step raised, or fields are cropped alike that have other ``sizes``.
+                custom step raised, or fields of different ``sizes`` would be cropped alike.
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
             if OPS[step["op"]].decodes:
-                continue  # heeded by make()
+                continue  # done by make()
             if number in self._custom:
                 picture = self._custom[number].run(self._array_of(picture), self._random(number, key).seed())
             else:
@@ -179,7 +181,7 @@ class Program:
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Made:
-        """An image as uint8 of shape (height, width, channels), by two thirds of what np.asarray() takes."""
+        """Return an image as uint8, (height, width, channels), in two thirds of the time of np.asarray()."""
         if not isinstance(picture, Image.Image):
             return picture
         if self._of_mask:
@@ -194,7 +196,7 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """What kind of step it is, and the how manieth of that kind: fields share what it draws."""
+        """Return the step's kind, and its number among the steps of that kind: fields share its draws."""
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
 
@@ -209,7 +211,7 @@ class Program:
 
 
 class _Drawing(NamedTuple):
-    """What a step needs beside its image and parameters: its random numbers, and the most it may make."""
+    """The further inputs of a step: its random numbers, and the bound on its result in pixels."""
 
     draws: Callable[[], SampleRandom]
     limit_pixels: int
@@ -228,7 +230,7 @@ def _resized(
     image: Image.Image, size: tuple[int, int], step: Mapping[str, Any], limit_pixels: int
 ) -> Image.Image:
     check_pixels(*size, limit_pixels)
-    # Pillow resamples one side after the other: of a long, thin image much may lie between.
+    # Pillow resamples one side after the other: a long, thin image may become large in between.
     check_pixels(size[0], image.height, limit_pixels)
     check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
@@ -239,6 +241,7 @@ def _resized(
 
 def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     height, width = sides_of(step["size"])
+    # A crop larger than the image pads it, possibly beyond the limit.
     check_pixels(width, height, to.limit_pixels)
     box = center_crop_box(*image.size, width, height)
     return image if box == (0, 0, *image.size) else image.crop(box)
@@ -286,7 +289,7 @@ def _vertical_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) ->
     return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if flips else image
 
 
-# step -> what it does; custom steps are imported, and those that say how to decode are decode()'s
+# step -> its function; custom steps are imported, and decode() does those that decode
 _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.Image]] = MappingProxyType(
     {
         "resize": _resize,
@@ -302,8 +305,9 @@ _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.
 
 
 def resized_size(width: int, height: int, shorter: int, longest: int | None = None) -> tuple[int, int]:
-    """(width, height) once the shorter side is ``shorter``, or less where the longer one would be over
-    ``longest``; what is not given is rounded down.
+    """Return (width, height) once the shorter side is ``shorter``.
+
+    It is less if the longer side would exceed ``longest``. The dependent side is rounded down.
     """
     longer = int(shorter * max(width, height) / min(width, height))
     if longest is not None and longer > longest:
@@ -312,23 +316,23 @@ def resized_size(width: int, height: int, shorter: int, longest: int | None = No
 
 
 def center_crop_box(width: int, height: int, crop_width: int, crop_height: int) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of the central part; outside of a smaller image there are zeros."""
+    """Return (left, top, right, bottom) of the central part; a smaller image is padded with zeros."""
     left, top = _centred(width, crop_width), _centred(height, crop_height)
     return left, top, left + crop_width, top + crop_height
 
 
 def _centred(length: int, side: int) -> int:
-    # Half pixels: padding leaves the smaller half before, cropping rounds half to even.
+    # Half pixels, like torchvision: padding puts the smaller half first, cropping rounds half to even.
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
 def random_crop_box(
     width: int, height: int, scale: list[float], ratio: list[float], draws: SampleRandom
 ) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a random part of the image.
+    """Return (left, top, right, bottom) of a random part of the image.
 
-    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio in that of ``ratio``.
-    Where ten tries do not fit into the image, it is the largest central part whose ratio is allowed.
+    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio in that of ``ratio``. If
+    ten tries do not fit into the image, it is the largest central part with an allowed ratio.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
@@ -344,7 +348,7 @@ def random_crop_box(
         h = round(w / ratio[0])
     elif width / height > ratio[1]:
         w = round(h * ratio[1])
-    w, h = max(w, 1), max(h, 1)  # an image of one row may have no such part
+    w, h = max(w, 1), max(h, 1)  # an image of a single row may have none
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 

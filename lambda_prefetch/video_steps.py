@@ -1,7 +1,7 @@
-"""The shipped step on videos: the frames of a clip, chosen by their times, by FFmpeg's libraries (PyAV).
+"""Shipped video step: the frames of a clip, chosen by their times, by FFmpeg's libraries (PyAV).
 
 It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.video` names it. A module of its own, because of what it imports.
+:meth:`superdl.super_wire.recipe.Recipe.video` names it. The module is separate because of its imports.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 __all__ = ["clip"]
 
-# Formats that hold their frames themselves; of others, such as playlists, FFmpeg would open what they name.
+# Self-contained formats: for others, such as playlists, FFmpeg would open the files that they name.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,ogg,flv"
 _MAX_FRAME_PIXELS = 2**26
-_MAX_CLIP_PIXELS = 2**36  # decoded for a clip: ten minutes of 1080p
+_MAX_CLIP_PIXELS = 2**36  # of all decoded frames: ten minutes of 1080p
 _OPTIONS = {"format_whitelist": _FORMATS}
 _QUARTER_TURN = 90
-_ROUNDING_S = 1e-6  # a frame shown at 0.7 s is that of 7 / 10 s
+_ROUNDING_S = 1e-6  # so that 7 / 10 s finds the frame shown at 0.7 s
 
 
 @custom_step("1")
 def clip(
     array: NDArray[Any], *, frames: int, size: int, fps: float = 0.0, start: float = 0.0
 ) -> NDArray[Any]:
-    """Frames of a video, uint8 of shape (frames, size, size, 3), upright, the central squares in RGB.
+    """Return frames of a video, uint8 of shape (frames, size, size, 3): upright central squares in RGB.
 
     Args:
-        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its first video is taken.
-        frames: how many. Each is the one that is shown at its time; past the end that is the last.
-        size: the shorter side that frames are resized to (bicubic), and that of the square.
-        fps: frames a second; 0 spreads them over the video, each in the middle of its equal part.
-        start: seconds from the first frame. Decoding begins there in any case.
+        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its first video is used.
+        frames: the number of frames. Each is the one shown at its time; past the end, the last one.
+        size: the shorter side that frames are resized to (bicubic), and the side of the square.
+        fps: frames per second; 0 spreads them over the video, each in the middle of its equal part.
+        start: seconds from the first frame. Decoding begins at the first frame in any case.
     """
     data = array.tobytes()
     if not data:
@@ -57,16 +57,16 @@ def clip(
         wanted = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
         taken = _frames(data, ticks, set(wanted.tolist()), size)
     except MemoryError:
-        raise  # FFmpeg says so of absurd sizes too; but a good video must not be lost for good
+        raise  # also for absurd sizes, but no good video must become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
         raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
     return np.stack([taken[number] for number in wanted.tolist()])
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """When each frame is shown, rising, and when the last one ends, in seconds from the first; by headers.
+    """Read each frame's time, rising, and the end of the last one, in seconds from the first, by headers.
 
-    Before that in the video's ticks, or ``None`` where it does not say them of every frame.
+    The first result has the same times in the video's ticks, or ``None`` unless every frame has one.
     """
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
@@ -74,6 +74,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
         stream = file.streams.video[0]
         stamps, count, last, all_say = [], 0, 0, True
         for packet in file.demux(stream):
+            # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
                 raise spoiled("undecodable", "a part of it is cut off or broken")
@@ -96,14 +97,14 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
 def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """The frames of these places in the order of showing, as they are delivered.
+    """Return the frames at these places in display order, by place.
 
-    Places are found by ``ticks``, for FFmpeg leaves out what comes before the first whole picture.
+    Places are found by ``ticks``, because FFmpeg skips frames before the first key frame.
     """
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
-        stream.codec_context.thread_count = 1  # other samples have the other cores
+        stream.codec_context.thread_count = 1  # other samples use the other cores
         stream.codec_context.options = {"max_pixels": str(_MAX_FRAME_PIXELS)}
         pixels = 0
         for number, frame in enumerate(file.decode(stream)):
@@ -127,4 +128,4 @@ def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     left, top = (width - size) // 2, (height - size) // 2
     square = resized.to_ndarray()[top : top + size, left : left + size]
     turned = np.rot90(square, round(frame.rotation / _QUARTER_TURN))
-    return turned.copy()  # else it would keep the whole frame
+    return turned.copy()  # a view would keep the whole frame

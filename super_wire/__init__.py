@@ -1,7 +1,7 @@
-"""What crosses a process boundary in SUPER: ids, recipe, record, cache keys, requests, reports, errors.
+"""SUPER's wire format: ids, recipe, record, cache keys, requests, reports, errors.
 
-Everything here is pure and light: no torch, no sibling package. The gRPC stubs lie beside and are imported
-only by those who speak gRPC.
+Everything that crosses a process boundary is here. It is pure and light: no torch, no sibling package. The
+gRPC stubs are here too, and only modules that speak gRPC import them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
 
-The sampler yields it, a DataLoader worker of any start method receives it. It carries no credentials, no
+The sampler yields it, and a DataLoader worker of any start method receives it. It has no credentials, no
 connection and no pixels. Before the first one, the sampler binds its dataset by a :class:`DatasetBinding`.
 """
 
@@ -29,12 +29,11 @@ __all__ = ["BatchRef", "Bindable", "DatasetBinding", "MixedRef", "Places"]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where in the packs of a store the records of a batch lie, for readers that see its directory.
+    """Places of a batch's records in the packs of a store, for readers that see its directory.
 
-    ``packs`` are names. The others hold a little-endian number for each sample, in order: ``pack_of``
-    (uint32) the place of its pack in ``packs``, counted from 1, or 0 where the sample has no place;
-    ``offsets`` (uint64) where in the pack its record begins; ``lengths`` (uint32) how long the whole record
-    is.
+    ``packs`` are names. The others hold one little-endian number per sample, in order: ``pack_of`` (uint32)
+    is its pack's position in ``packs``, counted from 1, or 0 if the sample has no place; ``offsets`` (uint64)
+    is the start of its record in the pack; ``lengths`` (uint32) is the length of the whole record.
     """
 
     packs: tuple[str, ...]
@@ -44,17 +43,17 @@ class Places:
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """A batch's places out of its page, whose ``packs`` its numbers count.
+        """Return a batch's places from its page, whose numbers index the page's ``packs``.
 
-        It gets its own packs alone, since a batch travels to workers, and its page does not.
+        The batch keeps only its own packs, since it travels to workers and its page does not.
 
         Raises:
-            ValueError: a number is of no pack of the page.
+            ValueError: a number exceeds the page's packs.
         """
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
             raise ValueError(f"a place names pack {numbers[-1]} of {len(packs)}")
-        if numbers[0] > 0:
+        if numbers[0] > 0:  # no sample lacks a place, but numbers still start at 1
             own = own + 1
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
         return cls(names, own.astype("<u4").tobytes(), offsets, lengths)
@@ -64,14 +63,14 @@ class Places:
 class BatchRef:
     """One batch of one rank's plan.
 
-    ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
-    (:mod:`superdl.super_wire.labels`); ``padding`` one byte for each sample, 1 where the sample only
-    fills up the tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 for each
-    sample, how often it was drawn before in the epoch (empty: none was). ``keys`` names the samples for
-    messages and may be empty where they did not fit into the page. ``cache`` is an address without
-    credentials. Where the trainer sees the store's directory, ``store`` names it, and ``places`` say what of
-    the batch is in its packs. ``seed`` is the sampler's, for transforms that have none of their own.
-    ``alone``: no other rank, and no other dataset of a mix, has a part of the same step.
+    ``sample_ids`` holds 16 bytes per sample, in order; ``labels`` the labels' bytes in ``label_dtype``
+    (:mod:`superdl.super_wire.labels`); ``padding`` one byte per sample, 1 if the sample only fills up the
+    tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 per sample, how often
+    it was drawn before in the epoch (empty: none was). ``keys`` names the samples for messages and may be
+    empty if they did not fit into the page. ``cache`` is an address without credentials. If the trainer sees
+    the store's directory, ``store`` names it, and ``places`` locates records of the batch in its packs.
+    ``seed`` is the sampler's, for transforms without their own. ``alone``: no other rank, and no other
+    dataset of a mix, has a part of the same step.
     """
 
     dataset_id: bytes
@@ -97,22 +96,23 @@ class BatchRef:
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> Labels:
-        """The labels, read-only: shape (samples,), also of named fields, or (samples, ...) of arrays;
-        ``RaggedLabels`` where lists vary by sample.
+        """Return the labels, read-only: shape (samples,), also with named fields, or (samples, ...).
+
+        Lists that vary by sample give ``RaggedLabels``.
 
         Raises:
-            ConfigError: ``label_dtype`` is none that labels have, or there are not as many as samples.
+            ConfigError: ``label_dtype`` is invalid for labels, or their number differs from the samples'.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
     def padding_mask(self) -> NDArray[np.bool_]:
-        """Which samples are padding, as an array of shape (samples,)."""
+        """Return a mask of the samples that are padding, of shape (samples,)."""
         if not self.padding:
             return np.zeros(len(self), dtype=np.bool_)
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """How a message names the sample at ``offset``: its key, else its id and the way to resolve it."""
+        """Return the sample's name for messages: its key, else its id and the command that resolves it."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -121,9 +121,9 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """One batch of one rank of a mix: what of it is whose.
+    """One batch of one rank of a mix, divided by dataset.
 
-    ``parts`` has, for each dataset that has samples in it, its place in the mix and a batch of its own.
+    ``parts`` has, for each dataset with samples in it, its position in the mix and its own batch.
     """
 
     parts: tuple[tuple[int, BatchRef], ...]
@@ -135,7 +135,7 @@ class MixedRef:
 
     @property
     def position(self) -> int:
-        """Which batch of this rank's epoch, from 0."""
+        """The batch's position in this rank's epoch, from 0."""
         return self.parts[0][1].position
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class MixedRef:
         return sum(len(ref) for _, ref in self.parts)
 
     def __lt__(self, other: object) -> bool:
-        """Refuse: a ConcatDataset compares what it takes for the number of a sample."""
+        """Refuse: a ConcatDataset takes the batch for a sample number, and compares it."""
         raise UsageError(
             "this is a batch of a mix, and a ConcatDataset reads single samples: give the DataLoader "
             "SuperMix(...) of it, which reads whole batches, or use SuperLoader"
@@ -152,10 +152,10 @@ class MixedRef:
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """What is known of a dataset once its source has been listed.
+    """The facts about a dataset once its source has been listed.
 
-    ``classes`` is empty where a key list gives labels as numbers; the others are as in :class:`BatchRef`:
-    ``store`` is empty unless this machine sees it. ``cache`` is empty too while no job is open.
+    ``classes`` is empty if a key list gives labels as numbers; the other fields are as in :class:`BatchRef`:
+    ``store`` is empty unless this machine sees it. ``cache`` is also empty while no job is open.
     """
 
     dataset_id: bytes
@@ -168,11 +168,11 @@ class DatasetBinding:
 
 
 class Bindable(Protocol):
-    """What a sampler needs of a dataset. ``coordinator`` is asked where nothing else names one."""
+    """The interface of a dataset for samplers. ``coordinator`` is used if nothing else names one."""
 
     coordinator: str | None
     warned: set[str]
-    """What its user was warned of."""
+    """Warnings already given to its user."""
 
     @property
     def source(self) -> str:
@@ -180,7 +180,7 @@ class Bindable(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """The work done on every sample."""
+        """The steps for every sample."""
 
     @property
     def key_list(self) -> str | None:
@@ -188,22 +188,22 @@ class Bindable(Protocol):
 
     @property
     def naming(self) -> Naming:
-        """What names its samples in ids, beside their keys."""
+        """The naming of its samples in ids, besides their keys."""
 
     @property
     def given_classes(self) -> tuple[str, ...]:
-        """The names of the classes by their labels; empty: those that the listing finds."""
+        """Names of the classes by their labels; empty for those found by the listing."""
 
     @property
     def reads_straight(self) -> bool:
-        """Whether it reads records out of the store's packs, where this machine sees them."""
+        """``True`` to read records from the store's packs, if this machine sees them."""
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Take what the coordinator told; called again with the same or newer facts."""
+        """Take the coordinator's facts; called again with the same or newer ones."""
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """The bad samples that its readers passed over until now."""
+        """The bad samples that its readers have skipped so far."""
 
     def name_bad_samples(self) -> None:
         """Warn of bad samples that its readers in other processes met since the last call."""

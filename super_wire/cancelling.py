@@ -1,7 +1,7 @@
-"""Holding and ending for certain what runs beside an event loop: tasks, and blocking calls in threads.
+"""Keeping and reliably ending work beside an event loop: tasks, and blocking calls in threads.
 
-A client library that is cancelled while it closes a broken connection, or while a timeout of its own runs
-out, may swallow the cancellation or turn it into an error of its own (seen with redis-py 8 on Python 3.11).
+A client library that is cancelled while it closes a broken connection, or while its own timeout expires, may
+swallow the cancellation or turn it into another error (seen with redis-py 8 on Python 3.11).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Value = TypeVar("_Value")
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, again and again until they have ended; what they ended with is not looked at."""
+    """Cancel tasks, repeatedly until they have ended; ignore their results and errors."""
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()
@@ -34,8 +34,9 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 class HeldTasks:
-    """Tasks of one event loop that are held until they end. One that fails is a bug: it is logged, and
-    ``failed`` is told.
+    """Tasks of one event loop that are referenced until they end.
+
+    A task that fails is a bug: it is logged, and ``failed`` is called.
     """
 
     def __init__(self, whose: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
@@ -43,11 +44,11 @@ class HeldTasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """Number of unfinished tasks."""
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work as a task."""
+        """Start work as a task."""
         task = asyncio.create_task(work, name=self._whose)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -68,8 +69,8 @@ class HeldTasks:
 class CallingThreads:
     """Blocking calls, each in a thread, up to ``limit`` at once; used from one event loop.
 
-    The threads of :mod:`concurrent.futures` are waited for when the interpreter ends, however long a call
-    still waits for its answer. These are not: :meth:`close` abandons what they are doing.
+    The interpreter waits at exit for threads of :mod:`concurrent.futures`, however long their calls take. It
+    does not wait for these, and :meth:`close` abandons their calls.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -79,10 +80,10 @@ class CallingThreads:
         self._closed: Exception | None = None
 
     async def run(self, call: Callable[[], _Value]) -> _Value:
-        """The value of ``call()``, or its error. One that is cancelled before it has begun never begins.
+        """Return the value of ``call()``, or raise its error. A call cancelled before it began never begins.
 
         Raises:
-            RuntimeError: this machine has no thread to give.
+            RuntimeError: this machine cannot start another thread.
         """
         await self._free.acquire()
         future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
@@ -99,20 +100,20 @@ class CallingThreads:
         return await future
 
     def close(self, reason: Exception) -> None:
-        """Begin nothing more, and abandon what is under way: it fails with ``reason``."""
+        """Begin no more calls, and abandon running ones: they fail with ``reason``."""
         self._closed = reason
         for future in self._under_way:
             if not future.done():
                 future.set_exception(reason)
-        self._free.release()  # who waits to begin sees that, one after the other
+        self._free.release()  # wakes the waiting calls, one after the other
 
     def _work(self, call: Callable[[], _Value], future: asyncio.Future[_Value]) -> None:
         value, error = None, None
         try:
             value = call()
-        except BaseException as raised:  # noqa: BLE001  # raised where the value is waited for
+        except BaseException as raised:  # noqa: BLE001  # raised where the value is awaited
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no one waits any more
             future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
 
     def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""How a client is let in by a coordinator, and how it knows that it speaks to the right one.
+"""A client's credentials for a coordinator, and the means to verify the coordinator.
 
 All of it comes from the client's own environment, never from an argument, an address or a message.
 """
@@ -38,21 +38,21 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token, and what is said of its bearer: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+    """A token, and its bearer's rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """The tokens in a text, separated by commas or line ends; a line that begins with # is a remark. Words
-    like ``team=vision`` after a token say what its bearer may have.
+    """Parse tokens separated by commas or line ends; a line that begins with # is a comment.
 
-    ``origin`` says where the text stood, for error messages, which never repeat a token.
+    Words like ``team=vision`` after a token are its bearer's rights. ``origin`` names the text's source in
+    error messages, which never repeat a token.
 
     Raises:
-        ConfigError: one of them is too short, too long, or has characters that no header carries; or a word
-            after it says nothing of its bearer.
+        ConfigError: a token is too short, too long, or has characters that no header can hold; or a word
+            after it is no right.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -79,7 +79,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """The same; :class:`ConfigError` also where there is a text and no token in it."""
+    """Do the same; :class:`ConfigError` also for a non-empty text without any token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")
@@ -87,14 +87,14 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
-    """The tokens in a file, one in each line.
+    """Read the tokens in a file, one per line.
 
     Raises:
-        ConfigError: it cannot be read, has one that is none, or none at all unless ``may_be_none``.
+        ConfigError: the file cannot be read, has an invalid token, or none at all unless ``may_be_none``.
     """
     try:
         text = Path(path).read_text("ascii")
-    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, whose text may hold a token
+    except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
         reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
         raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     tokens = parse_tokens(text, f"{origin}={path}")
@@ -105,9 +105,9 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """What one client has; empty where the coordinator is on this machine and asks for nothing.
+    """One client's credentials; empty if the coordinator is on this machine and requires none.
 
-    ``name`` is what the coordinator's certificate must be for, the address's host if it is empty.
+    ``name`` is what the coordinator's certificate must be for, by default the address's host.
     """
 
     peer: ClassVar[str] = "the coordinator"
@@ -123,11 +123,11 @@ class CoordinatorCredentials(ClientTls):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
-        """From ``SUPER_TOKEN`` (of several tokens the first) or ``SUPER_TOKEN_FILE``,
-        ``SUPER_COORDINATOR_NAME``, and what :meth:`tls_in` reads.
+        """Read ``SUPER_TOKEN`` (the first of several) or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_NAME``,
+        and the variables of :meth:`tls_in`.
 
         Raises:
-            ConfigError: a certificate without a key, or a token that is none.
+            ConfigError: a certificate without a key, or an invalid token.
         """
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         found = cls(
@@ -140,10 +140,10 @@ class CoordinatorCredentials(ClientTls):
         return found
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Roots, key and certificate as gRPC's channel credentials take them.
+        """Return roots, key and certificate for gRPC's channel credentials.
 
         Raises:
-            ConfigError: a file cannot be read or is no PEM file, where gRPC would only not connect.
+            ConfigError: a file cannot be read or is no PEM file; gRPC itself would only fail to connect.
         """
         self.tls_context()
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
@@ -151,7 +151,7 @@ class CoordinatorCredentials(ClientTls):
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """The token as it is now, since a file's may be changed while this runs; empty if there is none.
+        """Return the current token, since a token file may change at runtime; empty if there is none.
 
         Raises:
             ConfigError: the file cannot be read or holds no token.
@@ -161,7 +161,7 @@ class CoordinatorCredentials(ClientTls):
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """See that there is a token where every coordinator asks for one: beyond this machine.
+        """Check that there is a token for a coordinator beyond this machine, which always requires one.
 
         Raises:
             ConfigError: there is none, and ``insecure`` does not allow that.
@@ -174,21 +174,22 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Whether a connection to ``host`` (empty for a unix socket) is encrypted: wherever there is a
-        ``ca_file``, and beyond this machine unless ``insecure``.
+        """Report whether a connection to ``host`` (empty for a unix socket) is encrypted.
+
+        It is with a ``ca_file``, and beyond this machine unless ``insecure``.
         """
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """As :meth:`ClientTls.tls_context`, for HTTP/2."""
+        """Return the context of :meth:`ClientTls.tls_context`, for HTTP/2."""
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
 
 
 def _system_authorities() -> str:
-    """The file of the authorities that this system trusts, which Python knows and gRPC does not, or none."""
-    import ssl  # who speaks in plain text needs none of it
+    """Return the file of the CAs that this system trusts, which Python knows and gRPC does not, or ""."""
+    import ssl  # not needed for plain text
 
     found = ssl.get_default_verify_paths()
     files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)

@@ -1,6 +1,6 @@
-"""The table of a job's counters: the core counts in it, ``JobStats`` carries it, reports read it.
+"""The table of a job's counters: the core counts in it, ``JobStats`` transfers it, reports read it.
 
-A new counter needs a field here and one of the same name in ``JobStats`` on its way to a report.
+A new counter needs a field here, and a field of the same name in ``JobStats`` to reach a report.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ __all__ = ["WorkCounters"]
 
 @dataclass(slots=True)
 class WorkCounters:
-    """What a job has gained and cost since it was opened, over all its ranks.
+    """A job's work and cost since it was opened, over all its ranks.
 
     ``cache_hits`` are samples that a reader's first GET found, ``samples_reused`` those that were resident
     when planned. ``samples_produced`` were decoded, ``samples_restored`` came from the store into the cache,
     ``samples_straight`` from the store to readers. Seconds are sums over functions (``fetch_s``,
     ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to
     wait for, ``hedges`` second requests that raced a straggler, ``source_requests`` GETs, ``read_bytes``
-    those out of the cache. ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes`` what
-    functions read from a store or wrote to it. ``usd`` is the job's share of what was spent, the sum of the
-    six before it; such a share falls where others use the same samples. The ledger of `coordinator.core` says
-    what each is for.
+    bytes read from the cache. ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes``
+    the bytes that functions read from a store or wrote to it. ``usd`` is the job's share of the spending, the
+    sum of the six fields before it; the share falls if other jobs use the same samples. The ledger of
+    `coordinator.core` defines each of them.
     """
 
     batches_read: int = 0

@@ -1,7 +1,7 @@
-"""What an epoch draws of a dataset where it is not each sample once, and how that is packed into a message.
+"""The draws of an epoch that is not simply each sample once, and their packed form in messages.
 
-Numbers travel as deflated byte planes: the lowest byte of each, then the next byte of each, and so on, which
-small numbers and repeated weights fill with little but zeros. Ascending indices travel as differences.
+Numbers travel as deflated byte planes: the lowest byte of each, then the next byte of each, and so on; for
+small numbers and repeated weights these are mostly zeros. Ascending indices travel as differences.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 ]
 
 NUMBERS_MAX: Final = 2**24
-"""The most indices or weights."""
+"""Maximum number of indices or weights."""
 
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
-"""The most that indices and weights may take together when packed: a coordinator reads messages of 4 MiB."""
+"""Maximum size of packed indices and weights together: a coordinator reads messages of 4 MiB."""
 
 ORDER_PART: Final = 2**18
-"""So many indices of an order go into one message."""
+"""Number of an order's indices in one message."""
 
 REPEATS_MAX: Final = 1024
-"""The most repetitions of a draw."""
+"""Maximum repetitions of a draw."""
 
 _DRAWS_MAX: Final = 2**40
 _NUMBER_BYTES: Final = 8
@@ -49,15 +49,15 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What an epoch draws.
+    """The draws of an epoch.
 
     Attributes:
-        indices: which samples, by their places in the catalog: little-endian int64, empty for all. One that
-            occurs several times is drawn so often.
+        indices: the samples to draw, by their places in the catalog: little-endian int64, empty for all. A
+            repeated index is drawn once per occurrence.
         weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
         count: draws by weights in an epoch; 0 without weights.
         repeats: how often in a row each draw comes.
-        lengths: of the batches of a single epoch, whose order ``indices`` are: little-endian int64.
+        lengths: of a single epoch's batches, little-endian int64; ``indices`` are then the epoch's order.
     """
 
     indices: bytes = b""
@@ -76,10 +76,10 @@ class Draws:
         repeats: int,
         shuffle: bool,
     ) -> Self:
-        """Draws of what a user gave: sequences of numbers, arrays or tensors; ``None`` for what was not.
+        """Make draws from a user's sequences of numbers, arrays or tensors; ``None`` for those not given.
 
-        With ``shuffle`` the order of indices says nothing, and they are kept in ascending order. Whether
-        they fit the dataset, and whether weights can be drawn by, is the coordinator's to see.
+        With ``shuffle`` the order of indices has no meaning, and they are kept in ascending order. The
+        coordinator checks that they fit the dataset, and that the weights are valid.
 
         Raises:
             ConfigError: something is wrong with them, which is named.
@@ -93,6 +93,7 @@ class Draws:
             if places is not None and shares.size != places.size:
                 raise ConfigError(f"weights are one for each index: {places.size:,}; not {shares.size:,}")
         if places is not None and shuffle:
+            # The same draws then have the same digest, and pack smaller.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
         indices, weights = (b"" if one is None else one.tobytes() for one in (places, shares))
@@ -100,7 +101,7 @@ class Draws:
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """The batches of one epoch, end to end, as a user's sampler drew them, and their lengths."""
+        """Make draws of one epoch's batches, end to end, as a user's sampler drew them, and their lengths."""
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
@@ -108,7 +109,7 @@ class Draws:
     def unpacked(  # as a message has them
         cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
     ) -> Self | None:
-        """Draws as a message says them; ``None``: each sample once.
+        """Unpack draws from a message; ``None``: each sample once.
 
         Raises:
             ConfigError: these are no packed numbers.
@@ -126,7 +127,7 @@ class Draws:
         return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Indices and weights as a message says them.
+        """Return indices and weights packed for a message.
 
         Raises:
             ConfigError: they are too long for a message.
@@ -143,7 +144,7 @@ class Draws:
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the indices packed in parts that fit into messages, each with the place of its first."""
+        """Yield the indices packed in parts that fit into messages, each with the position of its first."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -152,7 +153,7 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that other draws do not have."""
+        """16 bytes that no other draws have."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 
@@ -163,16 +164,16 @@ class Draws:
 
     @property
     def weight_array(self) -> NDArray[np.float64] | None:
-        """The weights; ``None``: there are none."""
+        """The weights; ``None`` without any."""
         return np.frombuffer(self.weights, dtype="<f8") if self.weights else None
 
     @property
     def length_array(self) -> NDArray[np.int64]:
-        """The lengths of batches; empty where the batch size says them."""
+        """The lengths of batches; empty if the batch size determines them."""
         return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
-        """How many samples an epoch has, of a dataset of ``size``."""
+        """Return the number of samples in an epoch, for a dataset of ``size``."""
         once = self.count or len(self.indices) // _NUMBER_BYTES or size
         return once * self.repeats
 
@@ -192,7 +193,7 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
 
 
 def pack_numbers(numbers: bytes) -> bytes:
-    """Little-endian numbers of 8 bytes, packed."""
+    """Pack little-endian numbers of 8 bytes."""
     values = np.frombuffer(numbers, dtype="<i8")
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:
@@ -202,14 +203,14 @@ def pack_numbers(numbers: bytes) -> bytes:
 
 
 def unpack_numbers(packed: bytes) -> bytes:
-    """The inverse of :func:`pack_numbers`.
+    """Reverse :func:`pack_numbers`.
 
     Raises:
-        ConfigError: these are no packed numbers, or more than there may be.
+        ConfigError: these are no packed numbers, or too many.
     """
     inflating = zlib.decompressobj()
     try:
-        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # that one is too many
+        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one too many
     except zlib.error as error:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
     form, rest = packed[:1], len(planes) % _NUMBER_BYTES

@@ -1,7 +1,7 @@
-"""Which connections need TLS, and the TLS of a client: whom it believes and what it shows.
+"""TLS: which connections need it, and a client's trusted CAs and certificate.
 
 A host beyond this machine needs TLS and a token, on every side of a connection. ``SUPER_INSECURE``, which
-each side reads from its own environment, allows a side to do without.
+each side reads from its own environment, lets a side do without.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine; of names only ``localhost`` is, others may be resolved again."""
+    """Report whether a host is this machine; of names only ``localhost`` is, as others may re-resolve."""
     if host.lower() == "localhost":
         return True
     try:
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def insecure_in(environment: Mapping[str, str]) -> bool:
-    """Whether ``SUPER_INSECURE`` allows plain text beyond this machine.
+    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine.
 
     Raises:
         ConfigError: it is neither yes nor no.
@@ -46,11 +46,11 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """What a client's environment says of TLS; a subclass names the peer and the variables.
+    """A client's TLS settings from its environment; a subclass names the peer and the variables.
 
-    ``ca_file`` is a PEM file of the authorities that the peer's certificate must come from, the system's if
-    it is empty. ``cert_file`` and ``key_file`` are a client certificate, for peers that want one.
-    ``insecure`` allows plain text beyond this machine.
+    ``ca_file`` is a PEM file of the CAs to trust for the peer's certificate, by default the system's.
+    ``cert_file`` and ``key_file`` are a client certificate, for peers that require one. ``insecure`` allows
+    plain text beyond this machine.
     """
 
     peer: ClassVar[str]
@@ -63,7 +63,7 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """The fields above, out of their variables and ``SUPER_INSECURE``.
+        """Read the fields above from their variables and ``SUPER_INSECURE``.
 
         Raises:
             ConfigError: a certificate without a key, or a key without a certificate.
@@ -75,12 +75,12 @@ class ClientTls:
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Verifies the peer's certificate and host name, TLS 1.2 or later.
+        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later.
 
         Raises:
             ConfigError: a file cannot be read or is no PEM file.
         """
-        import ssl  # who speaks in plain text needs none of it
+        import ssl  # not needed for plain text
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)

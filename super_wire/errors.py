@@ -1,7 +1,7 @@
-"""The errors that SUPER raises, as one tree below :class:`SuperError`, and their way over the wire.
+"""The errors that SUPER raises, as one tree below :class:`SuperError`, and their names on the wire.
 
-Every error can be made from its message alone: that is how torch rebuilds a DataLoader worker's error in
-the main process. Foreign errors (grpc, redis, botocore) are mapped where they are met, not here.
+Every error can be constructed from its message alone: this is how torch rebuilds a DataLoader worker's error
+in the main process. Foreign errors (grpc, redis, botocore) are converted where they occur, not here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class SuperError(Exception):
-    """Base of all errors that SUPER raises. Their text is printable, whatever words of others it repeats."""
+    """Base of all errors that SUPER raises. Their text is printable, whatever foreign words it quotes."""
 
     def __str__(self) -> str:
         return shown_lines(super().__str__())
@@ -60,7 +60,7 @@ class PlanError(ConfigError):
 
 
 class RecipeError(ConfigError):
-    """A recipe step is unknown, ill-typed or out of its range."""
+    """A recipe step is unknown, of the wrong type or out of its range."""
 
 
 class SourceError(SuperError):
@@ -76,11 +76,11 @@ class SourceNotFoundError(SourceError):
 
 
 class SourceEmptyError(SourceError):
-    """The source exists and holds no sample."""
+    """The source exists but holds no sample."""
 
 
 class SourceForbiddenError(SourceError):
-    """The source exists and may not be read."""
+    """The source exists but may not be read."""
 
 
 class RecordError(SuperError):
@@ -92,7 +92,7 @@ class RecordVersionError(RecordError):
 
 
 class RecordIdError(RecordError):
-    """The record is whole, and another sample's than the one that was asked for."""
+    """The record is intact, but belongs to another sample than the requested one."""
 
 
 class CoordinatorError(SuperError):
@@ -112,7 +112,7 @@ class ProtocolMismatchError(CoordinatorError):
 
 
 class UnknownJobError(CoordinatorError):
-    """The coordinator does not know the job (it was restarted, or the job's lease was forgotten)."""
+    """The coordinator does not know the job (it was restarted, or the job's lease expired)."""
 
 
 class CacheError(SuperError):
@@ -144,11 +144,11 @@ class StoreError(SuperError):
 
 
 class StoreGoneError(StoreError):
-    """The store, or a pack of it, is not there."""
+    """The store, or a pack in it, does not exist."""
 
 
 class StoreFullError(StoreError):
-    """There is no room for what is to be written: a full disk, or a quota."""
+    """There is no room to write: a full disk, or a quota."""
 
 
 class StoreRefusedError(StoreError):
@@ -160,7 +160,7 @@ class StoreBusyError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """It is no store, no pack or no segment of this version, or it is broken."""
+    """It is not a store, pack or segment of this version, or it is broken."""
 
 
 class EmbeddedError(SuperError):
@@ -168,7 +168,7 @@ class EmbeddedError(SuperError):
 
 
 class UsageError(SuperError, TypeError):
-    """An object was used in a way it is not meant for; the message shows the intended way."""
+    """An object was used in an unintended way; the message shows the intended one."""
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:

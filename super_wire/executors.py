@@ -1,7 +1,7 @@
-"""The registry of executors: the ways to run functions, by the names that settings have for them.
+"""The registry of executors: the ways to run functions, by their names in settings.
 
-Sampler, coordinator and experiments read one setting, each in a process of its own: the table has what all of
-them must know. The rest an executor states itself, in the class that its row names.
+Sampler, coordinator and experiments read one setting, each in its own process: the table holds what all of
+them must know. Everything else is defined in the executor's class, which its row names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """Where functions run, which decides what they reach and how they are paid for."""
+    """The place where functions run, and so their reach and the way they are billed."""
 
     THIS_HOST = "processes of the coordinator's machine"
     OTHER_HOSTS = "machines that are paid for by the hour"
@@ -29,11 +29,11 @@ class ExecutorKind:
     """A row of the registry.
 
     Attributes:
-        name: as settings, prices and reports have it.
+        name: in settings, prices and reports.
         implementation: its class in the coordinator, as ``module:attribute``.
         runs_on: where its functions run.
         place: the same for messages: functions run on ``place``.
-        chosen_by: settings that tell one such executor from another: where they differ, so do coordinators.
+        chosen_by: settings that distinguish such executors: if they differ, so do coordinators.
     """
 
     name: str
@@ -67,7 +67,7 @@ EXECUTORS = {
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
-    """The executors that a setting names, in order of preference, the cheapest first.
+    """Parse a setting's executors, in order of preference, the cheapest first.
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')

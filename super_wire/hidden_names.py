@@ -1,4 +1,4 @@
-"""``is_hidden``: files that a computer keeps for itself beside those of its user, which are no samples."""
+"""``is_hidden``: the check for a computer's own files among its user's, which are no samples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Whether a path below the root of a source is hidden, lies in a hidden folder, or is a system's own.
+    """Report whether a path in a source is hidden, inside a hidden folder, or a system's own file.
 
-    A leading dot hides, as of ``.DS_Store``, ``._1.jpg`` and ``.ipynb_checkpoints``. Give only what is below
-    the root that the user names: its own folders are theirs to name.
+    A leading dot hides, as in ``.DS_Store``, ``._1.jpg`` and ``.ipynb_checkpoints``. Pass only the path below
+    the root that the user names: the root's own folders may have any name.
     """
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
-        return False  # as almost all are
+        return False  # fast path for almost all
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:
         return True

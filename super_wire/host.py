@@ -1,4 +1,4 @@
-"""What this host lets the embedded default use: memory and cores, limits of control groups counted."""
+"""This host's resources for the embedded default: memory and cores, within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from superdl.super_wire.sizes import parse_bytes
 
 __all__ = ["available_memory_bytes", "cache_bytes", "slots", "usable_cores"]
 
-_CACHE_SHARE = 4  # the cache takes one part in so many of the available memory
+_CACHE_SHARE = 4  # the cache takes a quarter of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
 _ROOT = Path("/")
 
 
 def cache_bytes(root: Path = _ROOT) -> int:
-    """Memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of what is available.
+    """Return the memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of the available.
 
     Raises:
         ConfigError: the variable is no size such as ``4gb``.
@@ -26,9 +26,10 @@ def cache_bytes(root: Path = _ROOT) -> int:
 
 
 def slots(root: Path = _ROOT) -> int:
-    """Slots for functions on this host: ``SUPER_SLOTS``, or one for each core, as they give way.
+    """Return the slots for functions on this host: ``SUPER_SLOTS``, or one per core; at least one.
 
-    A quota knows no priorities: where one bounds the cores, a core is left to each local rank. At least one.
+    Slots yield the CPU by their niceness, but a quota ignores priorities: if one limits the cores, a core is
+    left to each local rank.
 
     Raises:
         ConfigError: the variable is no number above 0.
@@ -38,6 +39,7 @@ def slots(root: Path = _ROOT) -> int:
             raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {told!r}")
         return int(told)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    # No quota: the slots' niceness keeps the ranks fast.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
@@ -48,7 +50,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Cores that this process may use: its affinity, cut by its control groups' CPU quota; at least one."""
+    """Return this process's cores: its affinity, cut by its control groups' CPU quota; at least one."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
@@ -60,7 +62,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Memory that can be used without swapping, on the host and in every control group above this process."""
+    """Return the memory usable without swapping, on the host and in every control group of this process."""
     available = _host_memory_bytes(root)
     for group in _control_groups(root, "memory"):
         for limit_name, usage_name, cache_name in (
@@ -80,11 +82,10 @@ def _host_memory_bytes(root: Path) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Directories of this process's control groups and of those above them, for one controller, versions 1
-    and 2.
+    """Return the directories of this process's control groups and their parents, for one controller.
 
-    In a container the path that /proc names may not exist below its own mount: then the mount's root is the
-    container's group.
+    Versions 1 and 2 are read. In a container the path in /proc may not exist below its own mount: then the
+    mount's root is the container's group.
     """
     groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -98,7 +99,7 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """The whole numbers of a small file; empty if it is missing or says ``max``."""
+    """Return the integers in a small file; none if it is missing or says ``max``."""
     words = _text(file).split()
     return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
 

@@ -1,6 +1,6 @@
-"""A port that answers GETs of a few pages by HTTP: metrics for Prometheus, health for probes.
+"""An HTTP port that answers GETs of a few pages: metrics for Prometheus, health for probes.
 
-The library's own server of metrics knows no tokens, and gives each connection a thread.
+The Prometheus library's own server supports no tokens, and uses a thread per connection.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Page(NamedTuple):
     """The answer to a path.
 
     Attributes:
-        look: takes down what is to be shown, in the event loop, and returns what makes its bytes, which runs
-            in a thread; or ``None`` for a page that is not available now (503).
+        look: takes a snapshot in the event loop, and returns the function that renders its bytes in a thread;
+            or ``None`` for a page that is not available now (503).
         kind: the content type.
     """
 
@@ -54,8 +54,8 @@ async def listen_for_gets(
         address: where.
         setting: the setting that names the address, for errors.
         pages: by path.
-        tls: what the port is encrypted with, if it is.
-        accepts: whether a token (``Authorization: Bearer``) is right, where a request must show one.
+        tls: encrypts the port, if given.
+        accepts: checks a token (``Authorization: Bearer``), if requests must have one.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -79,7 +79,7 @@ async def _answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """One request a connection; who sends no whole request in time, or comes in a crowd, gets no answer."""
+    """Answer one request per connection; drop slow or incomplete ones, and any beyond the limit."""
     try:
         if not places.locked():
             async with places, asyncio.timeout(_TIMEOUT_S):
@@ -111,7 +111,7 @@ async def _answer(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """The status line's end for a request that gets no page; empty for one that does."""
+    """Return the status line's end for a request that gets no page; empty for one that does."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version
@@ -127,5 +127,5 @@ def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], boo
 
 
 def _path(head: bytes) -> str:
-    """The path that a well-formed request names."""
+    """Return the path in a well-formed request."""
     return head.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")

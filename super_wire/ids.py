@@ -1,7 +1,7 @@
-"""Sample ids and batch ids, and what names samples in them: addresses that every process derives alike.
+"""Sample ids and batch ids, and the naming of samples in them: addresses that every process derives alike.
 
-An id is BLAKE2b-128 over its fields, each field preceded by its length as 8 little-endian bytes, so that no
-two different lists of fields give the same input.
+An id is BLAKE2b-128 over its fields, each preceded by its length as 8 little-endian bytes, so that no two
+different lists of fields give the same input.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ ID_BYTES = 16
 """Length of a sample id, batch id or digest, in bytes."""
 
 ALIAS_SCHEME = "alias://"
-"""Begins what stands for the bucket in ids where a source has an alias."""
+"""Prefix of an alias, which replaces the bucket in ids."""
 
 MAIN_FIELD = "image"
-"""The field that is a sample's own object, where a sample has further ones beside it."""
+"""The field of a sample's own object, if the sample has further fields."""
 
 MAX_FIELDS = 16
 
@@ -55,15 +55,15 @@ _DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
 Versions: TypeAlias = Literal["times", "digests"]
-"""By what the versions of a file are told apart: size and time of change, or size and digest of its bytes."""
+"""The basis of a file's version: size and modification time, or size and digest of its bytes."""
 
 
 class Naming(NamedTuple):
-    """What names the samples of a source in ids, beside their keys; make one with :func:`checked_naming`.
+    """The naming of a source's samples in ids, besides their keys; created by :func:`checked_naming`.
 
-    ``alias`` stands for the source's place, and keys are relative to the source then. ``versions`` are of
-    files: by their ``"times"`` or by ``"digests"`` of their bytes. What is empty is as the source itself says
-    (a file in its root), else its place and times.
+    ``alias`` replaces the source's location, and keys are then relative to the source. ``versions`` of files
+    are their ``"times"`` or ``"digests"`` of their bytes. If empty, a file in the source's root sets them;
+    without one they are location and times.
     """
 
     alias: str = ""
@@ -71,7 +71,7 @@ class Naming(NamedTuple):
 
 
 class FieldColumns(NamedTuple):
-    """What ids take of a further field of many samples, as :func:`sample_ids` takes the main one's."""
+    """A further field of many samples, in columns like those of the main field in :func:`sample_ids`."""
 
     name: str
     keys: Iterable[bytes]
@@ -80,7 +80,7 @@ class FieldColumns(NamedTuple):
 
 
 def checked_field(name: object) -> str:
-    """The name of a sample's field; ``ConfigError`` says what it may be."""
+    """Check the name of a sample's field; ``ConfigError`` describes the valid ones."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
             "a field has a name of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not a digit first, and "
@@ -90,9 +90,9 @@ def checked_field(name: object) -> str:
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """The naming of these words, ``None`` for none; ``ConfigError`` says what they may be.
+    """Check alias and versions, ``None`` for none; ``ConfigError`` describes the valid ones.
 
-    ``where`` begins the message: the file that says them.
+    ``where`` begins the message: the file that has them.
     """
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
@@ -105,9 +105,9 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """What stands for a bucket in ids: an alias if there is one, else itself.
+    """Return the bucket's name in ids: the alias if there is one, else the bucket itself.
 
-    A dataset of the Hub loses its commit, since versions of its files tell what changed from one to the next.
+    A dataset of the Hub loses its commit, since its files' versions show what changed between commits.
     """
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
@@ -115,18 +115,18 @@ def id_bucket(bucket: str, alias: str) -> str:
 
 
 def digest_version(size: int, digest: bytes) -> str:
-    """The version of a file by its content: its size and the BLAKE2b-128 of its bytes."""
+    """Return the version of a file by its content: its size and the BLAKE2b-128 of its bytes."""
     return f"{size}-b2:{digest.hex()}"
 
 
 def size_of_digest(version: str) -> int | None:
-    """The size in a version that :func:`digest_version` made; ``None`` for any other version."""
+    """Return the size in a version from :func:`digest_version`; ``None`` for any other version."""
     found = _DIGEST_VERSION.fullmatch(version)
     return int(found[1]) if found else None
 
 
 def shown_name(key: str, member: str) -> str:
-    """How people are shown a member of an object. Nothing reads it: ids have key and member apart."""
+    """Return a member's name for people. Nothing parses it: ids keep key and member apart."""
     return f"{key}::{member}"
 
 
@@ -135,7 +135,7 @@ def _with_length(field: bytes) -> bytes:
 
 
 def digest128(*fields: bytes) -> bytes:
-    """BLAKE2b-128 over length-prefixed fields: 16 bytes, equal on every platform and in every process."""
+    """Return BLAKE2b-128 over length-prefixed fields: 16 bytes, equal on all platforms and in any process."""
     return hashlib.blake2b(b"".join(map(_with_length, fields)), digest_size=ID_BYTES).digest()
 
 
@@ -148,19 +148,18 @@ def sample_ids(
     members: Iterable[bytes] | None = None,
     fields: Sequence[FieldColumns] = (),
 ) -> bytes:
-    """Ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
+    """Return the ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name`` or ``file://`` and the directory's absolute real path; of a source with an alias
-            :func:`id_bucket`.
-        keys: full object keys, UTF-8; of a source with an alias relative to it.
-        versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as there are keys.
+        bucket: ``s3://name``, or ``file://`` and the directory's absolute real path; with an alias, the
+            result of :func:`id_bucket`.
+        keys: full object keys, UTF-8; with an alias, relative to the source.
+        versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as keys.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
-        members: of samples that are members of objects their names, one more field behind the key; as many
-            as there are keys.
-        fields: further fields of the samples, each four more behind the version: name, key, member (empty if
-            it is none) and version.
+        members: names of samples that are members of objects, hashed after the key; as many as keys.
+        fields: further fields of the samples, hashed after the version, each as four values: name, key,
+            member (empty if it is none) and version.
     """
     head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = _with_length(recipe_digest)
@@ -169,11 +168,12 @@ def sample_ids(
         tail += _with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += _with_length(epoch.to_bytes(8, "little"))
     ids = []
-    # Lists of fields differ in length with and without members, random or not, by how many fields a sample
-    # has: so no two are alike.
+    # The lists of hashed fields differ in length with and without members, random or not, and by the number
+    # of a sample's fields: so no two are equal.
     behind = repeat(b"") if members is None else map(_with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
     for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):
+        # The bucket is hashed only once.
         state = head.copy()
         state.update(
             len(key).to_bytes(8, "little")
@@ -195,13 +195,14 @@ def _framed(field: FieldColumns) -> Iterator[bytes]:
 
 
 def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
-    """The ids of consecutive batches: BLAKE2b-128 over their ordered sample ids, each with its length.
+    """Return the ids of consecutive batches: BLAKE2b-128 over their ordered, length-prefixed sample ids.
 
     Args:
         ids: sample ids of all batches, concatenated.
-        offsets: one more than there are batches, in samples: where each begins, and the last one's end.
+        offsets: the start of each batch, in samples, and the end of the last: one more than batches.
     """
     count = len(ids) // ID_BYTES
+    # Prefix the ids of all batches with their length at once.
     framed = np.empty((count, 8 + ID_BYTES), dtype=np.uint8)
     framed[:, :8] = np.frombuffer(ID_BYTES.to_bytes(8, "little"), dtype=np.uint8)
     framed[:, 8:] = np.frombuffer(ids, dtype=np.uint8).reshape(count, ID_BYTES)
@@ -212,7 +213,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Concatenated ids as a list of 16-byte ids; ``ValueError`` if the length is no multiple of 16."""
+    """Split concatenated ids into 16-byte ids; ``ValueError`` if the length is no multiple of 16."""
     if len(ids) % ID_BYTES:
         raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

@@ -1,8 +1,8 @@
-"""Names in the cache: where records lie, and which streams carry reports and outcomes.
+"""Names in the cache: keys of records, and the streams for reports and outcomes.
 
-All names begin with ``super:`` and hold ASCII only, so that an ACL can name a prefix and no id looks like a
-cluster's hash tag. The one hash tag there is keeps the report streams of all jobs in one slot, and so at one
-node, where the coordinator waits on all of them by one command; records spread over all nodes.
+All names begin with ``super:`` and are ASCII, so that an ACL can name a prefix and no id looks like a
+cluster's hash tag. The only hash tag keeps the report streams of all jobs in one slot, and so at one node,
+where the coordinator waits on all of them by one command; records spread over all nodes.
 """
 
 from __future__ import annotations
@@ -35,53 +35,53 @@ REPORT_PREFIX = b"super:n1:{reports}:"
 """Prefix of read-report streams; the job id follows."""
 
 OUTCOME_PREFIX = b"super:o1:"
-"""Prefix of the streams of outcomes that functions do not return by call; a coordinator's run id follows."""
+"""Prefix of outcome streams, for functions that do not return their result; a run id follows."""
 
 LOCK_KEY = b"super:lock"
 """The lock by which one coordinator owns a cache."""
 
 FINGERPRINT_KEY = b"super:golden"
-"""Fingerprint of the decoder that the functions that filled this cache have."""
+"""Fingerprint of the decoder in the functions that filled this cache."""
 
 SPENT_KEY = b"super:spent"
 """US dollars that the coordinators of this cache have spent so far, as text."""
 
 TEAMS_SPENT_KEY = b"super:spent:teams"
-"""Of that, what the requests of each team have cost, as a JSON object by the teams' names."""
+"""The cost of each team's requests within that sum, as a JSON object by team name."""
 
 HISTORY_KEY = b"super:history"
-"""What jobs of this cache have done, those that closed or that a coordinator left: a ``JobStatsList``."""
+"""The history of this cache's closed or abandoned jobs: a ``JobStatsList``."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def cache_key(sample_id: bytes) -> bytes:
-    """The cache key of one sample: ``super:r1:`` and its id in hex."""
+    """Return the cache key of one sample: ``super:r1:`` and its id in hex."""
     return RECORD_PREFIX + sample_id.hex().encode()
 
 
 def cache_keys(ids: bytes) -> list[bytes]:
-    """The cache keys of concatenated 16-byte sample ids, in order."""
+    """Return the cache keys of concatenated 16-byte sample ids, in order."""
     digits = ids.hex().encode()
     width = 2 * ID_BYTES
     return [RECORD_PREFIX + digits[at : at + width] for at in range(0, len(digits), width)]
 
 
 def report_stream(job: str) -> bytes:
-    """The stream of a job's read reports."""
+    """Return the stream of a job's read reports."""
     return REPORT_PREFIX + job.encode()
 
 
 def outcome_stream(run: str) -> str:
-    """The stream of outcomes that one coordinator's run follows; ``run`` is 32 hex digits of chance."""
+    """Return the outcome stream of one coordinator's run; ``run`` is 32 random hex digits."""
     return OUTCOME_PREFIX.decode() + run
 
 
 def checked_outcome_stream(name: str) -> bytes:
-    """The stream that a request names, which must be one of outcomes and nothing else in the cache.
+    """Check a request's stream, which must be an outcome stream and nothing else in the cache.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no outcome stream.
     """
     prefix = OUTCOME_PREFIX.decode()
     if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):

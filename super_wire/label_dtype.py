@@ -1,4 +1,4 @@
-"""How the dtype of labels is written where it travels: as text, for numbers, arrays and named fields.
+"""The text form of a labels' dtype, for numbers, arrays and named fields.
 
 | labels | text |
 |---|---|
@@ -7,8 +7,8 @@
 | lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
 | named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
 
-What bytes these are is :mod:`superdl.super_wire.labels`'s. Names are matched against a list, sizes are
-bounded and nothing is evaluated, so text off the network makes no surprising dtype.
+:mod:`superdl.super_wire.labels` defines their bytes. Names are matched against a list, sizes are bounded and
+nothing is evaluated, so text from the network gives no surprising dtype.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
 )
-"""Names of the numbers that labels are made of."""
+"""Names of the number types in labels."""
 
 MAX_LABEL_BYTES = 2**16
 """Bound on the bytes of one sample's label: a reply holds the labels of a batch."""
@@ -53,19 +53,19 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """What labels are, or a field of theirs: of a dtype with a shape, or ``varies``: lists of such."""
+    """The type of labels or of a field: a dtype with a shape, or if it ``varies``, lists of those."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """What each sample has of fixed size: the number, the array, or how many items its list has."""
+        """The part of fixed size per sample: the number, the array, or the number of its list's items."""
         return _COUNT if self.varies else self.dtype
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """The text of labels of these named fields; of labels without, whose name is empty.
+    """Return the text for labels of these named fields; unnamed labels have one field with an empty name.
 
     Raises:
         ConfigError: labels cannot have it.
@@ -82,7 +82,7 @@ def _plain_text(field: LabelField) -> str:
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
-    """What each sample has of fixed size, as ``np.frombuffer`` takes it; see :func:`label_fields_of`."""
+    """Return the dtype of each sample's fixed part, for ``np.frombuffer``; see :func:`label_fields_of`."""
     fields = label_fields_of(text)
     if "" in fields:
         return fields[""].of_row
@@ -91,10 +91,10 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
-    """The fields that a text names, in their order; of labels that have no names one, whose name is empty.
+    """Parse the fields in a text, in order; unnamed labels have one field with an empty name.
 
     Raises:
-        ConfigError: it is no such text, or labels of it would be too large; the message shows it.
+        ConfigError: the text is invalid, or its labels would be too large; the message shows it.
     """
     try:
         return _read(text)
@@ -121,7 +121,7 @@ def _plain(text: str) -> LabelField:
     sizes = match[2].split(",") if match[2] else []
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
-    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy has bounds of its own, and other words for them
+    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise its own error for its own bounds
         raise ValueError(f"a label has {math.prod(shape)} numbers, more than {MAX_LABEL_BYTES} bytes")
     dtype = np.dtype((match[1], shape))
     if dtype.itemsize > MAX_LABEL_BYTES:

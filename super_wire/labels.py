@@ -1,9 +1,9 @@
-"""The labels of many samples, packed, and their bytes where they travel.
+"""The labels of many samples, packed, and their byte format.
 
-Where each sample has as much of each field, they are a numpy array, and its bytes in C-order, without gaps
-between fields. Where a list varies by sample, as the boxes of images do, they are :class:`RaggedLabels`. Then
-come the number of samples (uint32); a row for each, where the number of items (uint32) stands for such a
-list; and the items of all samples, of one list after another.
+If each sample has the same number of items in each field, they are a numpy array, and its bytes are in
+C-order, without gaps between fields. If a list varies by sample, like the boxes of images, they are
+:class:`RaggedLabels`. Their bytes are the number of samples (uint32); a row per sample, with the number of
+items (uint32) in place of such a list; and the items of all samples, list by list.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 MAX_CLASS_NAMES_BYTES = 2**21
-"""Class names travel in one gRPC message, which holds 4 MiB unless set otherwise."""
+"""Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise."""
 
 _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return the names of classes by their labels; ``ConfigError`` says what they may be."""
+    """Return the names of classes by their labels; ``ConfigError`` describes the valid ones."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
@@ -59,16 +59,16 @@ def checked_classes(classes: object) -> tuple[str, ...]:
 
 
 class RaggedLabels(Sequence[Any]):
-    """Labels of which a list, or more than one, varies by sample.
+    """Labels with one or more lists that vary by sample.
 
-    ``labels[3]`` is what the fourth sample has: a dict by the fields' names, in which a list is an array of
-    shape (items, ...), with no item or more; labels that have no names are such an array. ``labels["boxes"]``
-    is one field of all.
+    ``labels[3]`` is the label of the fourth sample: a dict by field names, in which a list is an array of
+    shape (items, ...), possibly empty; unnamed labels are such an array. ``labels["boxes"]`` is one field of
+    all samples.
 
     Args:
-        rows: of each sample, with the number of items in the place of a list, as
-            :func:`~superdl.super_wire.label_dtype.label_dtype_of` says.
-        values: by the name of each such list the items of all samples, one sample after the other.
+        rows: one row per sample, with the number of items in the place of a list, as in
+            :func:`~superdl.super_wire.label_dtype.label_dtype_of`.
+        values: for each such list, by name, the items of all samples, one sample after the other.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -77,14 +77,14 @@ class RaggedLabels(Sequence[Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields; an empty one where they have none."""
+        """The names of the fields; one empty name for unnamed labels."""
         return self.rows.dtype.names or ("",)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, wanted: Any) -> Any:
-        """A field by its name; a label by its place; the labels of a slice, or an array, of places."""
+        """Return a field by its name, a label by its place, or the labels of a slice or array of places."""
         if isinstance(wanted, str):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
@@ -94,7 +94,7 @@ class RaggedLabels(Sequence[Any]):
         rows, values = self.rows[wanted], {}
         for name in self.values:
             ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
-            # Each item lies as far before its list's old end as it will before the new one.
+            # Each item keeps its distance to the end of its list.
             moved = np.repeat(ends - np.cumsum(counts), counts)
             values[name] = self.values[name][moved + np.arange(len(moved))]
         return RaggedLabels(rows, values)
@@ -103,12 +103,12 @@ class RaggedLabels(Sequence[Any]):
         return f"<RaggedLabels of {len(self)} samples: {labels_text(self)}>"
 
     def of_rows(self, name: str) -> NDArray[Any]:
-        """A field's column of ``rows``."""
+        """Return a field's column of ``rows``."""
         found: NDArray[Any] = self.rows[name] if name else self.rows
         return found
 
     def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> RaggedLabels:
-        """The same, with the items of every list changed."""
+        """Return the same labels with ``change`` applied to the items of every list."""
         return RaggedLabels(self.rows, {name: change(items) for name, items in self.values.items()})
 
     def _of_sample(self, name: str, place: int) -> Any:
@@ -123,7 +123,7 @@ Labels: TypeAlias = "NDArray[Any] | RaggedLabels"
 
 
 def labels_text(labels: Labels) -> str:
-    """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it; ``ConfigError`` if it is none."""
+    """Return the labels' dtype as text (:mod:`superdl.super_wire.label_dtype`), or raise ``ConfigError``."""
     if not isinstance(labels, RaggedLabels):
         kind = labels.dtype
         named = {name: LabelField(kind[name]) for name in kind.names or ()}
@@ -139,7 +139,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """The bytes of each of these labels of this dtype where they travel, or of those at some places."""
+    """Return the bytes of each label in its packed form, or of those at some places."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
@@ -150,7 +150,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """The bytes of labels of this dtype, in pieces."""
+    """Yield the bytes of labels of this dtype, in pieces."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return
@@ -161,10 +161,10 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """The labels of ``size`` samples, or of as many as there are: views of ``data``.
+    """Unpack the labels of ``size`` samples, by default of all that there are: views of ``data``.
 
     Raises:
-        ConfigError: it is the text of no labels, these are no bytes of such, or of another number of them.
+        ConfigError: the text is not that of labels, or the bytes do not match it or the number of samples.
     """
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
@@ -194,13 +194,14 @@ def _unpacked(
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes are left over")
     found = RaggedLabels(rows, values)
+    # The dtype does not bound the lengths of lists.
     if size and label_sizes(found, text).max() > MAX_LABEL_BYTES:
         raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
     return found
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Labels that came in one part or more, as one, read-only."""
+    """Join labels that came in one or more parts; the result is read-only."""
 
     def join(arrays: Sequence[Any]) -> NDArray[Any]:
         array: NDArray[Any] = np.concatenate(arrays)

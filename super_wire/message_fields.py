@@ -1,7 +1,7 @@
-"""Messages between processes as JSON: made of a dataclass's fields, and read with every field checked.
+"""Messages between processes as JSON: built from a dataclass's fields, and read with every field checked.
 
-An annotation says what a field may hold. Fields that are *optional* travel only where they hold something,
-so that messages which have no use for them stay as they were.
+Annotations define the valid values. Fields that are *optional* are only sent if they are not empty, so that
+messages without them stay as they were before.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ _Message = TypeVar("_Message")
 
 
 def clean_text(text: str) -> str:
-    """Text that UTF-8 has, whatever JSON made of it: a lone surrogate becomes a question mark.
+    """Return text that UTF-8 can encode, whatever JSON contained: a lone surrogate becomes a question mark.
 
-    Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
+    Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
     """
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """A message's fields as JSON values, without the ``optional`` ones that are empty.
-
-    Not by asdict() for the whole, which copies every item of every column.
-    """
+    """Return a message's fields as JSON values, without the ``optional`` ones that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
+    # asdict() of the whole message would copy every item of every column.
     return {
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
@@ -53,14 +51,14 @@ def message_in(
     optional: Collection[str] = (),
     nested: Mapping[str, type] | None = None,
 ) -> _Message:
-    """Make a message from JSON values, each checked against its field's annotation.
+    """Build a message from JSON values, each checked against its field's annotation.
 
     Args:
         cls: its dataclass.
         mapping: the parsed JSON.
-        kind: what ``super_{kind}`` in the mapping gives the version of.
+        kind: of message; ``super_{kind}`` in the mapping holds its version.
         reader: who reads it, for errors.
-        version: the one that is read.
+        version: the only version accepted.
         optional: fields that may be absent.
         nested: dataclasses of counts that are fields, by their annotations.
 
@@ -95,6 +93,7 @@ def message_in(
 
 
 def _is_count(value: object) -> bool:
+    # Not isinstance(): True and False are ints too.
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -110,7 +109,7 @@ def _are_counts(value: object, cls: type) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))
 
 
-# annotation of a field -> whether a JSON value may stand for it
+# annotation of a field -> check of its JSON value
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "RequestKind": lambda value: _is_text(value) and value in set(RequestKind),
     "str": _is_text,

@@ -1,7 +1,7 @@
-"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates by, and refuses to exceed.
+"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates, and refuses to exceed.
 
-The footer's sizes are claims that pyarrow ignores. It unpacks each page into a buffer of the size in that
-page's header, and fails if the codec yields more. Headers are compact Thrift structs.
+pyarrow ignores the sizes in the footer. It unpacks each page into a buffer of the size in that page's header,
+and fails if the codec yields more. Headers are compact Thrift structs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, Protocol
 __all__ = ["Bytes", "PagesError", "check_pages"]
 
 _PAGES_MAX = 2**16
-_VALUE_BYTES = 16  # pyarrow's own for each value of a dictionary, or length in an encoded list of lengths
+_VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
-_FIELD_MAX = 2**15 - 1  # Thrift cuts larger numbers down to 16 bits, which may be another field's
+_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, maybe to another field's
 
 # Fields of a page header by number, and those of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
 _ENCODINGS = frozenset({0, 2, 3, 5, 6, 8, 9})
-"""Plain, dictionary in two spellings, lengths first, and those of numbers. A page of any other may hold far
+"""Plain, both dictionary encodings, lengths first, and those of numbers. A page in any other may hold far
 more than its bytes and the room for its values.
 """
 
@@ -30,7 +30,7 @@ _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6),
 
 
 class Bytes(Protocol):
-    """Bytes by their place; ``IndexError`` behind the last."""
+    """Bytes by position; ``IndexError`` after the last."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +38,7 @@ class Bytes(Protocol):
 
 
 class PagesError(ValueError):
-    """The pages of a chunk are not to be decoded: they take too much memory, or cannot be judged."""
+    """The pages of a chunk must not be decoded: they take too much memory, or cannot be checked."""
 
     def __init__(self, reason: str, *, is_large: bool = False) -> None:
         super().__init__(reason)
@@ -88,7 +88,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a struct: its fields by number, and the place after it. Texts and doubles are skipped."""
+    """Read a struct: its fields by number, and the position after it. Texts and doubles are skipped."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:

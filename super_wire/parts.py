@@ -1,6 +1,6 @@
-"""What a sample is made of: one part, or one for each of its fields, and each an object or a member of one.
+"""Parts of a sample: one, or one for each of its fields, and each an object or a member of one.
 
-A request has the columns of all parts; here is what these may say.
+A request has the columns of all parts; this module checks them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 __all__ = ["MEMBER_ENCODINGS", "ROW_ENCODING", "check_parts", "is_row"]
 
 MEMBER_ENCODINGS = ("", "deflate")
-"""How a member's bytes lie in its object: as they are, or as a raw deflate stream, as in zip archives."""
+"""Encodings of a member in its object: stored as is, or a raw deflate stream, as in zip archives."""
 
 ROW_ENCODING = "parquet:"
-"""With the path of a column behind it, the encoding of a row of a Parquet file. The member's offset is then
-the number of its row group, and its length the number of its row in that, both from 0 on.
+"""Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
+number of its row group, and its length the number of its row in that, both from 0 on.
 """
 
 
 class _Parts(Protocol):
-    """The columns of a prefetch request that are of parts, its ids, and its fields."""
+    """The columns of parts in a prefetch request, its ids, and its fields."""
 
     @property
     def ids(self) -> tuple[str, ...]: ...
@@ -44,12 +44,12 @@ class _Parts(Protocol):
 
 
 def is_row(encoding: str) -> bool:
-    """Whether a member of this encoding is a row of a Parquet file, not a span of bytes."""
+    """Report whether a member of this encoding is a row of a Parquet file, not a span of bytes."""
     return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
 
 
 def check_parts(request: _Parts) -> None:
-    """See that the columns of a request go together; ``ConfigError`` says which do not."""
+    """Check that the columns of a request match; ``ConfigError`` names those that do not."""
     parts = len(request.ids) * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
         raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")

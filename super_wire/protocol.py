@@ -1,6 +1,6 @@
-"""The conversation between sampler and coordinator: its version, addresses, and how failures travel over it.
+"""The protocol between sampler and coordinator: its version, addresses, and the form of failures.
 
-The messages themselves are ``coordinator.proto``. A coordinator refuses another version.
+The messages themselves are in ``coordinator.proto``. A coordinator refuses another version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ its message.
 """
 
 TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not a token
-"""Metadata that carries ``Bearer <token>`` where a coordinator asks for one."""
+"""Metadata with ``Bearer <token>`` for a coordinator that requires one."""
 
 MAX_REPLY_BYTES = 2**20
 """A ``NextBatches`` reply stays below this unless its first batch alone is larger."""
@@ -39,7 +39,7 @@ _PORT_MAX = 65_535
 
 
 def socket_path(address: str) -> str | None:
-    """The path of ``unix:/path`` or ``unix:///path``; ``None`` for all else."""
+    """Return the path in ``unix:/path`` or ``unix:///path``; ``None`` for anything else."""
     if not address.startswith("unix:"):
         return None
     path = address.removeprefix("unix:")
@@ -47,7 +47,7 @@ def socket_path(address: str) -> str | None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of ``host:port`` or ``[address]:port``; empty and 0 for all else, such as a unix socket."""
+    """Split ``host:port`` or ``[address]:port``; empty and 0 for anything else, such as a unix socket."""
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
         return "", 0
@@ -56,7 +56,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 @cache
 def installed_version() -> str:
-    """The version of SUPER; without package metadata ``0+unpackaged`` and the pipeline version."""
+    """Return the version of SUPER; without package metadata ``0+unpackaged`` and the pipeline version."""
     try:
         return version("superdl")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Read reports: one small stream entry that tells what a reader read, how long it took, what it missed.
+"""Read reports: one small stream entry about what a reader read and missed, and how long it took.
 
-Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel. Losing an entry
-is normal: a reader that still misses repeats its misses.
+Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel. A lost entry is
+normal: a reader with remaining misses reports them again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["REPORT_STREAM_MAXLEN", "ReadReport"]
 
 REPORT_STREAM_MAXLEN = 4096
-"""Bound of a job's report stream, given with every XADD (approximate trimming)."""
+"""Bound of a job's report stream, passed with every XADD (approximate trimming)."""
 
 _MAX_NUMBER = 2**63
 
 _NUMBERS_FIELD = b"r"
-"""All numbers in one field, since taking an entry apart costs the coordinator by the field."""
+"""All numbers in one field, since parsing an entry costs the coordinator time per field."""
 
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 """More than the largest batch that the coordinator plans could need."""
@@ -32,12 +32,12 @@ _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What a reader did with one batch, or still waits for.
+    """A reader's progress with one batch.
 
     ``samples`` of the batch, ``hits`` found in packs or by the first GET, ``straight`` of them in packs,
     ``missed`` offsets still missing, ``corrupt`` those of them whose record in the cache failed its check.
-    ``done`` is 1 once the batch was delivered or given up. Times in microseconds: ``wait_us`` between
-    attempts, ``read_us`` receiving, ``check_us`` checking what came. ``size_bytes`` came out of the cache.
+    ``done`` is 1 once the batch was delivered or abandoned. Times are in microseconds: ``wait_us`` between
+    attempts, ``read_us`` receiving, ``check_us`` checking records. ``size_bytes`` came from the cache.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class ReadReport:
     corrupt: tuple[int, ...] = ()
 
     def to_fields(self) -> dict[bytes, bytes]:
-        """As the fields of a stream entry."""
+        """Return the report as the fields of a stream entry."""
         entry = {_NUMBERS_FIELD: b" ".join([b"%d" % getattr(self, name) for name in _NUMBERS])}
         for short, offsets in ((b"m", self.missed), (b"c", self.corrupt)):
             if offsets:
@@ -64,18 +64,18 @@ class ReadReport:
         return entry
 
     def command(self, job: str) -> tuple[bytes, ...]:
-        """The words of the XADD that leaves it in the job's bounded stream."""
+        """Return the words of the XADD that appends it to the job's bounded stream."""
         pairs = self.to_fields().items()
         bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
         return (b"XADD", report_stream(job), *bound, *(word for pair in pairs for word in pair))
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
-        """From the fields of a stream entry; ``ValueError`` if it is not one of ours."""
+        """Parse the fields of a stream entry; ``ValueError`` if it is no read report."""
         if _NUMBERS_FIELD not in entry:
             raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
-        if oversized:  # before anything is made of it
+        if oversized:  # before parsing
             raise ValueError(f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes")
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):

@@ -1,7 +1,7 @@
 """Recipes: the declarative work that a function does on a sample.
 
-A recipe is a list of steps (:mod:`superdl.super_wire.recipe_steps` says which there are), kept in a canonical
-form so that equal meaning gives an equal digest, and carried as JSON: it holds no code.
+A recipe is a list of steps (:mod:`superdl.super_wire.recipe_steps` lists them), kept in a canonical form so
+that equal meaning gives an equal digest, and sent as JSON: it holds no code.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ _ELSEWHERE = {
     "flip hflip vflip horizontal_flip augment transform transforms": "random steps come after the cache, "
     "fresh in each epoch: SuperDataset(..., transform=Augment(...)) or a transform of yours",
 }
-"""By names that other libraries give their arguments, what to write; all other names are taken for sizes."""
+"""Advice for names of arguments in other libraries; all other names are taken for sizes."""
 
 
 class Recipe:
-    """What is done to every sample between its bytes and the cache.
+    """The processing of every sample between its bytes and the cache.
 
     An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
     is a custom one that takes ``"bytes"``; then the steps run in order. Equality, hash and :attr:`digest`
-    follow the canonical form: ``Recipe.image(crop=224)`` and a recipe whose step says ``"size": 224.0`` are
-    one.
+    follow the canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
 
     >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
     >>> recipe == Recipe.image(resize=256, crop=224)
@@ -54,7 +53,7 @@ class Recipe:
 
     Args:
         steps: mappings such as ``{"op": "resize", "size": 256}``; or for each field of a sample a list of
-            them, as :meth:`fields` says.
+            them, see :meth:`fields`.
         augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
             effect. It is not the shuffle seed, so that trials with different shuffles share samples.
 
@@ -66,15 +65,15 @@ class Recipe:
 
     augment_seed: int
     digest: bytes
-    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's. A file that
-    a shipped step reads counts by its SHA-256, wherever it lies.
+    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed goes into sample ids instead. A
+    file that a shipped step reads is included by its SHA-256, whatever its path.
     """
     json: str
     """The canonical JSON; equal recipes give equal text."""
     parts: Mapping[str, Recipe]
-    """Of samples with fields the recipe of each, ``image`` first, then by name; else empty."""
+    """For samples with fields, the recipe of each, ``image`` first, then by name; else empty."""
     steps: tuple[Mapping[str, Any], ...]
-    """Of samples with fields those of ``image``."""
+    """For samples with fields, those of ``image``."""
 
     def __init__(
         self,
@@ -95,22 +94,23 @@ class Recipe:
             raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
             raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
+        # Without random steps, recipes that differ only in their seed are equal.
         self.augment_seed = augment_seed if self.random else 0
         self.digest = digest128(_dump({"pipeline": PIPELINE_VERSION, "steps": hashed}).encode())
         self.json = _dump({"pipeline": PIPELINE_VERSION, "steps": named, "augment_seed": self.augment_seed})
 
     @classmethod
     def fields(cls, **recipes: Recipe) -> Recipe:
-        """Samples of several objects, as a key list names them: a recipe for each field.
+        """Make a recipe for samples of several objects, as a key list names them, with a recipe per field.
 
-        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` is what
-        the columns ``mask.key``, ``mask.member`` and so on say. A random step that two of them have draws
-        the same numbers in both, the n-th of its kind as the n-th.
+        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` comes
+        from the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
+        same numbers in both, matched by its position among the steps of its kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
         Raises:
-            RecipeError: there is no ``image``, a name cannot be one, or two random ones have other seeds.
+            RecipeError: there is no ``image``, a name is invalid, or two random recipes have different seeds.
         """
         for name, recipe in recipes.items():
             if not isinstance(recipe, Recipe) or recipe.parts:
@@ -128,7 +128,7 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Masks of segmentation: numbers as they are stored, (height, width), uint8 or uint16, never RGB.
+        """Make a recipe for segmentation masks: stored numbers, (height, width), uint8 or uint16, never RGB.
 
         Args:
             resize: the shorter side in pixels, by nearest neighbour.
@@ -142,7 +142,7 @@ class Recipe:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The fields that samples have beside ``image``."""
+        """The fields that samples have besides ``image``."""
         return tuple(self.parts)[1:]
 
     @classmethod
@@ -155,22 +155,23 @@ class Recipe:
         truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
-        """The usual evaluation preprocessing of torchvision, as pixels.
+        """Make a recipe for torchvision's usual evaluation preprocessing, as pixels.
 
         Args:
-            resize: the shorter side in pixels; ``None`` leaves images as large as they are.
+            resize: the shorter side in pixels; ``None`` keeps the size.
             crop: side of the central square in pixels; a smaller image gets a black border, as from
                 torchvision's CenterCrop. With it every sample is uint8 of shape (crop, crop, 3); without it
                 shapes follow the images.
-            reduced_decode: JPEGs whose shorter side is at least twice ``resize`` are decoded at 1/2, 1/4 or
-                1/8 of their size before they are resized. That is several times faster for large images and
-                gives other pixels, so these are other samples than those of the same recipe without it.
-            truncated: ``"fill"`` fills what is missing of truncated images with grey, as Pillow's
+            reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
+                their size before resizing. That is several times faster for large images and gives other
+                pixels, so these are other samples than those of the same recipe without it.
+            truncated: ``"fill"`` fills the missing part of truncated images with grey, as Pillow's
                 ``LOAD_TRUNCATED_IMAGES`` does; by default they are bad samples.
 
         Raises:
             RecipeError: an argument is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
-            TypeError: there is no such argument; the message has what to write for names of other libraries.
+            TypeError: there is no such argument; for names from other libraries the message has the
+                replacement.
         """
         for name in unknown:
             hint = next((words for names, words in _ELSEWHERE.items() if name in names.split()), _SIZES)
@@ -192,14 +193,14 @@ class Recipe:
     def text(
         cls, tokenizer: str | Path, *, length: int | None = None, packed: bool = False, pad_id: int = 0
     ) -> Recipe:
-        """Texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
+        """Make a recipe for texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
 
         Args:
-            tokenizer: the ``tokenizer.json`` of a model. Functions read it under the same path, a relative
-                one from where they run, and refuse another one, by its SHA-256.
-            length: ``None`` gives (tokens,), as many as there are; else (length,), cut off or padded.
+            tokenizer: a model's ``tokenizer.json``. Functions read it under the same path, a relative one
+                from their working directory, and refuse a different file, by its SHA-256.
+            length: ``None`` gives all tokens, (tokens,); else (length,), cut off or padded.
             packed: (rows, length): nothing is cut off, and only a text's last row is padded.
-            pad_id: what pads.
+            pad_id: the padding's id.
 
         Raises:
             RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
@@ -230,13 +231,15 @@ class Recipe:
         hop: int = 160,
         max_seconds: float = 600.0,
     ) -> Recipe:
-        """Audio files as float32 samples or log-mel spectrograms; functions need ``superdl[audio]``.
+        """Make a recipe for audio files as float32 waveforms or log-mel spectrograms.
+
+        Functions need ``superdl[audio]``.
 
         Args:
-            rate: samples a second that files are resampled to.
-            mono: the mean of the channels, (samples,); else (channels, samples).
-            samples: so many from the beginning, with zeros behind; ``None`` gives as many as there are.
-            mel: bands of a spectrogram in place of samples: (mel, frames).
+            rate: samples per second after resampling.
+            mono: average the channels, (samples,); else (channels, samples).
+            samples: length, cut or padded with zeros at the end; ``None`` keeps the file's length.
+            mel: bands of a spectrogram, which replaces the waveform: (mel, frames).
             window: its window in samples.
             hop: samples from frame to frame.
             max_seconds: a longer file is a failure, as is one of over 512 MiB as float32.
@@ -252,7 +255,7 @@ class Recipe:
                 raise RecipeError(
                     f"{name} is a number more than 0, a whole one but for max_seconds; not {number!r}"
                 )
-        rate, window, hop = int(rate), int(window), int(hop)  # one recipe, however they are written
+        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are one recipe
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:
@@ -261,12 +264,14 @@ class Recipe:
 
     @classmethod
     def video(cls, frames: int, size: int, *, fps: float | None = None, start: float = 0.0) -> Recipe:
-        """Clips of video files, uint8 (frames, size, size, 3) in RGB; functions need ``superdl[video]``.
+        """Make a recipe for clips of videos, uint8 (frames, size, size, 3) in RGB.
+
+        Functions need ``superdl[video]``.
 
         Args:
-            frames: how many, each the one shown at its time. Past the video's end that is the last.
+            frames: the number of frames, each the one shown at its time. Past the video's end, the last one.
             size: of their central squares; the shorter side is resized to it.
-            fps: frames a second; ``None`` spreads them evenly over the video.
+            fps: frames per second; ``None`` spreads them evenly over the video.
             start: seconds from the video's first frame.
 
         Raises:
@@ -283,7 +288,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Read what :attr:`json` gave; a recipe of another pipeline version is refused."""
+        """Parse the text of :attr:`json`; a recipe of another pipeline version is refused."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
@@ -297,20 +302,20 @@ class Recipe:
 
     @property
     def random(self) -> bool:
-        """Whether a step is random, so that every epoch has fresh sample ids."""
+        """``True`` if a step is random, so that every epoch has fresh sample ids."""
         if self.parts:
             return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
 
     @property
     def decodes(self) -> bool:
-        """Whether an object is decoded as an image before the first step; else that gets its bytes."""
+        """``True`` if objects are decoded as images before the first step; else it gets their bytes."""
         return not self.steps or self.steps[0].get("input") != "bytes"
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every sample; ``None`` where shapes follow the images or a custom step, and
-        of masks and fields.
+        """(height, width, 3) of every sample; ``None`` if shapes follow the images or a custom step, and for
+        masks and fields.
         """
         if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
             return None
@@ -344,7 +349,7 @@ def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
-    """The recipes of fields, ``image`` first, then by name."""
+    """Return the recipes of fields, ``image`` first, then by name."""
     try:
         names = sorted(map(checked_field, steps), key=lambda name: (name != MAIN_FIELD, name))
     except ConfigError as error:
@@ -358,7 +363,7 @@ def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
 
 
 def _shipped_step(step: str, **params: object) -> dict[str, Any]:
-    """A step that comes with SUPER."""
+    """Return a step that SUPER ships."""
     return {"op": "custom", "name": f"{_SHIPPED_STEPS}{step}@1", "params": params}
 
 

@@ -1,35 +1,35 @@
-"""The steps of a recipe: which there are, how their parameters are read, and what shape they make.
+"""The steps of a recipe: their names, the parsing of their parameters, and their output shapes.
 
 A step is kept in a canonical form, so that equal meaning gives an equal digest: all parameters present,
-numbers of one type, nothing else. Parameters marked * came later and are absent at their default. What the
-steps do to pixels is :mod:`superdl.lambda_prefetch`'s. A new step is a row of :data:`OPS` here, and a
-function there.
+numbers of one type, nothing else. Parameters marked * were added later and are absent at their default.
+:mod:`superdl.lambda_prefetch` processes the pixels. A new step is a row of :data:`OPS` here, and a function
+there.
 
 =======================  =================================================================================
-``decode``               ``truncated``: always ``fill``: what is missing of a truncated image is filled, as
-                         by Pillow's ``LOAD_TRUNCATED_IMAGES``. Only the first step may be this. The next
-                         two take ``truncated``* too, ``error`` by default.
+``decode``               ``truncated``: always ``fill``: the missing part of a truncated image is filled, as
+                         by Pillow's ``LOAD_TRUNCATED_IMAGES``. Only valid as the first step. The next two
+                         take ``truncated``* too, ``error`` by default.
 ``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
-                         shorter side ``size`` pixels: faster for large images, and other pixels. Other
-                         formats are decoded whole. Only the first step may be this.
-``mask``                 the values as they are stored, of one channel: palette indexes, grey levels, 16
-                         bits; no RGB. Only the first step may be this; later ones resample by ``nearest``
-``resize``               ``size``: the shorter side in pixels, or (height, width). ``max_size``*: the longer
-                         side at most, where ``size`` is the shorter. ``interpolation``*: one of
-                         :data:`INTERPOLATIONS`, antialiased but for ``nearest``; default ``bilinear``
+                         shorter side ``size`` pixels: faster for large images, with other pixels. Other
+                         formats are decoded at full size. Only valid as the first step.
+``mask``                 the stored values of one channel: palette indexes, grey levels, 16 bits; no RGB.
+                         Only valid as the first step; later ones resample by ``nearest``
+``resize``               ``size``: the shorter side in pixels, or (height, width). ``max_size``*: bound
+                         on the longer side, if ``size`` is the shorter. ``interpolation``*: one of
+                         :data:`INTERPOLATIONS`, antialiased except ``nearest``; default ``bilinear``
 ``center_crop``          ``size``: side of the square, or (height, width); smaller images are padded with
                          zeros, as torchvision does
 ``pad``                  ``padding``: pixels on all borders, (left and right, top and bottom), or (left, top,
                          right, bottom). ``mode``: ``constant`` (zeros; default), ``edge``, ``reflect``,
                          ``symmetric``
 ``grayscale``            ``channels``: 1 (default) or 3
-``random_resized_crop``  ``size`` as of ``center_crop``, ``scale`` (share of the area, default 0.08 to 1),
-                         ``ratio`` (default 3/4 to 4/3), ``interpolation``* as of ``resize``
-``random_crop``          ``size`` as of ``center_crop``; a smaller image is a failure, so ``pad`` it before
+``random_resized_crop``  ``size`` as in ``center_crop``, ``scale`` (share of the area, default 0.08 to 1),
+                         ``ratio`` (default 3/4 to 4/3), ``interpolation``* as in ``resize``
+``random_crop``          ``size`` as in ``center_crop``; a smaller image is a failure, so ``pad`` it before
 ``horizontal_flip``      ``p``: probability, default 0.5
 ``vertical_flip``        ``p``: probability, default 0.5
 ``custom``               ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether
-                         it draws, ``input``*: ``"image"`` (default) or, of the first step alone, ``"bytes"``:
+                         it draws, ``input``*: ``"image"`` (default) or, only for the first step, ``"bytes"``:
                          the object's, not decoded
 =======================  =================================================================================
 """
@@ -63,15 +63,15 @@ __all__ = [
 ]
 
 MAX_SIDE = 16384
-"""Largest side in pixels that a step may ask for."""
+"""Largest side in pixels that a step may request."""
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-"""How pixels are resampled: Pillow's filters, by the names that torchvision has for them."""
+"""Resampling methods: Pillow's filters, by torchvision's names."""
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 Shape: TypeAlias = "tuple[int | None, int | None, int]"
-"""(height, width, channels) of what a step makes; ``None`` where that follows the image."""
+"""(height, width, channels) of a step's result; ``None`` if it follows the image."""
 
 DECODED: Shape = (None, None, 3)
 """The shape of an image before the first step."""
@@ -83,7 +83,7 @@ _NUMBERS_OF_BORDERS = (1, 2, 4)
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
-    """Module, function and version of a custom step's ``module:function@version``."""
+    """Split a custom step's ``module:function@version`` into module, function and version."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
         raise RecipeError(f"a custom step is named module:function@version; not {name!r}")
@@ -92,7 +92,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
 
 
 class _Value:
-    """Reads one parameter and says what is wrong with it, by step number, name and value."""
+    """One parameter to read; errors name step number, parameter and value."""
 
     def __init__(self, where: str, value: object) -> None:
         self.where, self.value = where, value
@@ -115,7 +115,7 @@ class _Value:
         return int(number)
 
     def side_or_sides(self) -> int | list[int]:
-        """A side, or (height, width)."""
+        """Return a side, or (height, width)."""
         if not isinstance(self.value, (list, tuple)):
             return self.side()
         if len(self.value) != 2:  # noqa: PLR2004  # a pair
@@ -123,17 +123,18 @@ class _Value:
         return [_Value(self.where, side).side() for side in self.value]
 
     def area(self) -> int | list[int]:
-        """A square's side, or (height, width); two equal sides are a square's, as torchvision has it."""
+        """Return a square's side, or (height, width); two equal sides become one, as in torchvision."""
         sides = self.side_or_sides()
         return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
     def padding(self) -> int | list[int]:
-        """Pixels on all borders, or on (left, top, right, bottom), which two values give too."""
+        """Return the pixels on all borders, or on (left, top, right, bottom), also for two values."""
         expected = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
         given = list(self.value) if isinstance(self.value, (list, tuple)) else [self.value]
         borders = [_Value(self.where, border).number(0, MAX_SIDE, expected) for border in given]
         if len(borders) not in _NUMBERS_OF_BORDERS or not all(border.is_integer() for border in borders):
             self.fail(expected)
+        # One value is for all borders; two are (left and right, top and bottom).
         left, top, right, bottom = (int(border) for border in borders * (4 // len(borders)))
         return left if left == top == right == bottom else [left, top, right, bottom]
 
@@ -179,6 +180,7 @@ class _Value:
             self.fail("a mapping of JSON values")
         if len(text) > _MAX_CUSTOM_JSON:
             self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
+        # The round trip gives JSON's own types, and a copy that the user cannot change.
         parsed: dict[str, Any] = json.loads(text)
         return parsed
 
@@ -188,10 +190,10 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a step: how its value is read, and which it has where a step does not say it.
+    """One parameter of a step: the function that reads its value, and its default.
 
-    One that came ``later`` is left out of the canonical form at its default, so that a recipe written before
-    keeps its digest, and with it the samples that are cached under it.
+    One added ``later`` is left out of the canonical form at its default, so that older recipes keep their
+    digest, and with it their cached samples.
     """
 
     read: Callable[[_Value], Any]
@@ -201,10 +203,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kind of step: the shape that it makes of a shape, and its parameters.
+    """One kind of step: its output shape by its input shape, and its parameters.
 
-    ``random`` ones draw for each sample. Those that ``decode`` say how there come to be pixels, so that only
-    the first step may be one. ``fault`` says what is wrong with parameters that do not go together, or "".
+    ``random`` ones draw for each sample. Those that ``decode`` determine how images are decoded, so they can
+    only be the first step. ``fault`` returns an error for parameters that do not match, or "".
     """
 
     shape: Callable[[Shape, Mapping[str, Any]], Shape]
@@ -223,7 +225,7 @@ def _any_size(shape: Shape, _: Mapping[str, Any]) -> Shape:
 
 
 def _custom(_: Shape, __: Mapping[str, Any]) -> Shape:
-    return DECODED  # whatever it makes: a step that takes images after it wants these channels
+    return DECODED  # whatever its result: a later step for images requires these channels
 
 
 def _same(shape: Shape, _: Mapping[str, Any]) -> Shape:
@@ -254,12 +256,12 @@ def _grey(shape: Shape, step: Mapping[str, Any]) -> Shape:
 
 
 def sides_of(size: int | list[int]) -> tuple[int, int]:
-    """(height, width) of what a crop's canonical ``size`` says."""
+    """Return (height, width) for a crop's canonical ``size``."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def borders_of(padding: int | list[int]) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of what a canonical ``padding`` says."""
+    """Return (left, top, right, bottom) for a canonical ``padding``."""
     if isinstance(padding, int):
         return padding, padding, padding, padding
     left, top, right, bottom = padding
@@ -327,22 +329,22 @@ OPS: Mapping[str, Op] = MappingProxyType(
         ),
     }
 )
-"""All steps by their names."""
+"""All steps by name."""
 
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
-    """The canonical form of steps; raises what :func:`canonical_step` does."""
+    """Return the canonical form of steps; raise the errors of :func:`canonical_step`."""
     of_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
     return tuple(canonical_step(step, number, of_mask=of_mask) for number, step in enumerate(steps, start=1))
 
 
 def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
-    """The canonical form of a step, a new mapping.
+    """Return the canonical form of a step, a new mapping.
 
     Args:
         step: a mapping with ``op`` and that step's parameters.
-        number: its place in the recipe, from 1, for error messages.
-        of_mask: whether it is behind ``mask``, so that pixels are numbers which cannot be mixed.
+        number: its position in the recipe, from 1, for error messages.
+        of_mask: whether it follows ``mask``, so that pixels are numbers which cannot be mixed.
 
     Raises:
         RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.

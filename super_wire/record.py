@@ -1,9 +1,9 @@
-"""Records: what the cache holds under a cache key, a 64-byte header and the array's C-order bytes.
+"""Records: the cache's values, a 64-byte header and the array's C-order bytes.
 
-Packing and unpacking copy nothing: :func:`pack` gives the header and a view of the array, :func:`unpack` a
-view of the bytes it was given. A record that fails a check raises a typed
-:class:`~superdl.super_wire.errors.RecordError`. A header carries the first eight bytes of its sample's id, so
-that a record which arrives under another sample's key is noticed.
+Packing and unpacking copy nothing: :func:`pack` returns the header and a view of the array, :func:`unpack` a
+view of the given bytes. A record that fails a check raises a typed
+:class:`~superdl.super_wire.errors.RecordError`. A header contains the first eight bytes of its sample's id,
+so that a record under another sample's key is detected.
 """
 
 from __future__ import annotations
@@ -60,29 +60,30 @@ __all__ = [
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 CHANGED_SINCE = "changed since it was listed"
-"""So begins the reason of each sample whose object has another version than the catalog lists."""
+"""Beginning of the reason for samples whose object has another version than the catalog lists."""
 
 SPENDING_CAP = "spending_cap"
-"""Reason of the tombstones that a coordinator writes once no more money may be spent."""
+"""Reason of the tombstones that a coordinator writes once the spending cap is reached."""
 
 UNAVAILABLE = "unavailable"
-"""Reason of the note, a tombstone under a dataset's id, that its source does not give samples for now."""
+"""Reason of the note, a tombstone under a dataset's id, that its source is unavailable for now."""
 
 LISTING = "listing"
-"""Reason of such a note: that the source is being listed. A wait for that is no reader's timeout."""
+"""Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
+"""
 
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
 MAX_NDIM = 6
 
 payload_hash: Callable[[Bytes], int] = xxhash.xxh3_64_intdigest
-"""The hash of a payload that its header names."""
+"""The hash of a payload in its header."""
 
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
-MAX_ARRAY_BYTES = 2**63  # as numpy counts: an empty array's sides that are not zero count too
+MAX_ARRAY_BYTES = 2**63  # like numpy: an empty array's non-zero sides count too
 
 HEADER_DTYPE = np.dtype(
     [
@@ -99,7 +100,7 @@ HEADER_DTYPE = np.dtype(
         ("id_prefix", "<u8"),
     ]
 )
-"""The header as a numpy structured dtype, to look at many headers at once."""
+"""The header as a numpy structured dtype, to read many headers at once."""
 
 DTYPE_NAMES = dict(
     enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
@@ -110,19 +111,19 @@ DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class RecordKind(enum.IntEnum):
-    """What a record says of its sample.
+    """The kind of a record.
 
-    Codes differ in two bits at least: the hash, which is the payload's, would not show a flipped one.
+    Codes differ in at least two bits: the hash covers only the payload, and would not detect a flipped bit.
     """
 
     DATA = 1
-    """Here it is: one array."""
+    """The sample: one array."""
     TOMBSTONE = 2
-    """Here is why there is none."""
+    """The reason why there is no sample."""
     POINTER = 4
-    """It lies in a store, at this place."""
+    """The sample's place in a store."""
     ARRAYS = 7
-    """Here it is: several named arrays."""
+    """The sample: several named arrays."""
 
 
 _KINDS = frozenset(RecordKind)
@@ -147,10 +148,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Why a sample could not be produced.
+    """The reason why a sample could not be produced.
 
-    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` the sentence for people. One
-    that is not ``permanent``, a fault of that version's bytes, expires, and the sample is tried again.
+    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` a sentence for people. A
+    ``permanent`` one is a fault of that version's bytes; others expire, and the sample is retried.
     """
 
     key: str
@@ -160,20 +161,21 @@ class Tombstone:
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """What the headers of these samples' records carry, uint64 of shape (samples,); ids are concatenated.
+    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated.
 
     Raises:
         ValueError: the bytes are no whole number of ids.
     """
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
+    # Each id is two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
 def pack(
     array: NDArray[Any], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> tuple[bytes, memoryview]:
-    """Header and payload of ``array``; the payload is a view of a C-contiguous array's own memory.
+    """Return header and payload of ``array``; the payload is a view of a C-contiguous array's memory.
 
     Raises:
         RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
@@ -181,7 +183,7 @@ def pack(
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    # Images, as nearly all are; no subclass, whose memory may be more than its values.
+    # Fast path for images, the common case; a subclass's memory may hold more than its values.
     if type(array) is np.ndarray and array.dtype == np.uint8 and array.flags.c_contiguous:
         payload = array.reshape(-1).data
     else:
@@ -192,7 +194,7 @@ def pack(
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse, by :class:`RecordError`, a shape that no header can tell."""
+    """Refuse, by :class:`RecordError`, a shape that does not fit into a header."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
         raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
@@ -206,7 +208,7 @@ def pack_header(
     shape: tuple[int, ...] | None = None,
     times: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """The header of a record of ``kind``; without ``shape`` its payload is plain bytes.
+    """Return the header of a record of ``kind``; without ``shape`` its payload is plain bytes.
 
     ``code`` is that of the payload's dtype (:data:`DTYPE_CODES`), ``times`` are microseconds of fetching and
     decoding.
@@ -215,20 +217,21 @@ def pack_header(
     sides = (size,) if shape is None else shape
     head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
     padding, (fetch_us, decode_us) = _NO_SIDES[len(sides) :], times
+    # Longer times, over 71 minutes, do not fit into the header.
     clipped = (min(fetch_us, _MAX_U32), min(decode_us, _MAX_U32))
     return _HEADER.pack(*head, *sides, *padding, *clipped, _id_prefix(sample_id))
 
 
 def _id_prefix(sample_id: bytes) -> int:
-    """The same as :func:`id_prefixes`, for one id and without numpy: this is done for every record."""
+    """Do the same as :func:`id_prefixes` for one id, without numpy: this runs for every record."""
     if len(sample_id) != ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_id)} bytes")
     return int.from_bytes(sample_id[:8], "little")
 
 
-@functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
+@functools.lru_cache(maxsize=64)  # numpy builds a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """A dtype's code in the header, and the dtype itself with the byte order of records."""
+    """Return a dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
         raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
@@ -236,20 +239,20 @@ def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
 
 
 def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
-    """A whole tombstone record: header and a JSON payload."""
+    """Return a whole tombstone record: header and a JSON payload."""
     payload = json.dumps(asdict(tombstone), separators=(",", ":")).encode()
     return pack_header(RecordKind.TOMBSTONE, payload, sample_id) + payload
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
-    """Read and check a header: at least the first 64 bytes of a record.
+    """Parse and check a header: at least the first 64 bytes of a record.
 
-    ``record_bytes`` is how long the whole record is, ``sample_id`` whose it has to be, where that is known.
+    ``record_bytes`` is the length of the whole record and ``sample_id`` its sample, if known.
 
     Raises:
         RecordIdError: it is the record of another sample.
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
-        RecordError: it is no record, too short, too long, or the shape does not give the payload's length.
+        RecordError: it is no record, too short, too long, or its shape does not match the payload's length.
     """
     if len(record) < HEADER_BYTES:
         raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
@@ -276,14 +279,14 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
 
 
 def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
-    """The shape that a header tells; :class:`RecordError` unless the payload is an array of it."""
+    """Return the shape in a header; :class:`RecordError` unless it matches the payload."""
     if ndim > MAX_NDIM:
         raise RecordError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
     shape, beyond = sides[:ndim], sides[ndim:]
-    if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
+    if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
-    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # empty, and still too large
+    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # perhaps empty
         raise RecordError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
         raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
@@ -291,7 +294,7 @@ def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: 
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
-    """Raise :class:`RecordError` unless ``payload`` has the xxh3-64 that the header names."""
+    """Raise :class:`RecordError` unless ``payload`` has the header's xxh3-64."""
     found = payload_hash(payload)
     if found != header.payload_hash:
         raise RecordError(
@@ -302,7 +305,7 @@ def verify_payload(header: Header, payload: Bytes) -> None:
 def checked_payload(
     record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
-    """Header and payload of a whole record that has to be of ``kind``; raises a :class:`RecordError` else."""
+    """Return header and payload of a whole record of ``kind``; raise :class:`RecordError` for any other."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
@@ -314,7 +317,7 @@ def checked_payload(
 
 
 def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
-    """A data record's header and array, or a :class:`RecordError`.
+    """Return a data record's header and array, or raise :class:`RecordError`.
 
     The array is a view of ``record``, read-only if that is.
     """
@@ -324,7 +327,7 @@ def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, ND
 
 
 def read_tombstone(record: Bytes) -> Tombstone:
-    """What a tombstone record says; a :class:`RecordError` if it says nothing."""
+    """Parse a tombstone record; :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.TOMBSTONE)
     try:
         fields = json.loads(bytes(payload))

@@ -1,12 +1,12 @@
-"""Records beside one array and tombstones: pointers into a store, and several named arrays of one sample.
+"""Further kinds of records: pointers into a store, and several named arrays of one sample.
 
 Both are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
-bytes whose hash it names. Their form is fixed here, so that each reader of this version knows every kind.
+bytes and its hash. Their format is fixed here, so that each reader of this version knows every kind.
 
-A pointer's payload is ``<QQ`` and the pack's name: where in the pack the record begins, how long it is, and
-which pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
-64-byte boundary of the payload. The table is ``<I``, the number of arrays, then for each array
-``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
+A pointer's payload is ``<QQ`` and the pack's name: the start of the record in the pack, its length, and the
+pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a 64-byte
+boundary of the payload. The table is ``<I``, the number of arrays, then for each array ``<BBBx6I`` (length of
+its name, dtype code, dimensions, shape) and its name. All padding is zero.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ __all__ = [
 ]
 
 MAX_ARRAYS = 64
-"""How many arrays one record may hold."""
+"""Maximum number of arrays in one record."""
 MAX_NAME_BYTES = 255
-"""How long an array's name may be, in UTF-8."""
+"""Maximum length of an array's name, in UTF-8."""
 
 _ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
@@ -65,16 +65,16 @@ _PLACE = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
 
-# A pack lies in its store's directory: no name may lead out of it.
+# No pack's name may lead out of its store's directory.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where in a store a record lies: ``length`` bytes from ``offset`` on in the file or object ``pack``.
+    """A record's place in a store: ``length`` bytes from ``offset`` on in the file or object ``pack``.
 
     Raises:
-        RecordError: the name is none of a pack, or a number has more than 64 bits.
+        RecordError: the name is not a pack's, or a number has more than 64 bits.
     """
 
     pack: str
@@ -92,16 +92,16 @@ class Pointer:
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
-    """A whole pointer record."""
+    """Return a whole pointer record."""
     payload = _PLACE.pack(pointer.offset, pointer.length) + pointer.pack.encode()
     return pack_header(RecordKind.POINTER, payload, sample_id) + payload
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
-    """What a pointer record says.
+    """Parse a pointer record.
 
     Raises:
-        RecordError: any of its kinds, also when the payload is no pointer.
+        RecordError: any of its kinds, also if the payload is no pointer.
     """
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
@@ -115,10 +115,10 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
 def pack_arrays(
     arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> bytes:
-    """A whole record of several named arrays, kept in the order of their names.
+    """Return a whole record of several named arrays, in the order of their names.
 
     Raises:
-        RecordError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
+        RecordError: no array, more than 64, more than 6 dimensions, or a name that is empty or longer than
             255 bytes.
         TypeError: a dtype that records do not hold.
     """
@@ -145,9 +145,9 @@ def pack_sample(
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
-    """Header and payload of what a recipe made of a sample: one array, or several named ones.
+    """Return header and payload of a recipe's result for a sample: one array, or several named ones.
 
-    Raises what :func:`~superdl.super_wire.record.pack` and :func:`pack_arrays` do.
+    It raises the errors of :func:`~superdl.super_wire.record.pack` and :func:`pack_arrays`.
     """
     if isinstance(made, np.ndarray):
         return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
@@ -156,7 +156,7 @@ def pack_sample(
 
 
 class ArrayPlace(NamedTuple):
-    """Which bytes of a payload are a named array: those from ``start`` to before ``stop``."""
+    """The bytes of a named array in a payload: from ``start`` to before ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -166,10 +166,10 @@ class ArrayPlace(NamedTuple):
 
 
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
-    """The named arrays of a record, views of ``record``.
+    """Return the named arrays of a record, views of ``record``.
 
     Raises:
-        RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
+        RecordError: any of its kinds, also if the table contradicts itself or the payload's length.
     """
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     return {
@@ -179,7 +179,7 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
 
 
 def array_places(payload: memoryview) -> list[ArrayPlace]:
-    """Where in a payload the named arrays are, in the order of their names.
+    """Locate the named arrays in a payload, in the order of their names.
 
     Raises:
         RecordError: the table contradicts itself, or the payload's length.
@@ -198,7 +198,7 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
 
 
 def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
-    """Name, dtype and shape of each array, and where the table ends; ``ValueError`` where it is none."""
+    """Return name, dtype and shape of each array, and the table's end; ``ValueError`` if it is invalid."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
         raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
@@ -217,6 +217,7 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
             raise ValueError(f"no array has shape {sides[:ndim]}")
         table.append((name, dtype, tuple(sides[:ndim])))
     names = [name.encode() for name, _, _ in table]
+    # One order only, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are not in order, or one comes twice")
     return table, at

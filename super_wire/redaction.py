@@ -1,4 +1,4 @@
-"""What is not repeated: credentials in addresses, secrets in others' logs, codes that a terminal obeys."""
+"""Redaction of text for messages: credentials in addresses, secrets in logs, terminal control codes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = [
 ]
 
 SHOWN_CHARACTERS = 1000
-"""Others' words in a message are cut to so many: a name of an object has up to 1,024 bytes."""
+"""Limit on foreign text in a message: an object's name has up to 1,024 bytes."""
 
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Keep loggers at INFO or above that at DEBUG write whole requests, answers and secrets."""
+    """Keep loggers at INFO or above that at DEBUG log whole requests, answers and secrets."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
@@ -29,8 +29,8 @@ def keep_secrets_out_of_logs() -> None:
 
 
 def without_credentials(address: str) -> str:
-    """An address to be shown: without what stands before an ``@`` in its host or after a ``?``, such as a
-    password or the signature of a presigned URL. Keys of objects may have both, and are cut too.
+    """Return an address for display, without the text before an ``@`` in its host or after a ``?``, such as a
+    password or the signature of a presigned URL. Object keys that contain either are cut too.
     """
     place, question, _ = address.partition("?")
     scheme, separator, rest = place.rpartition("://")
@@ -39,24 +39,25 @@ def without_credentials(address: str) -> str:
 
 
 def text_without_credentials(text: str) -> str:
-    """A text to be shown, others' words perhaps: without what stands before an ``@`` in URLs within it.
+    """Return a text for display, perhaps foreign, without the part before ``@`` in URLs within it.
 
-    Keys of objects and names of files may have one, and stay.
+    Keys of objects and names of files may contain ``@``, and are kept.
     """
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Make others' words printable in one line of at most ``most`` characters.
+    """Make foreign text printable in one line of at most ``most`` characters.
 
-    What would steer a terminal, end a line or turn the direction of writing is escaped like in Python.
+    Characters that would control a terminal, end a line or reverse the writing direction are escaped as in
+    Python.
     """
     printable = _printable(text[: most + 1])
     return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
 
 def shown_lines(text: str) -> str:
-    """Make text printable that has lines of its own, such as a message to a person or a log's traceback."""
+    """Make text with several lines printable, such as a message to a person or a log's traceback."""
     return "\n".join(map(_printable, text.split("\n")))
 
 

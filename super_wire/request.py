@@ -1,9 +1,9 @@
-"""Prefetch requests and results: what one function invocation is asked to do, and what it answers.
+"""Prefetch requests and results: the input and output of one function invocation.
 
-Both are JSON, column by column, since that is what AWS Lambda's Invoke API carries. A request names the cache
-by address only: credentials come from the function's own settings. Decoding checks every field. Where nobody
-waits for the answer, the function appends the same JSON to a stream in the cache, as an entry of one field.
-Entries may come twice or not at all: the reader of the stream knows what it waits for.
+Both are JSON, column by column, since that is what AWS Lambda's Invoke API transfers. A request has only the
+cache's address: credentials come from the function's own settings. Decoding checks every field. If no caller
+waits for the result, the function appends the same JSON to a stream in the cache, as an entry of one field.
+Entries may arrive twice or not at all: the reader of the stream tracks its pending requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_SAMPLES_PER_REQUEST = 4096
 OUTCOME_FIELD = b"r"
 
 OUTCOME_STREAM_MAXLEN = 16_384
-"""Bound of a stream, given with every XADD (approximate trimming): more than may be in flight."""
+"""Bound of a stream, passed with every XADD (approximate trimming): more than may be in flight."""
 
 MAX_OUTCOME_BYTES = 16 * 2**20
 """The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
@@ -70,7 +70,7 @@ _WHERE_USED = frozenset(
 
 
 class Outcome(enum.StrEnum):
-    """What became of one sample of a request."""
+    """The result of one sample of a request."""
 
     CACHED = "cached"
     """The record is in the cache: its SET was acknowledged."""
@@ -83,25 +83,25 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"
     """The source forbids reading it."""
     UNAVAILABLE = "unavailable"
-    """The source throttles, fails or does not answer: the sample is tried again at no cost in attempts."""
+    """The source throttles, fails or does not answer: the sample is retried without using up its attempts."""
     SOURCE_ERROR = "source_error"
     """The source failed in another way."""
     CACHE_ERROR = "cache_error"
-    """It was decoded, and the cache did not take it."""
+    """It was decoded, but the cache did not take it."""
     CACHE_FULL = "cache_full"
-    """It was decoded, and the cache refused it for want of memory."""
+    """It was decoded, but the cache refused it for lack of memory."""
     STEP_ERROR = "step_error"
     """A custom step raised."""
     EXPIRED = "expired"
-    """The request's expiry came first; it was not tried."""
+    """The request expired first; the sample was not tried."""
     TIMED_OUT = "timed_out"
-    """Decoding it took longer than the function's setting allows; a faster machine may do it in time."""
+    """Decoding it took longer than the function's setting allows; a faster machine may finish in time."""
     NOT_STORED = "not_stored"
-    """The store has no good record of it at the place that a restore names: gone, cut off or broken."""
+    """The store has no good record of it at the place in a restore: missing, cut off or broken."""
     STORE_ERROR = "store_error"
-    """The store did not answer, or refused; the record may well be there."""
+    """The store did not answer, or refused; the record may well exist."""
     NOT_CACHED = "not_cached"
-    """The cache has no good record of it any more that a save could write."""
+    """The cache no longer has a good record of it for a save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +114,30 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """Samples that one invocation is asked to produce.
+    """Samples for one invocation to produce.
 
     ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
-    again to be sure that both sides mean the same sample. ``expires_at`` is Unix time in seconds: what is not
-    begun by then stays so. ``answer_to`` is the stream in the cache where the function puts its result, empty
-    where the invocation's answer is waited for. ``golden`` is the fingerprint that its decoder must have,
-    ``function_version`` the version of SUPER that it must be; both are empty where the caller has checked.
+    again to verify that both sides mean the same sample. ``expires_at`` is Unix time in seconds: no sample is
+    begun after it. ``answer_to`` is the stream in the cache for the result, empty if the caller waits for the
+    invocation's answer. ``golden`` is the required fingerprint of the decoder, ``function_version`` the
+    required version of SUPER; both are empty if the caller has checked them.
 
-    All kinds but ``decode`` have to do with the store at the address ``store``. A restore reads each sample's
-    record whole: of ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``. Of a save, ``golden`` is
-    the fingerprint of the decoder that made the records.
+    All kinds but ``decode`` use the store at the address ``store``. A restore reads each sample's whole
+    record: from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``. For a save, ``golden`` is
+    the fingerprint of the decoder that produced the records.
 
-    Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
+    If the source has an ``alias``, ids are derived from it and from keys without their common ``prefix``.
 
-    Where samples are *members* of objects, ``members`` are their names, and ``member_lengths[i]`` bytes from
-    ``member_offsets[i]`` of the object are what sample ``i`` is made of. ``encodings`` are of
-    :data:`MEMBER_ENCODINGS` or those of rows (:data:`ROW_ENCODING`), and empty where all bytes are as they
-    are. Other requests lack these columns.
+    If samples are *members* of objects, ``members`` are their names, and sample ``i`` is made from
+    ``member_lengths[i]`` bytes from ``member_offsets[i]`` of the object. ``encodings`` are of
+    :data:`MEMBER_ENCODINGS` or those of rows (:data:`ROW_ENCODING`), and empty if all bytes are stored as is.
+    Other requests lack these columns.
 
-    Where samples have further ``fields``, keys, versions and the columns of members are of *parts*: first the
+    If samples have further ``fields``, keys, versions and the columns of members describe *parts*: first the
     samples' own objects, then the first field of all samples, and so on. A part that is a whole object has
     the member "".
 
-    ``traceparent`` is the context of a request that is traced, as W3C writes it; others lack it.
+    ``traceparent`` is the W3C context of a traced request; others lack it.
     """
 
     request_id: str
@@ -170,40 +170,40 @@ class PrefetchRequest:
 
     @property
     def id_bucket(self) -> str:
-        """What stands for the bucket in ids."""
+        """The name of the bucket in ids."""
         return id_bucket(self.bucket, self.alias)
 
     @property
     def id_keys(self) -> list[str]:
-        """The keys as ids have them."""
+        """The keys as ids contain them."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """How messages name a sample, or another part of one: by its key, and the member if it is one."""
+        """Return the name of a sample or part for messages: its key, with the member if it is one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """What seeds random steps on a sample: its key, and behind NUL, which no key has, its member."""
+        """Return the seed name for random steps: the key, then NUL, which no key contains, and the member."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
     def named_field(self, index: int) -> str:
-        """How messages name a part of a sample that has fields."""
+        """Return the name, for messages, of a part of a sample with fields."""
         part = index // len(self.ids)
         return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a mapping of JSON values, for any executor."""
+        """Return it as a mapping of JSON values, for any executor."""
         return {"super_request": REQUEST_VERSION, **mapping_of(self, _WHERE_USED)}
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """Return it as JSON text."""
         return json.dumps(self.to_mapping(), separators=(",", ":"))
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
-        """From the parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
         request = message_in(
             cls,
             event,
@@ -239,22 +239,21 @@ class PrefetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """What became of every sample of a request, in its order.
+    """The outcome of every sample of a request, in its order.
 
     Times are microseconds of work per sample: fetching bytes, decoding and transforming, pushing (shared by
     the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache: a
-    record, or a pointer, which is shorter than its record in the pack.
-    ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
-    ``source_requests`` are GETs where one brings many members, whose ``source_bytes`` then count what lay
-    between them; where it is 0, each sample with such bytes took one.
-    ``duration_us`` is the function's own measure of its time; ``billed_us`` and ``memory_mb`` are what is
-    billed, 0 where nobody says. ``clock_s`` is the function's clock when it answered, Unix time in seconds.
+    record, or a pointer, which is shorter than its record in the pack. ``messages`` explains outcomes other
+    than ``cached``, by the sample's index in the request. ``source_requests`` counts GETs that each bring
+    many members, whose ``source_bytes`` then include the bytes between them; if it is 0, each sample with
+    such bytes took one. ``duration_us`` is the function's own measurement; ``billed_us`` and ``memory_mb``
+    are the billed ones, 0 if unknown. ``clock_s`` is the function's clock when it answered, Unix time in
+    seconds.
 
-    ``pack`` names the pack that was written, ``offsets`` say where in it each sample's record begins and
-    ``lengths`` how long it is, 0 for those that it does not hold; all are empty where none was written.
-    ``store_trouble`` says why the store
-    was not written or read. ``store_requests`` are requests to S3 for it, ``store_bytes`` what was read from
-    it or written to it.
+    ``pack`` names the written pack, ``offsets`` and ``lengths`` locate each sample's record in it, with
+    length 0 for samples that it does not hold; all are empty without a pack. ``store_trouble`` is the reason
+    why the store was not written or read. ``store_requests`` are requests to S3 for it, ``store_bytes`` the
+    bytes read from it or written to it.
     """
 
     request_id: str
@@ -280,13 +279,13 @@ class PrefetchResult:
     source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a mapping of JSON values, which is what a handler returns."""
+        """Return it as a mapping of JSON values, which a handler returns."""
         values = mapping_of(self, _WHERE_USED)
         return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
-        """From the parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
         result = message_in(
             cls, answer, "result", "the coordinator", version=REQUEST_VERSION, optional=_WHERE_USED
         )
@@ -302,6 +301,7 @@ class PrefetchResult:
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
         texts = (result.function_version, result.pack, result.store_trouble)
+        # Most results have nothing to clean: do not copy those.
         if result.messages or not "".join(texts).isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)
@@ -313,9 +313,9 @@ class PrefetchResult:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchFailure:
-    """An invocation that failed as a whole, as its function tells it where nobody waits for its answer.
+    """An invocation that failed as a whole, as its function reports it without a waiting caller.
 
-    ``error`` is the type's name and ``message`` its words; ``duration_us`` is the function's own measure.
+    ``error`` is the type's name and ``message`` its text; ``duration_us`` is the function's own measurement.
     """
 
     request_id: str
@@ -326,12 +326,12 @@ class PrefetchFailure:
     memory_mb: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a mapping of JSON values."""
+        """Return it as a mapping of JSON values."""
         return {"super_failure": REQUEST_VERSION, **mapping_of(self)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
-        """From the parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
         failure = message_in(cls, answer, "failure", "the coordinator", version=REQUEST_VERSION)
         return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
 
@@ -358,12 +358,12 @@ def _check_places(request: PrefetchRequest) -> None:
 
 
 def pack_outcome(answer: Answer) -> bytes:
-    """The value of an entry's one field."""
+    """Return the value of an entry's only field."""
     return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
 
 
 def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
-    """What an entry of a stream tells; ``ConfigError`` says why it is none of ours."""
+    """Parse an entry of a stream; ``ConfigError`` names what is wrong."""
     packed = entry.get(OUTCOME_FIELD)
     if packed is None:
         raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")

@@ -1,8 +1,8 @@
-"""``RequestKind``: what a function is asked to do with the samples of a request.
+"""``RequestKind``: the work that a function does on a request's samples.
 
-The coordinator's core chooses it, by what executor and readers see: a function that does not see the store
-decodes, and what it decodes is saved later by another that does. Where all readers see the store, the cache
-needs no more than pointers.
+The coordinator's core chooses it, by what executor and readers can access: a function without access to the
+store decodes, and another with access later saves its records. If all readers have access to the store, the
+cache only needs pointers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class RequestKind(enum.StrEnum):
     DECODE = "decode"
     """Fetch and decode the samples, and push records into the cache."""
     DECODE_TO_STORE = "decode_to_store"
-    """The same, and write a pack of what the cache has taken."""
+    """The same, and write a pack of the records that the cache accepted."""
     DECODE_TO_POINTERS = "decode_to_pointers"
-    """Decode into a pack; the cache may get pointers into it in place of records."""
+    """Decode into a pack; the cache may get pointers into it instead of records."""
     RESTORE = "restore"
-    """Push records out of packs into the cache."""
+    """Push records from packs into the cache."""
     SAVE = "save"
-    """Write a pack of records that are in the cache."""
+    """Write a pack of cached records."""
 
     decodes: bool
     """Whether samples are fetched from their source and decoded."""
     fills_cache: bool
-    """Whether readers may wait for what it brings into the cache."""
+    """Whether readers may wait for the records that it pushes."""
     writes_pack: bool
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The directory where the local ranks of a run find their coordinator: paths, ownership, lock.
+"""The directory in which the local ranks of a run find their coordinator: paths, ownership, lock.
 
 ``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["RunDirectory"]
 
-_LONGEST_SOCKET_PATH = 100  # Linux's bound is 107 bytes; a few are left
+_LONGEST_SOCKET_PATH = 100  # Linux's limit is 107 bytes; a few are spare
 _LOCK_PAUSE_S = 0.02
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 8192
 
 
 class RunDirectory:
-    """Paths of one run; nothing is created by making this.
+    """Paths of one run; the constructor creates nothing.
 
-    Ranks hold the coordinator by ``ranks_socket`` and call it at ``coordinator_socket``. ``log`` has what
-    coordinator, cache and worker print. ``start_lock`` is locked while a rank looks for the coordinator or
-    starts it, and while a coordinator ends.
+    Ranks keep the coordinator alive by ``ranks_socket`` and call it at ``coordinator_socket``. ``log`` has
+    the output of coordinator, cache and worker. ``start_lock`` is locked while a rank looks for the
+    coordinator or starts it, and while a coordinator ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,21 +49,21 @@ class RunDirectory:
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """The directory that every rank of the run on this host, and of this user, derives alike."""
+        """Return the run's directory, which every rank on this host, and of this user, derives alike."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         return cls(_parent() / digest128(*identity).hex())
 
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
-        """Those of all runs on this host whose coordinator listens, the newest first."""
+        """Return the directories of all runs on this host whose coordinator listens, newest first."""
         runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
 
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
-        """Remove the directories of killed runs of which no process is left, but those that are ``kept``.
+        """Remove directories of killed runs without any process left, except those that are ``kept``.
 
-        A process must keep those that it holds itself: it would take their locks from itself.
+        A process must keep its own: trying their locks would release them.
         """
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
@@ -71,11 +71,11 @@ class RunDirectory:
                     run.remove()
 
     def create(self) -> None:
-        """Make the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
+        """Create the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """What tells this directory from one made later in its place; ``None`` if it is gone."""
+        """Return an identity that differs from a later directory at this path; ``None`` if it is gone."""
         try:
             found = self.path.stat()
         except OSError:
@@ -88,7 +88,7 @@ class RunDirectory:
         self.start_lock.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The last lines of the log, to be appended to an error message."""
+        """Return the last lines of the log, to be appended to an error message."""
         try:
             lines = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
         except OSError:
@@ -97,13 +97,14 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
-        """Hold the start lock; waits at most ``wait_s``.
+        """Hold the start lock; wait at most ``wait_s``.
 
-        A POSIX record lock: it belongs to the process, so that a forked worker cannot hold it on. Threads of
-        one process must exclude each other by other means.
+        It is a POSIX record lock: it belongs to the process, so that a forked worker cannot keep it locked.
+        Threads of one process must exclude each other by other means.
 
         Raises:
-            EmbeddedError: somebody else holds it for longer, or the directory above is not this user's alone.
+            EmbeddedError: another process holds it for longer, or the parent directory is not private to this
+                user.
         """
         _make_private(self.path.parent)
         deadline_s = time.monotonic() + wait_s
@@ -124,8 +125,7 @@ class RunDirectory:
         descriptor = os.open(self.start_lock, flags, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A coordinator that ends unlinks the file: a lock on a file that is no longer there excludes
-            # nobody.
+            # A coordinator unlinks the file at its end, and a lock on an unlinked file excludes no process.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
         except (BlockingIOError, PermissionError, FileNotFoundError):
@@ -135,18 +135,19 @@ class RunDirectory:
 
 
 def _pause() -> None:
-    # File locks cannot be waited for with a bound, so they are asked for again, jittered.
+    # File locks have no timeout, so they are polled, with jitter.
     time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
 
 
 def _parent() -> Path:
-    """Where the directories of all of this user's runs lie."""
+    """Return the parent directory of all of this user's runs."""
     parent = Path(temporary_directory()) / f"superdl-{os.getuid()}"
     if (
         len(os.fsencode(RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket))
         <= _LONGEST_SOCKET_PATH
     ):
         return parent
+    # The temporary directory's path is too long for a socket.
     return "/tmp" / Path(parent.name)  # noqa: S108  # its owner and mode are checked when it is made
 
 

@@ -1,6 +1,4 @@
-"""``SampleList``: the samples of a listed source, for scripts that look at keys and labels, without an object
-for each.
-"""
+"""``SampleList``: keys and labels of a listed source, for scripts, without an object for each sample."""
 
 from __future__ import annotations
 
@@ -18,15 +16,14 @@ __all__ = ["SampleList"]
 
 
 class SampleList(Sequence[tuple[str, Any]]):
-    """A sequence of ``(path, label)``, in the order of the catalog, made as they are asked for.
+    """A sequence of ``(path, label)``, in the order of the catalog, created on access.
 
     Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as ``path::member``. A
-    label is an int or a float where the dataset gives numbers, an array or a numpy record where it gives
-    those, a dict where a field varies in length. A million samples take the bytes of their keys and 16 more
-    for each.
+    label is an int or a float if the dataset has numbers, an array or a numpy record if it has those, a dict
+    if a field varies in length. A million samples take the bytes of their keys and 16 more for each.
 
     Args:
-        bucket: ``s3://name`` or ``file:///directory``, which keys lie below.
+        bucket: ``s3://name`` or ``file:///directory``, which contains the keys.
         keys: one after another.
         lengths: of each key, a little-endian number of 4 bytes.
         labels: of each sample, read-only, shape (samples, ...), or RaggedLabels.
@@ -39,7 +36,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         self.labels = labels
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return len(self._ends)
 
     @overload
@@ -49,7 +46,7 @@ class SampleList(Sequence[tuple[str, Any]]):
     def __getitem__(self, index: slice) -> list[tuple[str, Any]]: ...
 
     def __getitem__(self, index: int | slice) -> tuple[str, Any] | list[tuple[str, Any]]:
-        """One sample, or a list of those in a slice."""
+        """Return one sample, or a list of those in a slice."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = operator.index(index)
@@ -59,6 +56,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         begin = self._ends[place - 1] if place else 0
         label = self.labels[place]
         is_number = isinstance(label, np.number)
+        # Names of files need not be UTF-8.
         key = os.fsdecode(self._keys[begin : self._ends[place]])
         return self._below + key, label.item() if is_number else label
 

@@ -1,4 +1,4 @@
-"""The one parser of sizes and of seconds in variables, and counts as people read them."""
+"""The one parser of sizes and of seconds in variables, and counts formatted for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def seconds_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of seconds from a variable; ``ConfigError`` if it is none above 0."""
+    """Read a number of seconds from a variable; ``ConfigError`` unless it is above 0."""
     text = environment.get(name) or str(default)
     try:
         seconds = float(text)
@@ -29,13 +29,14 @@ def seconds_from(environment: Mapping[str, str], name: str, default: float) -> f
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """A size in bytes; units are powers of 1024, as in Redis's settings. 0 stands for the default.
+    """Parse a size in bytes; units are powers of 1024, as in Redis's settings. 0 means the default.
 
     >>> parse_bytes("1.5gb", "cache_bytes")
     1610612736
 
     Raises:
-        ConfigError: it is no size, or below 1 MiB: who writes 4 means 4gb. The message begins with ``name``.
+        ConfigError: it is no size, or below 1 MiB: a bare 4 probably means 4gb. The message begins with
+            ``name``.
     """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
@@ -45,7 +46,7 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def counted(count: int, noun: str) -> str:
-    """So many things, for people.
+    """Format a count of things for people.
 
     >>> counted(1, "sample"), counted(1200, "sample")
     ('1 sample', '1,200 samples')
@@ -54,7 +55,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """The first of many names, for people.
+    """Format the first of many names for people.
 
     >>> some_of(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'

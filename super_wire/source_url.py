@@ -1,10 +1,10 @@
-"""URLs of sources and key lists: ``s3://bucket/key``, ``file:///path`` or a plain path, taken apart.
+"""Parsing of source and key list URLs: ``s3://bucket/key``, ``file:///path`` or a plain path.
 
 Other buckets are ``gs://name``, ``az://container``, ``hf://datasets/OWNER/NAME`` or the same with
-``@REVISION``, and web servers: ``https://host``, with its port where that is not the usual one.
+``@REVISION``, and web servers: ``https://host``, with its port if that is not the default.
 
-Trainer and coordinator read them alike. Only the text is looked at: whether the place exists is for the
-coordinator to say, which may run where the files are.
+Trainer and coordinator parse them alike, and only look at the text: whether the place exists is for the
+coordinator to find out, which may run where the files are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME",
 }
-"""Scheme of buckets -> what the coordinator is given to read them."""
+"""Scheme of buckets -> the variable that gives the coordinator access."""
 
-_SHOWN = 200  # characters of a URL that a message repeats
+_SHOWN = 200  # characters of a URL in a message
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -38,20 +38,20 @@ _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"([a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 
 HUB_BUCKET = re.compile(rf"hf://(datasets/{_NAME}/{_NAME})(?:@([A-Za-z0-9._%-]{{1,300}}))?")
-"""A dataset of the Hugging Face Hub, and its revision as URLs have it."""
+"""A dataset of the Hugging Face Hub, and its revision as in URLs."""
 
 WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 """A web server: scheme, host and port."""
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
-    """Bucket, as ``s3://name``, and key, which may be empty; of a file no bucket and its path, as it stands.
+    """Split a URL into bucket, as ``s3://name``, and key, which may be empty.
 
-    Of a web server's URL the key is percent-decoded. ``name`` is what the user calls it: ``source``,
-    ``key_list``.
+    For a file the bucket is empty and the key is its path, unchanged. A web server's key is percent-decoded.
+    ``name`` is the user's name for it: ``source``, ``key_list``.
 
     Raises:
-        ConfigError: it is no such URL; the message names it and says how to write one.
+        ConfigError: it is no such URL; the message names it and shows the valid forms.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or holds a NUL: name {_FORMS}")
@@ -86,7 +86,7 @@ def split_url(url: str, name: str) -> tuple[str, str]:
 
 
 def join_url(bucket: str, key: str) -> str:
-    """The URL of which :func:`split_url` makes this bucket and key."""
+    """Return the URL that :func:`split_url` splits into this bucket and key."""
     return f"{bucket}/{quote(key)}" if WEB_BUCKET.fullmatch(bucket) else f"{bucket}/{key}"
 
 
@@ -94,7 +94,7 @@ def file_url(path: str, name: str) -> str:
     """Return ``file://`` and the real path of a file or directory, which the user gave as ``name``.
 
     Raises:
-        ConfigError: it is not UTF-8, as whatever travels is.
+        ConfigError: it is not UTF-8, which messages require.
     """
     real = os.path.realpath(path)
     try:
@@ -107,9 +107,9 @@ def file_url(path: str, name: str) -> str:
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """The web servers in a text that has commas between them, each as ``https://host``.
+    """Parse comma-separated web servers; return each as ``https://host``.
 
-    ``ConfigError`` names the setting where one is not ``host``, ``host:port`` or ``http://host:port``.
+    ``ConfigError`` names the setting if one is not ``host``, ``host:port`` or ``http://host:port``.
     """
     found = []
     for one in filter(None, map(str.strip, text.split(","))):

@@ -1,4 +1,4 @@
-"""The directory for temporary files, or an error that says how to name one."""
+"""The directory for temporary files, or an error that explains how to name one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON and TOML of users' files. What cannot be read is one typed error, with file, place and reason."""
+"""Parsing of users' JSON and TOML. Any failure is one typed error, with file, position and reason."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def read_json(path: Path, name: str = "") -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON in which each key of an object is given once; errors call the text ``name``.
+    """Parse JSON, with each key of an object at most once; errors call the text ``name``.
 
     Raises:
-        ConfigError: it is none, nested too deep, or has a key twice or a number beyond reason.
+        ConfigError: it is no JSON, nested too deep, or has a duplicate key or too large a number.
     """
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
@@ -52,14 +52,12 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
         return parse()
     except RecursionError as error:
         raise ConfigError(f"{name} cannot be read as {language}: it is nested too deep") from error
-    except ValueError as error:  # theirs have the line
+    except ValueError as error:  # the parsers' errors contain the line
         raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object's mapping, for a decoder's ``object_pairs_hook``; ``ValueError`` of a key that is
-    given twice.
-    """
+    """Build a JSON object's mapping, for ``object_pairs_hook``; ``ValueError`` for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)

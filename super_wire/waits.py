@@ -1,7 +1,7 @@
-"""Why readers wait, as users see it: five causes that they can act on, and ``unknown``.
+"""Reasons for readers' waits, as shown to users: five causes that they can act on, and ``unknown``.
 
-The coordinator and the trainer distinguish more. What they report is one of these, everywhere: in statistics,
-metrics, files of runs and on pages. `docs/runs.md` has the same table.
+The coordinator and the trainer distinguish more. They report one of these everywhere: in statistics, metrics,
+files of runs and on pages. `docs/runs.md` has the same table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ UNKNOWN = "unknown"
 
 
 class Wait(NamedTuple):
-    """Why readers wait, as a clause, what helps, and the causes within the system that it sums up."""
+    """A cause of waiting: its meaning as a clause, its remedy, and the internal causes that it covers."""
 
     meaning: str
     remedy: str
@@ -55,5 +55,5 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 
 
 def wait_for(cause: str) -> str:
-    """The user's name of a cause; ``unknown`` for one of another version."""
+    """Return the user's name of a cause; ``unknown`` for one from another version."""
     return _WAIT_FOR.get(cause, UNKNOWN)

@@ -1,6 +1,6 @@
-"""The worker: a process that calls in at a coordinator and runs functions in slots, its child processes.
+"""The worker: a process that connects to a coordinator and runs functions in slots, its child processes.
 
-``superdl worker`` starts one. This package alone speaks gRPC; the function in a slot does not.
+``superdl worker`` starts one. Only this package speaks gRPC; the function in a slot does not.
 """
 
 from __future__ import annotations

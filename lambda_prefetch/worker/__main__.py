@@ -1,4 +1,4 @@
-"""``python -m superdl.lambda_prefetch.worker``: ``superdl worker`` without the other commands' imports."""
+"""Run functions for a coordinator: superdl worker, without the imports of the other commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from superdl.super_wire.redaction import shown_lines
 
 
 def main() -> int:
-    """Work until SIGTERM; the exit code."""
+    """Work until SIGTERM; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)
     try:

@@ -1,8 +1,9 @@
-"""A worker's call to its coordinator: one stream, opened again whenever it breaks.
+"""A worker's call to its coordinator: one stream, reopened whenever it breaks.
 
-The hello says what the worker can do. Requests come over the stream and answers go back; heartbeats both ways
-find a peer that vanished, and keep a NAT from forgetting the connection. What runs when a stream breaks is
-finished, since its records serve whoever asks for them next, but its answer has nobody to go to.
+The hello describes what the worker can do. Requests arrive on the stream and answers go back; heartbeats in
+both directions detect a vanished peer, and keep a NAT from dropping the connection. When a stream breaks,
+running requests are finished, since their records serve the next request for them, but their answers are
+lost.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ _log = logging.getLogger(__name__)
 _HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_MESSAGE_BYTES = 8 * 2**20
-_MAX_ANSWER_BYTES = 3 * 2**20  # below what a coordinator takes
+_MAX_ANSWER_BYTES = 3 * 2**20  # below the coordinator's limit
 _MAX_WORDS = 2000
-_STORE_S = 5.0  # less than a coordinator waits for a hello
+_STORE_S = 5.0  # shorter than a coordinator waits for a hello
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -66,7 +67,7 @@ _FATAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""What another attempt would meet again."""
+"""Errors that another attempt would meet again."""
 
 
 class _BrokenError(Exception):
@@ -81,8 +82,9 @@ async def serve(
     *,
     connected: asyncio.Event | None = None,
 ) -> int:
-    """Call in and run requests until ``stop`` is set or the coordinator says goodbye; or say what ``trouble``
-    keeps the slots from starting. ``connected`` is set while the stream is up.
+    """Connect and run requests until ``stop`` is set or the coordinator says goodbye.
+
+    ``trouble`` is reported if it keeps the slots from starting. ``connected`` is set while the stream is up.
 
     Returns:
         The exit code of the coordinator's goodbye; 0 without one.
@@ -99,6 +101,7 @@ async def serve(
             await call.run()
         except _BrokenError as error:
             if call.heard_s is not None:
+                # It had answered: back off from the start, and log this loss.
                 heard_s, pause_s, is_told = call.heard_s, _FIRST_PAUSE_S, False
             away_s = loop.time() - heard_s
             if away_s > settings.linger_s:
@@ -135,12 +138,12 @@ class _Call:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_silent = False
         self.exit_code: int | None = None
-        """What the coordinator said with its goodbye."""
+        """The exit code in the coordinator's goodbye."""
         self.heard_s: float | None = None
-        """When something came last; ``None``: never."""
+        """Loop time of the last message; ``None`` before the first."""
 
     async def run(self) -> None:
-        """Serve until this worker is to end, and has answered what it had.
+        """Serve until this worker is to end, and has answered its running requests.
 
         Raises:
             CoordinatorError: the coordinator refuses this worker.
@@ -151,7 +154,7 @@ class _Call:
         except ConfigError as error:
             if self._is_first:
                 raise
-            raise _BrokenError(str(error)) from error  # a file that is being written, maybe
+            raise _BrokenError(str(error)) from error  # its file may be half written
         async with channel:
             stream = CoordinatorStub(channel).Work(metadata=metadata)
             beside = [
@@ -208,14 +211,14 @@ class _Call:
             store=settings.store,
             store_id=await _store_id(settings.store),
         )
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader meets it too
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets it too
             await stream.write(pb.FromWorker(hello=hello))
             while (message := await self._outgoing.get()) is not None:
                 await stream.write(message)
             await stream.done_writing()
 
     async def _beat(self, stream: Any) -> None:
-        """Show the coordinator that this worker lives; end a stream on which nothing comes any more."""
+        """Send heartbeats; end a stream on which no message arrives any more."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
@@ -232,7 +235,7 @@ class _Call:
         stream.cancel()
 
     async def _drain(self) -> None:
-        """Once this worker is to end, finish what runs, within bounds, and end the stream."""
+        """Once this worker is to end, finish running requests, within bounds, and end the stream."""
         await self._stop.wait()
         self._outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
         if self._running:
@@ -254,12 +257,12 @@ class _Call:
 
 
 async def _store_id(address: str) -> str:
-    """The identity of the store in a directory; empty if it is in a bucket, or not seen here."""
+    """Return the identity of the store in a directory; empty if it is in a bucket, or not visible here."""
     if not address or is_bucket(address):
         return ""
     threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"
     try:
-        async with asyncio.timeout(_STORE_S):
+        async with asyncio.timeout(_STORE_S):  # a dead network mount may hang for ever
             return (await threads.run(partial(open_store, address, create=False, read_only=True))).id
     except StoreError as error:
         why = str(error)
@@ -287,11 +290,12 @@ def _metadata(credentials: CoordinatorCredentials) -> tuple[tuple[str, str], ...
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
-    """The error that the coordinator named; ``None`` where another attempt may succeed."""
+    """Return the error that the coordinator named; ``None`` if another attempt may succeed."""
     if error.code() not in _FATAL:
         return None
-    trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
+    trailing: Any = error.trailing_metadata() or ()  # pairs, unlike in the stubs
     named = dict(trailing).get(ERROR_METADATA_KEY, "")
+    # The name comes from the network, so only types of our own errors count.
     kind = getattr(errors, str(named), CoordinatorError)
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         kind = CoordinatorTrustError

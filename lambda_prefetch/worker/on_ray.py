@@ -1,7 +1,7 @@
 """``superdl worker --ray``: workers as actors of a Ray cluster, which places them on its nodes.
 
-Ray starts an actor again elsewhere when its node dies, and runs its only call again (``max_task_retries``).
-A worker's own environment has its credentials: they do not pass through Ray.
+Ray restarts an actor elsewhere when its node dies, and runs its only call again (``max_task_retries``). Each
+worker has its credentials in its own environment: they do not pass through Ray.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _POLL_S = 1.0
 
 
 class RayWorker:
-    """The actor: a worker in a process of Ray's."""
+    """The actor: a worker in one of Ray's processes."""
 
     def placed(self) -> str:
         """Return the name of its host."""
         return socket.gethostname()
 
     def work(self, settings: dict[str, Any]) -> str:
-        """Work until the coordinator is gone or refuses this worker; why it ended, else nothing."""
+        """Work until the coordinator is gone or refuses this worker; return the reason, or empty text."""
         logging.basicConfig(level=logging.INFO)
         host = socket.gethostname()
         try:
@@ -46,13 +46,13 @@ class RayWorker:
 
 
 def run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) -> int:
-    """Have a Ray cluster run workers, until they end or this process is told to.
+    """Run workers on a Ray cluster, until they end or this process gets SIGTERM or SIGINT.
 
     Args:
         address: of the cluster, or ``auto`` for the one that this machine is a node of.
         count: the number of workers.
         cpus: CPUs of a node for each.
-        settings: of each worker, which has a name and credentials of its own.
+        settings: of each worker, except name and credentials, which are its own.
 
     Raises:
         ConfigError: Ray is not installed, or there is no such cluster.
@@ -89,7 +89,7 @@ def run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) 
 
 
 def _outcome(ray: Any, reference: Any, *, is_placing: bool) -> tuple[str, str]:
-    """The host of a worker that was placed, and why one ended."""
+    """Return the host of a worker that was placed, and the reason why one ended."""
     try:
         answer: str = ray.get(reference)
     except Exception as error:  # noqa: BLE001  # Ray raises a dozen types, such as for a node without SUPER
@@ -116,7 +116,7 @@ def _connected(address: str) -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail fast if the address cannot be reached: Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()

@@ -1,4 +1,4 @@
-"""What a worker does, and for whom."""
+"""A worker's settings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["WorkerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker does, and for whom.
+    """A worker's settings.
 
     Attributes:
         coordinator: the address, ``host:port`` or ``unix:/path``.
         name: shown in the coordinator's log.
-        function: what the slots run, ``module:attribute``.
-        slots: requests at once, each in a process of its own.
+        function: the function that the slots run, ``module:attribute``.
+        slots: concurrent requests, each in its own process.
         nice: niceness of these processes.
         linger_s: how long to wait for an unreachable coordinator, in seconds.
         grace_s: how long running requests may take after SIGTERM, in seconds.
         credentials: token and certificates.
-        store: the address of the store that it sees; empty: as ``SUPER_STORE`` says.
-        store_only: restore and save alone, for functions that do not see the store.
+        store: the address of the store that it sees; empty means that of ``SUPER_STORE``.
+        store_only: only restore and save, for functions that do not see the store.
         metrics_listen: where Prometheus finds metrics, ``host:port``; empty: nowhere.
-        health_listen: the same for probes of health.
+        health_listen: the same for health probes.
     """
 
     coordinator: str

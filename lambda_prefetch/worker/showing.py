@@ -1,8 +1,8 @@
-"""Metrics of a worker for Prometheus, and its health for probes, by HTTP.
+"""A worker's metrics for Prometheus, and its health for probes, by HTTP.
 
-Metrics lie at ``/metrics``, by the rules of the coordinator's: beyond loopback the port has a certificate and
-wants the worker's token. Health is told in plain text to anybody: ``/healthz`` answers 200 while the worker's
-stream is up, ``/livez`` for as long as the worker can answer.
+Metrics are at ``/metrics``, with the same rules as the coordinator's: beyond loopback the port has a
+certificate and requires the worker's token. Health is public, in plain text: ``/healthz`` answers 200 while
+the worker's stream is up, ``/livez`` as long as the worker can answer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """See that addresses can be listened on, and that metrics beyond this machine are guarded.
+    """Check the addresses to listen on, and that metrics beyond this machine are protected.
 
     Raises:
-        ConfigError: one is no address, or certificate or token are missing.
+        ConfigError: an address is invalid, or certificate or token are missing.
     """
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
@@ -59,7 +59,7 @@ def check_listening(settings: WorkerSettings) -> None:
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen where the settings say, until the stack ends.
+    """Listen at the addresses in the settings, until the stack is closed.
 
     Raises:
         ConfigError: an address cannot be listened on, or the certificate cannot be used.
@@ -89,8 +89,9 @@ async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event,
 
 def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
     try:
+        # In constant time, so that timing does not reveal the token.
         return hmac.compare_digest(shown.encode(), credentials.current_token().encode())
-    except ConfigError as error:  # its file is being written, perhaps
+    except ConfigError as error:  # its file may be half written
         _log.warning("nobody may see metrics: %s", error)
         return False
 
@@ -100,7 +101,7 @@ def _healthy() -> bytes:
 
 
 def metrics_text(slots: Slots, *, is_connected: bool) -> str:
-    """The figures, as OpenMetrics."""
+    """Return the figures as OpenMetrics."""
     version = installed_version()
     rows: list[tuple[str, str, str, dict[str, float]]] = [
         ("slots", "gauge", "Requests that it runs at once.", {"": slots.count}),
@@ -135,7 +136,7 @@ def _has_certificate() -> bool:
 
 
 def _tls() -> ssl.SSLContext:
-    """Show the certificate that is on disk at each handshake."""
+    """Return a context that presents the certificate currently on disk at each handshake."""
     cert, key = (os.environ[name] for name in _CERTIFICATE)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

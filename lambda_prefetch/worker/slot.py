@@ -1,12 +1,13 @@
 """A slot of a worker: a process that runs one request of the function at a time.
 
 ``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads requests from standard input and
-writes answers to standard output, each a line. What the function prints goes to standard error. The process
-ends when its input ends, in the middle of a request too, so no slot outlives its worker. It imports neither
-asyncio nor grpc.
+writes answers to standard output, one per line. Output of the function goes to standard error. The process
+ends when its input ends, even during a request, so no slot outlives its worker. It imports neither asyncio
+nor grpc.
 
 A request is ``NUMBER TIMEOUT_S JSON``. Its answer is ``NUMBER KIND JSON``, where the kind is ``result`` or
-``raised``, followed by ``!`` if the process must be ended. So the worker passes the JSON on unread.
+``raised``, followed by ``!`` if the process must be ended. So the worker passes the JSON on without parsing
+it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ __all__ = ["ENDS", "MAX_LINE_BYTES", "RAISED", "RESULT", "main"]
 
 MAX_LINE_BYTES = 64 * 2**20
 RESULT, RAISED, ENDS = b"result", b"raised", b"!"
-"""What an answer is: the function's result, or its error's type and message; a mark if it must end."""
+"""Kinds of answer: the function's result, or its error; and a mark if the process must end."""
 
 _OVERTIME_S = 5.0
-"""How much later than its worker would, a process that is over its time ends itself."""
+"""Delay after which a process over its time ends itself, if its worker has not."""
 
 _STDERR = 2
 
 
 class InvocationContext:
-    """What the function may ask of its invocation, named as AWS Lambda names it."""
+    """The invocation's context, with the names that AWS Lambda uses."""
 
-    memory_limit_in_mb = 0  # none of its own: nobody bills it
+    memory_limit_in_mb = 0  # only billing needs it
     function_name = "super-prefetch-worker"
     function_version = "worker"
     invoked_function_arn = "arn:aws:lambda:worker:000000000000:function:super-prefetch-worker"
@@ -52,17 +53,17 @@ class InvocationContext:
         self._deadline_s = time.monotonic() + timeout_s
 
     def end_when_answered(self) -> None:
-        """End this process after the answer: a thread that hangs in it can be ended in no other way."""
+        """End this process after the answer, the only way to end a thread that hangs in it."""
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
-        """Milliseconds until the worker ends this process."""
+        """Return the milliseconds until the worker ends this process."""
         return max(0, int((self._deadline_s - time.monotonic()) * 1000))
 
 
 def main(arguments: list[str]) -> int:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and SIGTERM are the worker's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name, niceness = arguments[0], int(arguments[1])
     requests_in, answers_out = _take_standard_streams()
@@ -71,14 +72,14 @@ def main(arguments: list[str]) -> int:
     while True:
         number, timeout_s, event = requests.get().split(b" ", 2)
         kind, answer = _invoke(name, event, f"worker-{os.getpid()}-{int(number)}", float(timeout_s))
-        os.nice(niceness)  # not before: with less priority, on a busy host, it would hardly start
+        os.nice(niceness)  # not earlier: on a busy host it would hardly start
         niceness = 0
         answers_out.write(b" ".join((number, kind, answer)) + b"\n")
         answers_out.flush()
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep input and output for requests and answers; what is printed goes to standard error."""
+    """Reserve input and output for requests and answers; send prints to standard error."""
     requests_in, answers_out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -88,10 +89,10 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
-    """Hand requests over; end the process at once when there will be no more."""
+    """Queue requests; end the process at once when there will be no more."""
     for line in requests_in:
         requests.put(line)
-    os._exit(0)  # not sys.exit: the function may be busy for long, and nobody waits for its answer
+    os._exit(0)  # not sys.exit: the function may run for long, and its answer is lost
 
 
 @functools.cache
@@ -104,9 +105,9 @@ def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
 
 
 def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """What came of it, and the function's result, or type and words of what it raised, as JSON."""
+    """Return the kind of answer, and as JSON the function's result, or its error's type and message."""
     context = InvocationContext(request_id, timeout_s)
-    # This watchdog is a thread of the C library: it ends a process that hangs in native code too.
+    # This watchdog is a native thread: it also ends a process that hangs in native code.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)
     try:
         kind, answer = RESULT, json.dumps(_load(name)(json.loads(event), context), separators=(",", ":"))

@@ -1,6 +1,6 @@
 """The slots of a worker: child processes that run functions, each replaced when it ends.
 
-A function that crashes, hangs or is killed costs the request that it had, and its slot starts anew.
+A function that crashes, hangs or is killed costs its current request, and its slot is restarted.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _EXIT_TIMEOUT_S = 5.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 120
-_FREE_WAIT_S = 8.0  # less than the coordinator waits beyond a request's own time
+_FREE_WAIT_S = 8.0  # shorter than the coordinator waits beyond a request's own time
 _WARM_TIMEOUT_S = 300.0  # on a busy host
-# On Lambda the operator wants a line and metrics of each invocation; here nobody does.
+# A line and metrics per invocation are for operators of Lambda functions; here they would be noise.
 _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
 class RequestFailedError(SuperError):
-    """A request failed after ``ran_s`` seconds: its function ``crashed``, ``timed_out`` or ``raised``, or all
-    slots were ``busy``.
+    """A request failed after ``ran_s`` seconds.
+
+    Its function ``crashed``, ``timed_out`` or ``raised``, or all slots were ``busy``.
     """
 
     def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class Slots:
         function: the function to run, ``module:attribute``.
         count: the number of slots.
         nice: niceness of their processes.
-        environment: variables for them, over this process's own.
+        environment: variables for them, in addition to this process's own.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class Slots:
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
         self.busy = self.restarts = 0
-        """Requests that run now; slots that ended and were started anew."""
+        """Running requests; restarts of slots that ended."""
         self.ended: Counter[str] = Counter()
         """Requests that ended so far: ``answered``, or by the kind of failure."""
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of this process and its slots, ended ones too."""
+        """CPU seconds of this process and its slots, including ended ones."""
         own = os.times()
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
 
@@ -95,7 +96,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request in the next free slot; its result. Both are JSON on one line.
+        """Run a request in the next free slot; return its result. Both are JSON on one line.
 
         Raises:
             RequestFailedError: there is no result.
@@ -119,17 +120,18 @@ class Slots:
         return answer
 
     async def close(self) -> None:
-        """End all slots, in the middle of requests too."""
+        """End all slots, even during requests."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        for slot in self._living:  # those whose keeper was about to wait for them
+        for slot in self._living:  # slots whose keeper was about to wait for them
             slot.kill()
             await slot.ended()
 
     async def _next_free(self) -> _Slot:
-        """A free slot: the coordinator takes one for free that ended with its request and starts anew."""
+        """Wait for a free slot."""
         try:
+            # The coordinator counts a slot as free that ended with its request and is restarting.
             async with asyncio.timeout(_FREE_WAIT_S):
                 while not (slot := await self._free.get()).is_alive:
                     pass
@@ -139,7 +141,7 @@ class Slots:
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
     async def _keep(self) -> None:
-        """Keep one slot running, after failures with growing pauses."""
+        """Keep one slot running; after failures, pause longer and longer."""
         pause_s = _FIRST_PAUSE_S
         while True:
             slot = None
@@ -179,12 +181,13 @@ class Slots:
     def _note_failure(self, reason: str) -> None:
         _log.warning("a slot failed and is replaced: %s", reason)
         self._failures, self._last_failure = self._failures + 1, reason
+        # Wake start(), which then fails if no slot became warm.
         if self._failures >= self.count:
             self._warm.set()
 
 
 class _Slot:
-    """One child process and its pipes; made by :meth:`start`."""
+    """One child process and its pipes; created by :meth:`start`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -204,7 +207,7 @@ class _Slot:
         starting = asyncio.ensure_future(making)
         try:
             return cls(await asyncio.shield(starting))
-        except asyncio.CancelledError:  # the process is there, or will be
+        except asyncio.CancelledError:  # the process exists, or will
             slot = cls(await starting)
             slot.kill()
             await slot.ended()
@@ -219,12 +222,13 @@ class _Slot:
     @property
     def cpu_s(self) -> float:
         with contextlib.suppress(OSError):  # it has ended
+            # utime and stime; the process name before them may hold spaces and parentheses.
             words = Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
             return (int(words[11]) + int(words[12])) / _TICKS
         return 0.0
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. A process that gives none is ended, also on cancellation."""
+        """Return the function's result. A process that returns none is ended, also on cancellation."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s):
@@ -250,10 +254,10 @@ class _Slot:
         return answer
 
     async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
-        """Ask, and return kind and JSON of the answer; ``ValueError`` for what is none."""
+        """Send a request; return kind and JSON of its answer, ``ValueError`` for anything else."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
-        with contextlib.suppress(ConnectionError):  # it has ended: its last words are still to be read
+        with contextlib.suppress(ConnectionError):  # it has ended: its last output is still unread
             await self._to_child.drain()
         while True:
             line = await self._from_child.readline()
@@ -276,7 +280,7 @@ class _Slot:
             self._process.kill()
 
     async def _end(self) -> str:
-        """How the process ended."""
+        """Wait for the process to end, and describe how it did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self._process.wait()

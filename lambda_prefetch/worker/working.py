@@ -1,4 +1,4 @@
-"""A worker's work, from the start of its slots to their end."""
+"""A worker's life, from the start of its slots to their end."""
 
 from __future__ import annotations
 

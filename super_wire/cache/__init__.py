@@ -1,4 +1,4 @@
-"""The client of the cache: addresses and credentials, the protocol, one connection, the nodes of a cluster.
+"""The cache client: addresses and credentials, the protocol, one connection, the nodes of a cluster.
 
 Readers, functions and warming share it; the coordinator takes addresses, credentials and slot maps from it.
 """

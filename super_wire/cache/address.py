@@ -1,7 +1,7 @@
-"""Where a cache is and how one is let in: addresses parsed and checked, credentials from the environment.
+"""A cache's address and credentials: addresses parsed and checked, credentials from the environment.
 
 An address is ``redis://host:port/db``, ``rediss://host:port/db`` (TLS) or ``unix:///path/redis.sock?db=N``.
-It carries no credentials, since it travels in every request and ``BatchRef``: each side has its own.
+It has no credentials, since it travels in every request and ``BatchRef``: each side has its own.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CacheAddress:
 
     @classmethod
     def parse(cls, text: str) -> CacheAddress:
-        """Read an address; ``ConfigError`` names what is wrong with it."""
-        if "@" in text and not text.startswith("unix:"):  # before anything that could repeat it
+        """Parse an address; ``ConfigError`` names what is wrong with it."""
+        if "@" in text and not text.startswith("unix:"):  # first: later errors quote the address
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         try:
             parts = urlsplit(text)
@@ -71,16 +71,16 @@ class CacheAddress:
 
     @property
     def local(self) -> bool:
-        """Whether it is on this machine: a unix socket, or a host on loopback."""
+        """``True`` on this machine: a unix socket, or a host on loopback."""
         return bool(self.path) or is_loopback(self.host)
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether the way itself rules out flipped bits, as TLS and unix sockets do. TCP's sum does not."""
+        """``True`` if the transport detects flipped bits (TLS, unix sockets); TCP's checksum misses some."""
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:
-        """Another node of the same cluster, reached in the same way."""
+        """Return another node of the same cluster, reached in the same way."""
         return replace(self, host=host, port=port, path="", db=0)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def _database(text: str, address: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Credentials(ClientTls):
-    """What one side is let in with; empty where the cache asks for nothing."""
+    """One side's credentials; empty if the cache requires none."""
 
     peer: ClassVar[str] = "the cache"
     variables: ClassVar[Mapping[str, str]] = {
@@ -120,7 +120,7 @@ class Credentials(ClientTls):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
-        """From ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and what :meth:`tls_in` reads.
+        """Read ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and the variables of :meth:`tls_in`.
 
         Raises:
             ConfigError: a user without a password, or a certificate without a key.
@@ -134,7 +134,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """See that what is sent to ``address`` can be read by nobody else.
+        """Check that no third party can read the traffic to ``address``.
 
         Raises:
             ConfigError: it would leave this machine in plain text, and ``insecure`` does not allow that.
@@ -147,7 +147,7 @@ class Credentials(ClientTls):
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """The same, before something is sent; plain text that is allowed all the same is warned of, once."""
+        """Check the same before sending; warn once if plain text is allowed all the same."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))

@@ -1,9 +1,9 @@
 """Commands to the nodes that have their keys, all nodes at once, and the answer to each.
 
-Redirections are followed, a bounded number of times, and a node that is down fails its own commands alone. A
-command whose connection breaks is sent once more over a new one, so it must be one that may be repeated: a
-GET, a SET of a record (equal ids, equal bytes), an XADD whose doubles are dropped. Payloads are gathered by
-``sendmsg`` and never copied: a SET takes a sixth of redis-py's CPU time.
+Redirections are followed, a bounded number of times, and a node that is down fails only its own commands. A
+command whose connection breaks is sent once more over a new one, so it must be repeatable: a GET, a SET of a
+record (equal ids, equal bytes), an XADD whose duplicates are dropped. Payloads are gathered by ``sendmsg``
+and never copied: a SET takes a sixth of redis-py's CPU time.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Command", "exchange"]
 
 Answer: TypeAlias = "Reply | CacheError"
-"""What the cache answered, errors among it, or why it gave no answer."""
+"""The cache's answer, possibly an error reply, or the reason why there is none."""
 
-_GRACE_S = 2.0  # for nodes that are well, when another one has used the exchange's time up
+_GRACE_S = 2.0  # for healthy nodes, if another one has used up the exchange's time
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """One command. ``buffers`` are its bytes in order; ``key`` says which node it is for."""
+    """One command. ``buffers`` are its bytes in order; ``key`` determines its node."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
 
     @classmethod
     def of(cls, key: bytes, *words: bytes) -> Command:
-        """A small command of these words."""
+        """Return a small command of these words."""
         return cls(key, (encode_command(*words),))
 
 
 class _Destination(NamedTuple):
     node: Node
     asking: bool = False
-    """Whether each slot is only on its way to the node, so that the node must be ASKed to answer."""
+    """Whether the slot is still migrating to the node, so that it answers only after ASKING."""
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands, and wait for the answer to each.
+    """Send commands, and return the answer to each.
 
-    Where the cache is one server and its connection breaks, the second attempt has ``timeout_s`` of its own.
+    If the cache is one server and its connection breaks, the second attempt gets another ``timeout_s``.
     """
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands on their way, in rounds; every answer of a round is taken before the next."""
+    """Commands in flight, in rounds; every answer of a round is read before the next."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
@@ -69,7 +69,7 @@ class _Exchange:
         self._until_s = time.monotonic() + timeout_s
         self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # with their connection, which says nothing of them
+        self._failed: set[int] = set()  # with their connection, so perhaps executed, perhaps not
 
     def run(self) -> list[Answer]:
         left = list(range(len(self._commands)))
@@ -88,7 +88,7 @@ class _Exchange:
         return self._answers
 
     def _grouped(self, left: list[int]) -> dict[_Destination, list[int]]:
-        """The commands by destination; those that no node has have failed."""
+        """Group the commands by destination; those without a node fail."""
         nodes = self._nodes
         if nodes.stale:
             named = next((to.node for to in self._redirected.values() if not to.asking), None)
@@ -96,6 +96,7 @@ class _Exchange:
         if nodes.slots is None:
             return {_Destination(nodes.home): left}
         places = {index: self._redirected.get(index) or self._destination(index) for index in left}
+        # A newer map may have a node for these slots.
         if None in places.values():
             nodes.refresh(_SLOTS_TIMEOUT_S)
             places |= {index: self._destination(index) for index in left if places[index] is None}
@@ -111,7 +112,7 @@ class _Exchange:
         return groups
 
     def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
-        """The connection by which commands are on their way, if they are."""
+        """Send commands; return the connection to read from, or ``None`` if sending failed."""
         try:
             connection = self._nodes.connection(to.node)
         except (CacheError, ConfigError) as error:  # ConfigError: beyond loopback, and not encrypted
@@ -127,6 +128,7 @@ class _Exchange:
         return connection
 
     def _take_answers(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
+        # Each ASKING has an answer of its own.
         count = 2 * len(group) if to.asking else len(group)
         try:
             answers = connection.answers(count, self._deadline_s())
@@ -139,13 +141,13 @@ class _Exchange:
                 self._heed(to.node, index, answer.text)
 
     def _heed(self, node: Node, index: int, text: str) -> None:
-        """An error reply may say where the command is to go instead."""
+        """Follow an error reply that names another destination for the command."""
         nodes = self._nodes
         if wants_credentials(text):
             self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)
             nodes.drop(node)
         if text.startswith("READONLY") and not nodes.was_lost(node):
-            nodes.lose(node, text)  # a replica by now: another server has the name
+            nodes.lose(node, text)  # demoted to a replica: the name leads to another server
             self._failed.add(index)
             nodes.stale = True
         redirection = None if nodes.slots is None else parse_redirection(text, node)
@@ -160,7 +162,7 @@ class _Exchange:
         for index in group:
             self._answers[index] = error
         self._failed.update(group)
-        self._nodes.stale = True  # perhaps another node has their slots by now
+        self._nodes.stale = True  # another node may have taken over their slots
 
     def _may_go_again(self, index: int) -> bool:
         node = self._nodes.node_of(self._commands[index].key)

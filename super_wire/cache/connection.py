@@ -1,8 +1,8 @@
 """One socket to one cache node: connecting, greeting, sending, receiving into given memory.
 
-A socket of our own, since a client library's objects and copies cost more than the transfer. What the
-network does becomes :class:`~superdl.super_wire.errors.CacheUnreachableError`. What the cache refuses, and
-what only a setting can mend, becomes :class:`~superdl.super_wire.errors.CacheError`.
+It is a raw socket, since a client library's objects and copies cost more than the transfer. Network failures
+become :class:`~superdl.super_wire.errors.CacheUnreachableError`. Refusals by the cache, and faults that only
+a setting can fix, become :class:`~superdl.super_wire.errors.CacheError`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["IO_TIMEOUT_S", "CacheConnection", "ProtocolDoubtError"]
 
 IO_TIMEOUT_S = 10.0
-"""How long a connection waits for a connect, or for the next byte, at most."""
+"""Upper bound on the wait for a connect, or for the next byte."""
 
 _TIMEVAL = struct.Struct("ll")
-_MIN_TIMEOUT_S = 0.001  # a zero would mean no limit at all
+_MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
 _BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024
@@ -48,23 +48,23 @@ _OK = b"+OK\r\n"
 
 
 class ProtocolDoubtError(CacheUnreachableError):
-    """What came is not what can come: replies can no longer be told apart, so the connection must go."""
+    """The bytes cannot be the expected replies: their order is lost, so the connection must be closed."""
 
 
 class CacheConnection:
     """An open, authenticated connection. Close it after any exception: its stream is in an unknown state.
 
-    ``owed`` counts replies to commands whose answer nobody waited for. The next reader lets them pass first,
-    and leaves those of them that were errors in ``late_errors``.
+    ``owed`` counts replies that were not waited for. The next reader skips them first, and leaves those that
+    were errors in ``late_errors``.
 
     Args:
         address: where the node is.
         credentials: sent by AUTH if there is a password.
         timeout_s: bound of the connect, the handshake and, until :meth:`limit_wait`, each wait for bytes.
-        context: for TLS; made of the credentials if it is not given.
+        context: for TLS; made from the credentials by default.
 
     Raises:
-        CacheUnreachableError: nobody answered, or not in time.
+        CacheUnreachableError: no answer, or not in time.
         CacheError: credentials, a certificate or the database are refused.
         ConfigError: the files named for TLS cannot be used, or the node is beyond loopback without TLS.
     """
@@ -82,7 +82,7 @@ class CacheConnection:
         self.late_errors: list[str] = []
         self._tls: TlsStream | None = None
         self._limit_s = 0.0
-        self._heard = False  # whether the peer has ever said a word
+        self._heard = False  # whether the peer has ever sent a byte
         credentials.admit(address)
         if address.tls and context is None:
             context = credentials.tls_context()
@@ -90,7 +90,7 @@ class CacheConnection:
             self._socket = _connect(address, max(timeout_s, _MIN_TIMEOUT_S))
         except OSError as error:
             raise self._failure(error) from error
-        # A dataset need not be closed: its connection goes with it.
+        # Datasets are not closed explicitly: their connections end with them.
         weakref.finalize(self, self._socket.close).atexit = False
         try:
             self.limit_wait(timeout_s)
@@ -104,7 +104,7 @@ class CacheConnection:
     def limit_wait(self, timeout_s: float) -> None:
         """Bound each further wait for bytes, to at most :data:`IO_TIMEOUT_S`.
 
-        A kernel timeout on a blocking socket: Python's own would cost a ``poll`` before every receive.
+        It is a kernel timeout on a blocking socket: Python's own would cost a ``poll`` before every receive.
         """
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
@@ -115,12 +115,12 @@ class CacheConnection:
         self._limit_s = limit_s
 
     def fileno(self) -> int:
-        """The socket's descriptor: readable when something came."""
+        """Return the socket's descriptor: readable once bytes arrived."""
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether bytes may be here that the socket no longer tells of."""
+        """``True`` if bytes may be buffered here that the socket no longer signals."""
         return self._tls is not None and self._tls.pending
 
     def send(self, data: bytes) -> None:
@@ -142,14 +142,14 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def receive(self, buffers: Sequence[memoryview]) -> int:
-        """Receive what is there, at least one byte, into ``buffers`` in order; how many bytes came."""
+        """Receive at least one byte into ``buffers`` in order; return the number of bytes."""
         count = self.receive_some(buffers)
         while not count:
             count = self.receive_some(buffers)
         return count
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """The same, waiting for the socket at most once: there may be no bytes where they are encrypted."""
+        """Do the same, but wait for the socket at most once: encrypted data may yield no byte yet."""
         try:
             if self._tls is None:
                 count = self._socket.recvmsg_into(buffers)[0]
@@ -163,31 +163,31 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """One command, and what the cache answers; an error reply is raised as :meth:`refused` says."""
+        """Send one command and return the answer; an error reply is raised as :meth:`refused` returns it."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise self.refused(answer.text)
         return answer
 
     def refused(self, text: str) -> CacheError:
-        """The error for an error reply: ``CacheUnreachableError`` if it passes by itself."""
+        """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
         return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Commands in one go, and the answer to each, as :meth:`answers` gives it.
+        """Send commands in one go; return the answer to each, as :meth:`answers` does.
 
-        ``timeout_s`` bounds the wait for all answers; if it is not given, :meth:`limit_wait` does.
+        ``timeout_s`` bounds the wait for all answers; by default :meth:`limit_wait` does.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """The next ``count`` answers, errors among them, by ``until_s`` of the monotonic clock."""
+        """Return the next ``count`` answers, including errors, by ``until_s`` of the monotonic clock."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
-        if not self.owed and count:  # records are stored by the thousand, and nearly all are
+        if not self.owed and count:  # fast path: records are stored by the thousand, nearly all with success
             received = self._next_piece(began_s, until_s)
             if received == _OK * count:
                 return [b"OK"] * count
@@ -211,12 +211,14 @@ class CacheConnection:
         return answers
 
     def close(self) -> None:
-        """Close this process's end; a copy that a fork left in another process is not disturbed."""
+        """Close this process's end; a copy that a fork left in another process is not affected."""
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """What was received and at least one piece more; as long again where so much is here, since a reply
-        that was cut off is parsed from its beginning.
+        """Return the received bytes and at least one piece more.
+
+        Read as much again if it is there already, since an incomplete reply is parsed from its start each
+        time.
         """
         pieces = [received, self._next_piece(began_s, until_s)]
         more = len(pieces[1])
@@ -231,7 +233,7 @@ class CacheConnection:
         return bool(poll.poll(0))
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """What comes next; nothing where an encrypted record is not whole yet."""
+        """Return the next bytes; none if an encrypted record is still incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
@@ -242,6 +244,7 @@ class CacheConnection:
         while at < len(views):
             end = min(at + _BUFFERS_PER_SEND, len(views))
             try:
+                # Never block here: _wait() bounds the wait by until_s.
                 sent = self._socket.sendmsg(views[at:end], [], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
@@ -268,7 +271,7 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def _greet(self, credentials: Credentials) -> None:
-        """AUTH and SELECT, those that are needed, in one go."""
+        """Send AUTH and SELECT, if needed, in one go."""
         commands: list[tuple[bytes, ...]] = []
         if credentials.password:
             words = [word.encode() for word in (credentials.username, credentials.password) if word]
@@ -280,7 +283,7 @@ class CacheConnection:
                 raise self.refused(answer.text)
 
     def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
-        """The error for what the network or TLS did."""
+        """Return the error for a failure of network or TLS."""
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
         hung_up = isinstance(error, EOFError | ConnectionResetError)
@@ -288,7 +291,7 @@ class CacheConnection:
         reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
         if silent:
             reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
-        # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
+        # If only the peer uses TLS, it hangs up; if only we do, it waits for more bytes.
         doubt = hung_up or (silent and self.address.tls)
         hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
         kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
@@ -305,12 +308,13 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
     else:
         opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Blocking from here on: limit_wait() sets the kernel's timeouts.
     opened.settimeout(None)
     return opened
 
 
 def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """The buffers in pieces of at least 64 KiB, none of them cut, but for the last piece."""
+    """Yield the buffers joined into pieces of at least 64 KiB, except the last; none is split."""
     waiting: list[bytes | memoryview] = []
     waiting_bytes = 0
     for buffer in buffers:

@@ -1,8 +1,8 @@
-"""The nodes of one cache: which slot a key has, which node a slot, and a connection to each that is needed.
+"""The nodes of one cache: the slot of a key, the node of a slot, and the connections to nodes in use.
 
-The cache itself tells whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
-support, or one that does not let this user ask, is a single node that has every key. Replicas are passed
-over, since what was just written may not have reached them.
+The cache itself reports whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
+support, or one that does not let this user call it, is a single node that has every key. Replicas are
+skipped, since the latest writes may not have reached them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,12 @@ __all__ = [
 ]
 
 MAX_ROUNDS = 6
-"""How often one command is sent within one exchange or one attempt of a read: at first, and after
-redirections.
-"""
+"""Bound on the sends of one command within one exchange or one attempt of a read, including redirections."""
 
 CONNECT_TIMEOUT_S = 5.0
-"""How long a connect may take where nothing else is said."""
+"""Default timeout of a connect."""
 
-_NODE_CONNECT_S = 3.0  # a node that cannot be reached must not hold up the others for longer
+_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
 _SLOTS_TIMEOUT_S = 5.0
 
 SLOTS = 16384
@@ -64,13 +62,13 @@ SLOTS = 16384
 
 _MAX_PORT = 65535
 _MAX_HOST = 253
-# Python's resolver answers other texts with a UnicodeError or a ValueError of its own, at the first connect.
+# For other texts Python's resolver raises UnicodeError or ValueError, at the first connect.
 _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:
-    """Where a node listens."""
+    """The address that a node listens at."""
 
     host: str
     port: int
@@ -81,24 +79,24 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """Which master has which slot.
+    """The master of each slot.
 
     ``nodes`` are the masters, in the order of their first slots; ``owners`` holds, for each of the
-    :data:`SLOTS`, an index into them, or -1 where no master is known.
+    :data:`SLOTS`, an index into them, or -1 if no master is known.
     """
 
     nodes: tuple[Node, ...]
     owners: array[int]
 
     def node_of(self, slot: int) -> Node | None:
-        """The master of a slot, if one is known."""
+        """Return the master of a slot, if one is known."""
         owner = self.owners[slot]
         return self.nodes[owner] if owner >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """A node's word that a slot's keys are asked for elsewhere: from now on, or (``ASK``) this once."""
+    """A node's redirection of a slot to another node: permanently, or (``ASK``) only this once."""
 
     kind: Literal["MOVED", "ASK"]
     slot: int
@@ -106,9 +104,9 @@ class Redirection:
 
 
 def key_slot(key: bytes) -> int:
-    """The slot of a key: CRC-16/XMODEM modulo 16384, of the hash tag alone if the key has one.
+    """Return the slot of a key: CRC-16/XMODEM modulo 16384, over only the hash tag if the key has one.
 
-    The hash tag is what stands between the first ``{`` and the first ``}`` after it, if that is not empty.
+    The hash tag is the text between the first ``{`` and the first ``}`` after it, if that is not empty.
     """
     start = key.find(b"{")
     if start >= 0:
@@ -119,13 +117,14 @@ def key_slot(key: bytes) -> int:
 
 
 def parse_slots(reply: Reply, asked: Node) -> SlotMap:
-    """The slot map out of an answer to ``CLUSTER SLOTS``; ``ValueError`` if it is no such answer.
+    """Parse an answer to ``CLUSTER SLOTS``; ``ValueError`` if it is anything else.
 
-    A node without a host of its own in the answer is reached at that of the node which was ``asked``.
+    A node without a host of its own in the answer has the host of the ``asked`` node.
     """
-    if not isinstance(reply, list) or len(reply) > SLOTS:  # an entry has a slot of its own
+    if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
         raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
+    # 16 bits suffice, since there are no more masters than slots.
     owners = array("h", [-1]) * SLOTS
     for item in reply:
         first, last, node = _range(item, asked)
@@ -136,9 +135,9 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
 
 
 def parse_redirection(text: str, asked: Node) -> Redirection | None:
-    """What an error reply such as ``MOVED 3999 10.0.0.1:6381`` says; ``None`` if it is no redirection.
+    """Parse an error reply such as ``MOVED 3999 10.0.0.1:6381``; ``None`` if it is no redirection.
 
-    One without a host means that of the node which was ``asked``.
+    A redirection without a host means the host of the ``asked`` node.
     """
     kind, slot, place = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
@@ -147,13 +146,13 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
     host = host.strip("[]")
     if not (colon and _is_number(slot, SLOTS - 1) and _is_number(port, _MAX_PORT)):
         return None
-    if host and not _is_host(host):  # also "?", of a node that has no name
+    if host and not _is_host(host):  # such as "?", for a node without a name
         return None
     return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or asked.host, int(port)))
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
-    """First and last slot of one entry, and its master, if the entry tells where that is."""
+    """Return first and last slot of one entry, and its master, if the entry has its address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
@@ -165,7 +164,7 @@ def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
 def _master(item: Reply, asked: Node) -> Node | None:
     match item:
         case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
-            if host == b"?" or not port:  # it has no name, or does not listen in the way that we asked
+            if host == b"?" or not port:  # it has no name, or no port of our kind (TLS or plain)
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
@@ -182,11 +181,11 @@ def _is_number(text: str, limit: int) -> bool:
 
 
 class NodeConnections:
-    """Connections to the nodes of one cache, opened as they are needed, and the slot map.
+    """Connections to the nodes of one cache, opened on demand, and the slot map.
 
-    It outlives its connections: what it knows of a cluster finds the nodes that have taken over. One thread
-    uses it at a time. ``address`` is that of any node. ``renewed`` is called with credentials that the cache
-    refused and the error; it gives others to try once, or raises.
+    It outlives its connections: with its knowledge of a cluster it finds the nodes that took over. One thread
+    uses it at a time. ``address`` is that of any node. ``renewed`` is called with the refused credentials and
+    the cache's error; it returns others to try once, or raises.
     """
 
     def __init__(
@@ -197,11 +196,11 @@ class NodeConnections:
     ) -> None:
         self.address = address
         self.home = Node(address.host, address.port)
-        """The node that the user named; without a host if that is a unix socket."""
+        """The node that the user named; without a host for a unix socket."""
         self.slots: SlotMap | None = None
-        """Who has which slot; ``None`` for a single server, and before one was asked."""
+        """The master of each slot; ``None`` for a single server, and before the first answer."""
         self.stale = True
-        """Whether the slot map is to be asked for before it is used."""
+        """Whether the slot map must be refreshed before it is used."""
         self.broken: dict[Node, SuperError] = {}
         """Nodes that are not tried again until :meth:`renew`, and why."""
         self._lost_once: set[Node] = set()
@@ -209,23 +208,24 @@ class NodeConnections:
         self._told_by = self.home
         self._credentials = credentials
         self._renewed = renewed
-        # Made once: reading the system's authorities takes longer than a handshake.
+        # Created once: reading the system's CA certificates takes longer than a handshake.
         self._context: ssl.SSLContext | None = credentials.tls_context() if address.tls else None
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is open, as far as this side knows."""
+        """``True`` if a connection is open, as far as this side knows."""
         return bool(self._open)
 
     @property
     def all_broken(self) -> str:
-        """Why no node is tried any more until :meth:`renew`; empty while one is."""
+        """The reasons why no node is tried until :meth:`renew`; empty while one is."""
         known = {self.home} if self.slots is None else set(map(self.place, self.slots.nodes))
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Reach the node that the user named, and learn which other nodes there are; raises as
-        :class:`CacheConnection`.
+        """Connect to the node that the user named, and learn the other nodes.
+
+        It raises the errors of :class:`CacheConnection`.
         """
         connection = self.connection(self.home, timeout_s)
         try:
@@ -236,10 +236,11 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """The open connection to a node, or a new one; one that fails is left until :meth:`renew`."""
+        """Return the open connection to a node, or a new one; after a failure, not until :meth:`renew`."""
         if node in self._open:
             return self._open[node]
         if node in self.broken:
+            # A new instance: an error raised repeatedly would collect tracebacks.
             raise type(self.broken[node])(str(self.broken[node]))
         at_home = node == self.home or not node.host
         address = self.address if at_home else self.address.node(node.host, node.port)
@@ -252,25 +253,25 @@ class NodeConnections:
         return self._open[node]
 
     def is_open(self, node: Node) -> bool:
-        """Whether there is a connection to a node."""
+        """Report whether there is a connection to a node."""
         return node in self._open
 
     def node_of(self, key: bytes) -> Node | None:
-        """The node that has a key, if one is known."""
+        """Return the node that has a key, if one is known."""
         if self.slots is None:
             return self.home
         node = self.slots.node_of(key_slot(key))
         return None if node is None else self.place(node)
 
     def place(self, node: Node) -> Node:
-        """A node as connections are kept: one that knows no address of its own is where it was asked."""
+        """Return a node as the key of its connection: one that reports no host is the home node."""
         return node if node.host else self.home
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Ask the nodes, one after the other, for the slot map until one tells it; else the old one stays.
+        """Request the slot map from the nodes one by one until one returns it; else keep the old one.
 
-        ``first`` is asked before all others, then nodes with a connection. The node that told the last map
-        comes last: one that was cut off from the others knows no better. ``timeout_s`` bounds all of it.
+        ``first`` comes before all others, then nodes with a connection. The source of the current map comes
+        last: if it was cut off from the others, its map is still outdated. ``timeout_s`` bounds all of it.
         """
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
@@ -284,16 +285,17 @@ class NodeConnections:
             try:
                 slots = _learned_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
             except (CacheError, ConfigError) as error:
-                # The next one may know; if nobody does, the exchange itself tells.
+                # The next one may know; if none does, the exchange reports it.
                 self.lose(node, str(error))
                 continue
+            # Keep a known map rather than an empty one.
             if (slots is not None and slots.nodes) or self.slots is None:
                 self.slots, self._told_by, self.stale = slots, node, False
                 break
         self._close_strangers()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Ask every node for a record that no sample has, as who may read may; else :class:`CacheError`."""
+        """Read a record that no sample has from every node, as readers may, or raise :class:`CacheError`."""
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
@@ -301,18 +303,18 @@ class NodeConnections:
                 raise connection.refused(answer.text)
 
     def lose(self, node: Node, why: str) -> None:
-        """Close a connection that failed. The node gets one more until :meth:`renew`, then it is broken."""
+        """Close a failed connection. The node gets one more until :meth:`renew`, then it is broken."""
         self.drop(node)
         if node in self._lost_once:
             self.broken.setdefault(node, CacheUnreachableError(why))
         self._lost_once.add(node)
 
     def was_lost(self, node: Node) -> bool:
-        """Whether a connection to a node has failed since :meth:`renew`."""
+        """Report whether a connection to a node has failed since :meth:`renew`."""
         return node in self._lost_once
 
     def renew(self) -> None:
-        """Nodes that broke may be tried again."""
+        """Let broken nodes be tried again."""
         self.broken.clear()
         self._lost_once.clear()
 
@@ -337,7 +339,7 @@ class NodeConnections:
         return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
 
     def _close_strangers(self) -> None:
-        """Close what the slot map has no use for."""
+        """Close connections to nodes that are not in the slot map."""
         if self.slots is None:
             return
         members = set(map(self.place, self.slots.nodes)) or {self.home}
@@ -346,7 +348,7 @@ class NodeConnections:
 
 
 def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """The slot map as one node knows it; ``None`` if it is no cluster's, or does not tell us."""
+    """Return one node's slot map; ``None`` if it is no cluster, or does not report it to this user."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):

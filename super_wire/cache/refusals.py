@@ -1,6 +1,6 @@
-"""What a cache's error replies and a connection's failures mean, in sentences that say what to do.
+"""Meanings of a cache's error replies and of connection failures, in messages that name the remedy.
 
-Which of them pass by themselves decides whether a client waits or gives up.
+Temporary ones make a client wait, others make it give up.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "H
 
 
 class WrongPasswordError(CacheError):
-    """The cache wants other credentials than it was given."""
+    """The cache requires other credentials."""
 
 
 def is_passing(text: str) -> bool:
-    """Whether an error reply tells of a state of the cache that ends by itself."""
+    """Report whether an error reply describes a temporary state of the cache."""
     return text.startswith(_PASSING)
 
 
 def is_for_memory(text: str) -> bool:
-    """Whether an error reply says that the cache has no memory left to write to."""
+    """Report whether an error reply means that the cache has no memory left for writes."""
     return text.startswith("OOM")
 
 
 def wants_credentials(text: str) -> bool:
-    """Whether an error reply says that credentials are missing, wrong or needless."""
+    """Report whether an error reply means that credentials are missing, wrong or unnecessary."""
     return text.startswith(_CREDENTIALS)
 
 
 def is_redirection(text: str) -> bool:
-    """Whether an error reply names another node of the cluster."""
+    """Report whether an error reply names another node of the cluster."""
     return text.startswith(_REDIRECTIONS)
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """The error for an error reply of the cache, with the remedy where one is known:
-    ``CacheUnreachableError`` if it passes by itself.
+    """Return the error for an error reply, with the remedy if one is known.
+
+    It is ``CacheUnreachableError`` if the state is temporary.
     """
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
@@ -81,13 +82,13 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
 
 
 def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
-    """The error for a peer that answers with something else than replies."""
+    """Return the error for a peer that does not send Redis replies."""
     remedy = " (that is TLS: write rediss://)" if received.startswith(_TLS_ALERT) else ""
     return CacheError(f"what answers at {address} does not speak the Redis protocol: {error}{remedy}")
 
 
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
-    """The error for what OpenSSL says: of lasting kind if certificates do not fit, else it may pass."""
+    """Return the error for an OpenSSL failure: permanent if certificates do not match, else temporary."""
     reason = error.reason or str(error)
     place = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
@@ -106,9 +107,9 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """What may be wrong where a peer was reached, and then said nothing at all or hung up.
+    """Return a hint for a peer that was reached and then sent nothing at all or hung up.
 
-    ``encrypted``: it took part in a TLS handshake to its end.
+    ``encrypted``: the TLS handshake was completed.
     """
     if encrypted:
         return (

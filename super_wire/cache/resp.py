@@ -1,8 +1,7 @@
 """The Redis protocol, RESP2: commands to bytes, and bytes to replies of any shape. It does no I/O.
 
-Replies to a batch's GETs, large and many, have a way of their own
-(:mod:`superdl.super_dataset.reading.scatter`). Strings become ``bytes``, integers ``int``, arrays ``list``,
-nulls ``None``, errors :class:`ErrorReply`.
+The many large replies to a batch's GETs have their own parser (:mod:`superdl.super_dataset.reading.scatter`).
+Strings become ``bytes``, integers ``int``, arrays ``list``, nulls ``None``, errors :class:`ErrorReply`.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ CRLF = b"\r\n"
 MAX_BULK_BYTES = 512 * 2**20
 """The largest value that Redis holds."""
 MAX_LINE_BYTES = 65536
-"""The longest line, without a bulk's bytes, of which the end is awaited."""
+"""The longest line, without a bulk's bytes, whose end is awaited."""
 MAX_DEPTH = 16
-"""How deep arrays may lie in one another; an outermost one is at depth 1."""
+"""Bound on the nesting of arrays; an outermost one is at depth 1."""
 MAX_ELEMENTS = 2**20
-"""How many elements one array may have."""
+"""Bound on the number of elements of one array."""
 
 _MARKS = (b"+", b"-", b":", b"$", b"*")
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are no reply, or one beyond the bounds: the stream is of no use any more."""
+    """The bytes are no reply, or one beyond the bounds: the stream is no longer usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error as the server worded it: a code such as ``MOVED`` or ``ERR``, then text."""
+    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, then text."""
 
     text: str
 
@@ -51,18 +50,18 @@ Reply: TypeAlias = "bytes | int | list[Reply] | ErrorReply | None"
 
 
 class _TooShortError(Exception):
-    """The reply goes on beyond what has come."""
+    """The reply continues beyond the received bytes."""
 
 
 def encode_command(*words: bytes) -> bytes:
-    """One command as an array of bulk strings."""
+    """Encode one command as an array of bulk strings."""
     parts = [b"*%d\r\n" % len(words)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
     return b"".join(parts)
 
 
 def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Reply, int] | None:
-    r"""The reply that begins at ``at`` and where the next one begins; ``None`` if more bytes are needed.
+    r"""Return the reply at ``at`` and the start of the next one; ``None`` if more bytes are needed.
 
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
@@ -71,13 +70,14 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
         MalformedReplyError: no further bytes can make it a reply.
     """
     try:
-        return _reply(bytes(data), at, 1)  # slices of a memoryview have no find
+        return _reply(bytes(data), at, 1)  # a memoryview has no find
     except _TooShortError:
         return None
 
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
+    # Detect other protocols at once: their bytes may never contain a line's end.
     if mark and mark not in _MARKS:
         raise _malformed("an unknown mark", data, at)
     if end < 0:

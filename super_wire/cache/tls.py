@@ -1,7 +1,7 @@
 """TLS over a connected socket, decrypting into given memory.
 
-The socket stays plain and blocking, with the kernel's own time limits, and is read in large pieces: one
-system call for each, where a wrapped socket takes two for every 16 KiB.
+The socket stays plain and blocking, with the kernel's own timeouts, and is read in large pieces: one system
+call for each, while a wrapped socket takes two for every 16 KiB.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PIECE_BYTES = 256 * 1024
 
 
 class TlsStream:
-    """An encrypted stream; the handshake is done when this has been made.
+    """An encrypted stream; construction includes the handshake.
 
     Args:
-        connected: a blocking socket, whose time limits hold for every wait. It is not closed here.
+        connected: a blocking socket, whose timeouts apply to every wait. It is not closed here.
         context: verifies the peer.
         host: the name or address that the peer's certificate must be for.
         timeout_s: bound of the whole handshake, to within one of the socket's waits.
@@ -37,7 +37,7 @@ class TlsStream:
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
         self.pending = False
-        """Whether bytes may be here already, so that waiting for the socket could be in vain."""
+        """Whether bytes may be buffered here, so that waiting for the socket could be futile."""
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
@@ -45,16 +45,16 @@ class TlsStream:
         self._shake_hands(time.monotonic() + timeout_s)
 
     def encrypted(self, data: bytes) -> bytes:
-        """What to put on the wire for ``data``."""
+        """Return the bytes to send for ``data``."""
         left = memoryview(data)
         while left:
             left = left[self._tls.write(left) :]
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Wait for the socket at most once; how many bytes came into ``buffers``, in order.
+        """Wait for the socket at most once; return the number of bytes put into ``buffers``, in order.
 
-        None have come where an encrypted record is still incomplete.
+        It is 0 if an encrypted record is still incomplete.
 
         Raises:
             EOFError: the peer closed the stream.
@@ -62,7 +62,7 @@ class TlsStream:
         if not self.pending:
             self._take()
         count = self._decrypt(buffers)
-        if self._outgoing.pending:  # the protocol's own answers, such as those to a change of keys
+        if self._outgoing.pending:  # the protocol's own answers, such as to a key update
             self._flush()
         return count
 
@@ -104,7 +104,7 @@ class TlsStream:
                     raise TimeoutError from None
                 self._take()
             except ssl.SSLError:
-                with contextlib.suppress(OSError):  # tell the peer, if it still listens
+                with contextlib.suppress(OSError):  # send the alert, if the peer still listens
                     self._flush()
                 raise
         self._flush()

@@ -1,7 +1,7 @@
-"""The one object client: how functions, listing, stores and commands read and write objects.
+"""The one object client: functions, listing, stores and commands read and write objects through it.
 
-A :class:`Bucket` has one interface whichever kind it is: S3 (:mod:`superdl.super_wire.objects.s3`), Google's
-and Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the Hugging Face Hub
+Every kind of :class:`Bucket` has the same interface: S3 (:mod:`superdl.super_wire.objects.s3`), Google's and
+Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the Hugging Face Hub
 (:mod:`superdl.super_wire.objects.hub`), web servers (:mod:`superdl.super_wire.objects.web`), directories
 (:mod:`superdl.super_wire.objects.directory`).
 """
@@ -38,19 +38,20 @@ __all__ = [
 
 
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
-    """This process's client of a bucket, such as ``s3://name``. Settings are those of its environment.
+    """Return this process's client of a bucket, such as ``s3://name``, with the settings of its environment.
 
     Args:
         bucket: its name.
-        hosts: the web servers that may be read, each as ``https://host``; ``None``: see
+        hosts: the web servers that may be read, each as ``https://host``; for ``None`` see
             :mod:`superdl.super_wire.objects.web`.
-        roots: the directories to which links in a ``file://`` bucket may lead; none: into it alone.
+        roots: the directories to which links in a ``file://`` bucket may lead; by default only itself.
 
     Raises:
-        ConfigError: no such bucket is known, the package that reads it is not installed, or it is a directory
-            that lies in none of ``roots``.
-        ObjectError: the environment does not say what the client needs.
+        ConfigError: the kind of bucket is unknown, the package that reads it is not installed, or it is a
+            directory outside all ``roots``.
+        ObjectError: the environment lacks a setting that the client needs.
     """
+    # Clients are imported on demand: their packages may be missing, or slow to import.
     if bucket.startswith("s3://") and bucket != "s3://":
         from superdl.super_wire.objects.s3 import open_s3
 
@@ -78,11 +79,11 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
 
 def pinned_bucket(bucket: str) -> str:
-    """The same bucket as it is now: of a branch or tag of the Hub its commit; others are what they are.
+    """Return the bucket in its current state: for a branch or tag of the Hub its commit, else unchanged.
 
     Raises:
-        ConfigError: the environment holds what cannot be meant.
-        ObjectError: it cannot be found out.
+        ConfigError: the environment has an invalid setting.
+        ObjectError: the commit cannot be found out.
     """
     if not bucket.startswith("hf://"):
         return bucket

@@ -1,7 +1,7 @@
 """The interface of every kind of bucket, and the one table of what its failures mean to SUPER.
 
-A request that fails for a passing reason is retried a bounded number of times; :class:`ObjectError` reports
-what remains.
+Requests with temporary failures are retried a bounded number of times; after that they raise
+:class:`ObjectError`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 ATTEMPTS = 3
-"""How many times one request is made, at most."""
+"""Maximum number of attempts per request."""
 
 
 class Fault(enum.Enum):
-    """Why a request failed; a value names the :class:`superdl.super_wire.request.Outcome` of a sample."""
+    """The cause of a failed request; its value names an :class:`superdl.super_wire.request.Outcome`."""
 
     MISSING = "missing"
     CHANGED = "changed"
-    """It has another version, or ends before the span that was requested."""
+    """It has another version, or ends before the requested span."""
     REFUSED = "refused"
     UNAVAILABLE = "unavailable"
     """The server throttles, fails, or does not answer: a later request may succeed."""
@@ -78,8 +78,10 @@ _KINDS: dict[Fault, tuple[type[SourceError], type[StoreError]]] = {
 }
 
 _FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
+# If-Match failed, or the object ends before the range.
 _FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}
 _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
+# 501 and 505: the server does not support the request at all.
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 
@@ -87,15 +89,14 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 def fault_of(status: int) -> Fault:
-    """Classify the HTTP status of an answer that brings no object, whichever store gave it."""
+    """Classify the HTTP status of an answer without an object, from any kind of store."""
     return _FAULTS.get(status, Fault.FAILED)
 
 
 class ObjectError(Exception):
     """A request failed; the text gives reason and remedy, and leaves the object's name to the caller.
 
-    ``unreachable`` is set where no way leads to the server, ``full`` where there is no room for what was to
-    be written.
+    ``unreachable`` is set if there is no route to the server, ``full`` if there is no room to write.
     """
 
     def __init__(self, fault: Fault, why: str, *, unreachable: bool = False, full: bool = False) -> None:
@@ -105,7 +106,7 @@ class ObjectError(Exception):
         self.full = full
 
     def of_source(self, what: str) -> SourceError:
-        """The error of the source whose object or bucket is ``what``."""
+        """Return the error of the source whose object or bucket is ``what``."""
         words = {
             Fault.MISSING: f"{what} does not exist",
             Fault.REFUSED: f"this machine may not read {what}",
@@ -114,7 +115,7 @@ class ObjectError(Exception):
         return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
 
     def of_store(self, what: str) -> StoreError:
-        """The error of the store in which the object ``what`` is read or written."""
+        """Return the error of the store in which the object ``what`` is read or written."""
         kind = StoreFullError if self.full else self.fault.store_error
         return kind(f"{what}: {self}")
 
@@ -127,7 +128,7 @@ class Span(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How many these are."""
+        """The number of bytes."""
         return self.end - self.begin
 
     @property
@@ -136,16 +137,16 @@ class Span(NamedTuple):
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
-        """What an object of so many bytes has of it; nothing, if it ends before the span begins."""
+        """Clip it to an object of ``size_bytes``; the result is empty if the object ends before it."""
         if self.begin < 0:
             return Span(max(size_bytes + self.begin, 0), size_bytes)
         return Span(self.begin, max(min(self.end, size_bytes), self.begin))
 
 
 class Listed(NamedTuple):
-    """An object in a listing; its ``version`` is empty where the server gives none.
+    """An object in a listing; its ``version`` is empty if the server gives none.
 
-    ``modified`` is a time as in ISO 8601, and S3's alone.
+    ``modified`` is a time in ISO 8601, only set by S3.
     """
 
     key: str
@@ -155,17 +156,17 @@ class Listed(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing: objects, and prefixes of ``folders`` that are not looked into."""
+    """A part of a listing: objects, and prefixes of ``folders`` that are not expanded."""
 
     objects: list[Listed]
     folders: Sequence[str] = ()
 
 
 class Pending(Protocol):
-    """An object that was requested; :mod:`select` can wait for its answer to begin."""
+    """A requested object; :mod:`select` can wait for its answer to begin."""
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
 
     def close(self) -> None:
         """Give up."""
@@ -180,11 +181,11 @@ class Bucket(ABC):
 
     Attributes:
         name: as in sources.
-        threads: how many threads read it best.
-        in_flight: how many objects each of them should have begun at a time.
-        lists_folders: whether each folder is best listed by itself.
-        page_lock: held while a page of a listing is worked on. Many threads that compute would keep the
-            interpreter from all others, and are no faster.
+        threads: the best number of threads for reading.
+        in_flight: the number of objects that each of them should request at a time.
+        lists_folders: whether each folder is best listed separately.
+        page_lock: held while a page of a listing is parsed. Many computing threads would keep the interpreter
+            from all others, and are no faster.
     """
 
     name: str
@@ -194,9 +195,9 @@ class Bucket(ABC):
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
-        """Request an object, or a span of it, whose bytes :meth:`read` is to return later.
+        """Request an object, or a span of it, whose bytes :meth:`read` returns later.
 
-        Returns ``None`` if it cannot be requested ahead.
+        Return ``None`` if it cannot be requested ahead.
         """
         return None
 
@@ -210,25 +211,24 @@ class Bucket(ABC):
         before: Callable[[int], None] = _nothing,
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """The bytes of an object, or of a span of it.
+        """Return the bytes of an object, or of a span of it.
 
         Args:
             key: the object's.
-            version: an object of another is ``CHANGED``; empty: any.
-            span: fewer bytes come where the object ends before; ``None``: all.
-            before: called once with the number of bytes, before they are received. What it raises passes
-                through.
-            begun: what :meth:`begin` returned for this key, version and span; it is used up.
+            version: the expected version, else the fault is ``CHANGED``; empty means any.
+            span: fewer bytes are returned if the object ends earlier; ``None`` means all.
+            before: called once with the number of bytes, before they are received. Its errors pass through.
+            begun: the result of :meth:`begin` for this key, version and span; it is consumed.
         """
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
-        """Version and size of an object."""
+        """Return version and size of an object."""
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
-        """All objects below a prefix that is empty or ends with ``/``.
+        """Yield all objects below a prefix that is empty or ends with ``/``.
 
-        With ``folders``, only those that lie in it itself, and the prefixes of the folders that do.
+        With ``folders``, only the objects directly below it, and the prefixes of the folders there.
         """
         raise ConfigError(f"{self.name} cannot be listed by this client")
 
@@ -238,13 +238,13 @@ class Bucket(ABC):
         Args:
             key: the object's.
             body: its bytes, or a file that is read from its beginning.
-            content_type: for those that read it by HTTP.
-            md5: the digest of the bytes in base64; others are refused.
+            content_type: for HTTP readers.
+            md5: the digest of the bytes in base64, which the server verifies.
         """
         raise self._read_only()
 
     def delete(self, key: str) -> None:  # noqa: ARG002
-        """Remove an object; it is no error if there is none."""
+        """Remove an object; a missing one is no error."""
         raise self._read_only()
 
     def _read_only(self) -> ConfigError:
@@ -252,13 +252,13 @@ class Bucket(ABC):
 
 
 def check_version(found: str, version: str) -> None:
-    """Refuse an object of another version than the catalog lists, since its id would lie."""
+    """Refuse an object of another version than the catalog lists, since its id would be wrong."""
     if found != version:
         raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
 
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes that are not those of a span, cut off at most where the object ends."""
+    """Refuse bytes other than those of a span, which may only be cut off by the object's end."""
     found = _CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:

@@ -1,6 +1,6 @@
 """Google's and Azure's buckets, read through obstore, a library in Rust that needs the extra ``clouds``.
 
-Endpoints and credentials are this process's own: the variables that each cloud's tools take.
+Endpoints and credentials come from this process's environment, in the variables of each cloud's tools.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _REMEDIES = {
 }
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
 _STATUS = re.compile(r"status code: (\d{3})")
-_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's words for a broken connection
+_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's messages for a broken connection
 _WORDS = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """This process's client of ``gs://name`` or ``az://container``; errors as those of ``open_bucket``."""
+    """Return this process's client of ``gs://name`` or ``az://container``; errors as in ``open_bucket``."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 
@@ -94,7 +94,7 @@ class _Cloud(Bucket):
         with self._failures():
             if self._scheme == "az":
                 self._store: Any = AzureStore(name, **options)
-            elif os.environ.get("STORAGE_EMULATOR_HOST"):  # as Google's own clients take it
+            elif os.environ.get("STORAGE_EMULATOR_HOST"):  # like Google's own clients
                 emulated = {"base_url": endpoint, "skip_signature": True}
                 self._store = GCSStore(name, config=emulated, **options)
             else:
@@ -109,7 +109,7 @@ class _Cloud(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
-        """The bytes of an object, or of a span of it."""
+        """Return the bytes of an object, or of a span of it."""
         if span is not None and span.begin < 0 and not self._suffixes:
             span = span.within(self.head(key)[1])
         options: dict[str, Any] = {"if_match": f'"{version}"'} if version else {}
@@ -119,20 +119,20 @@ class _Cloud(Bucket):
             answer = self._obstore.get(self._store, key, options=options)
             found, (first, last) = _version(answer.meta), answer.range
         if version:
-            check_version(found, version)  # not every server heeds If-Match
+            check_version(found, version)  # not every server honours If-Match
         before(last - first)
         with self._failures():
             data: bytes = answer.bytes().to_bytes()
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Version and size of an object."""
+        """Return version and size of an object."""
         with self._failures():
             meta = self._obstore.head(self._store, key)
         return _version(meta), int(meta["size"])
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """All objects below a prefix, or those in it with the folders in it."""
+        """Yield all objects below a prefix, or only those directly in it and its folders."""
         with self._failures():
             if folders:
                 found = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
@@ -144,8 +144,10 @@ class _Cloud(Bucket):
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Turn obstore's errors into ours. A remedy goes with refusals, and with what met no server at all,
-        since missing credentials are asked of one that only the cloud's own machines have.
+        """Turn obstore's errors into ours.
+
+        Refusals get a remedy, and so do failures without any server: without credentials, obstore asks a
+        server that only the cloud's own machines have.
         """
         from obstore.exceptions import BaseError
 
@@ -166,5 +168,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    """What tells versions of an object apart: every cloud's ETag is another for each."""
+    """Return the object's version: every cloud gives each version its own ETag."""
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

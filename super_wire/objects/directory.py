@@ -1,8 +1,8 @@
-"""Directories as buckets: ``file://`` and a path that no file leaves.
+"""Directories as buckets: ``file://`` and a path that no key can leave.
 
-A file's key is a relative path without ``..``. Symbolic links are followed as far as the roots go: those
-that are given, or without these the directory itself. What a path leads to is opened first, by ``O_PATH``,
-and the kernel says where that lies: who swaps a directory for a link meanwhile gains nothing by it.
+A file's key is a relative path without ``..``. Symbolic links are followed as far as the roots allow: the
+given ones, or by default the directory itself. A path is first opened by ``O_PATH``, and the kernel reports
+where it leads, so that swapping a directory for a link in between gains nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["Directory", "file_version"]
 
 _MAX_KEPT = 128  # open directories; files of more are opened by their whole path
-# Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
+# Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """One directory; links in it may lead to ``allowed_roots``, without any they stay in it.
+    """One directory; links in it may lead to ``allowed_roots``, by default only within it.
 
     Raises:
-        ConfigError: ``root`` is relative, or lies outside all of ``allowed_roots`` (where there are any).
+        ConfigError: ``root`` is relative, or outside all ``allowed_roots`` (if there are any).
     """
 
-    threads = 2  # enough to read ahead of a decoder; more only fight for the interpreter
+    threads = 2  # enough to read ahead of a decoder; more only contend for the GIL
 
     def __init__(self, root: str, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
@@ -61,14 +61,14 @@ class Directory(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
-        """The file's bytes, or a span of them."""
+        """Return the file's bytes, or a span of them."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
             _check_status(status, version)
             found = Span(0, status.st_size) if span is None else span.within(status.st_size)
             before(found.size_bytes)
             data = _read_exactly(descriptor, found.size_bytes, found.begin)
-            # A writer that was at work meanwhile leaves bytes of two versions.
+            # Concurrent writing would mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         if len(data) != found.size_bytes:
             raise ObjectError(
@@ -80,14 +80,14 @@ class Directory(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """The file's version, by its time, and its size."""
+        """Return the file's version, by its time, and its size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
         return file_version(status), status.st_size
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """The descriptor of a regular file; what the system refuses is ``ObjectError``."""
+        """Yield the descriptor of a regular file; the system's errors become ``ObjectError``."""
         try:
             descriptor = self._open(key)
             try:
@@ -112,12 +112,13 @@ class Directory(Bucket):
                     raise
         descriptor = self._resolve(key)
         try:
+            # Reopen the checked file itself, not its path.
             return os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
         finally:
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """The descriptor of a directory that is kept; ``None`` if there is no room for another one."""
+        """Return the kept descriptor of a directory; ``None`` if there is no room for another one."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -127,7 +128,7 @@ class Directory(Bucket):
         return kept
 
     def _resolve(self, path: str, flags: int = 0) -> int:
-        """A descriptor of what a path leads to, which has to lie below a root. Nothing can be read by it."""
+        """Open a path, which must lead below a root, by ``O_PATH``: nothing can be read by the descriptor."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
@@ -153,12 +154,12 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def file_version(status: os.stat_result) -> str:
-    """The version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
+    """Return the version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _check_status(status: os.stat_result, version: str) -> None:
-    """Refuse a file that is not the listed version, as far as its size and time can tell."""
+    """Refuse a file that is not the listed version, as far as its size and time show."""
     size = size_of_digest(version)
     if size is None and version:
         check_version(file_version(status), version)
@@ -167,7 +168,7 @@ def _check_status(status: os.stat_result, version: str) -> None:
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
-    """Up to ``size_bytes`` from ``begin`` on; fewer if the file ends before."""
+    """Read up to ``size_bytes`` from ``begin`` on; fewer if the file ends before."""
     data = os.pread(descriptor, size_bytes, begin)
     while len(data) < size_bytes and (
         piece := os.pread(descriptor, size_bytes - len(data), begin + len(data))
@@ -176,7 +177,7 @@ def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
     return data
 
 
-# A network file system's server is away. EIO is not among them: a bad block of a disk gives it for good.
+# A network filesystem's server is away. EIO is not included: a disk's bad block gives it permanently.
 _AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET})
 _AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
 

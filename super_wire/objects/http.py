@@ -1,4 +1,4 @@
-"""Connections by urllib3, straight or through the proxy that the environment names."""
+"""Connections by urllib3, direct or through the environment's proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONNECTIONS = 32
 
 
 def proxy_of(url: str) -> str:
-    """The URL of the proxy through which a server is reached; empty: straight."""
+    """Return the URL of the proxy for a server; empty for a direct connection."""
     parts = urlsplit(url)
     if is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc):
         return ""
@@ -27,7 +27,7 @@ def proxy_of(url: str) -> str:
 
 
 def pool_manager(proxy: str, tls: ssl.SSLContext | None, timeout: urllib3.Timeout) -> urllib3.PoolManager:
-    """New connections, which threads may share."""
+    """Return a new connection pool, which threads may share."""
     options: dict[str, Any] = {"ssl_context": tls, "timeout": timeout}
     options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
     if not proxy:

@@ -1,8 +1,8 @@
-"""Datasets of the Hugging Face Hub as buckets: ``hf://datasets/OWNER/NAME``, with ``@COMMIT`` mostly.
+"""Datasets of the Hugging Face Hub as buckets: ``hf://datasets/OWNER/NAME``, mostly with ``@COMMIT``.
 
-A file's version is what git calls its content (its oid; of large files their SHA-256), so that files which a
-commit leaves alone keep their samples. The Hub says where a file's bytes lie, often at a CDN by an address
-that is signed for an hour: the token goes to the Hub alone, and addresses are in no message.
+A file's version is git's id of its content (its oid; for large files their SHA-256), so that files unchanged
+by a commit keep their samples. The Hub redirects to a file's bytes, often at a CDN with a URL signed for an
+hour: the token is sent only to the Hub, and these URLs appear in no message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "open_dataset"]
 
 _HUB = "https://huggingface.co"
-# Places of files are remembered, so many and so long: the Hub counts requests for them, not those for bytes.
+# Bounds on remembered file locations: the Hub limits requests for them, not those for bytes.
 _KEPT, _KEPT_S = 1024, 600.0
 _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 
 
 def open_dataset(bucket: str) -> Dataset:
-    """This process's client of a dataset; errors as those of ``open_bucket``."""
+    """Return this process's client of a dataset; errors as in ``open_bucket``."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
     return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
 
@@ -63,7 +63,7 @@ def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
 class Dataset(Bucket):
     """One dataset in one revision."""
 
-    lists_folders = False  # a listing of each folder costs the Hub more requests
+    lists_folders = False  # listing each folder costs more requests
 
     def __init__(self, bucket: str, endpoint: str, token: str) -> None:
         match = HUB_BUCKET.fullmatch(bucket)
@@ -71,7 +71,7 @@ class Dataset(Bucket):
             raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
         if not may_read(server_of(endpoint), None):
             raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
-        if not re.fullmatch("[!-~]*", token):  # no header takes it, and the refusal would show it
+        if not re.fullmatch("[!-~]*", token):  # no header can hold it, and the error would show it
             raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
@@ -79,7 +79,7 @@ class Dataset(Bucket):
         self._places: dict[str, _Place] = {}
 
     def pinned(self) -> str:
-        """The bucket of the commit that its branch or tag has now."""
+        """Return the bucket of the commit that its branch or tag currently has."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
             said, _ = self._json(f"revision/{commit}?expand=sha")
@@ -97,7 +97,8 @@ class Dataset(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
-        """The bytes of a file, or of a span of it."""
+        """Return the bytes of a file, or of a span of it."""
+        # A remembered URL may have expired: then look the file up once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)
             if version:
@@ -111,17 +112,17 @@ class Dataset(Bucket):
                         raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
                     return answer.content(found, before)
                 self._places.pop(key, None)
-                if not may_be_old:  # else its address may have come to its end
+                if not may_be_old:  # else its URL may have expired
                     raise self._failure(answer)
         raise AssertionError  # the second round returns or raises
 
     def head(self, key: str) -> tuple[str, int]:
-        """Version and size of a file."""
+        """Return version and size of a file."""
         place = self._place(key)
         return place.version, place.size
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
-        """All files below a prefix, folders or not."""
+        """Yield all files below a prefix, with or without ``folders``."""
         path = f"tree/{self._revision}" + (f"/{checked_path(prefix[:-1])}" if prefix else "")
         query = "recursive=true"
         while query:
@@ -132,7 +133,7 @@ class Dataset(Bucket):
             query = following
 
     def _place(self, key: str) -> _Place:
-        """Where a file's bytes lie, and what they are."""
+        """Return the URL of a file's bytes, with their version and size."""
         place = self._places.get(key)
         if place is not None and place.until_s > time.monotonic():
             return place
@@ -140,7 +141,7 @@ class Dataset(Bucket):
         with answered("HEAD", url, self._headers, self._is_hubs) as answer:
             if not (answer.good or answer.target):
                 raise self._failure(answer)
-            linked = "X-Linked-" if answer.target else ""  # of what lies at a CDN
+            linked = "X-Linked-" if answer.target else ""  # for files at a CDN
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
                 raise ObjectError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
@@ -153,7 +154,7 @@ class Dataset(Bucket):
         return place
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """What the Hub's API answers, and the query for the next page, empty behind the last."""
+        """Return the Hub API's answer, and the query for the next page, empty after the last."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -167,18 +168,18 @@ class Dataset(Bucket):
         return said, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
-        """Whether a redirect stays at the Hub, as those to a dataset's new name do: it gets the token."""
+        """Report whether a redirect stays at the Hub, as for a renamed dataset; then it gets the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Whether bytes are read there, without the token; ``ObjectError`` if not."""
+        """Return ``True`` if bytes may be read there, without the token; else raise ``ObjectError``."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True
         raise ObjectError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
 
     def _failure(self, answer: Answer) -> ObjectError:
-        """The error for a refusal, with what the Hub says of it and a remedy."""
+        """Return the error for a refusal, with the Hub's own message and a remedy."""
         code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
         remedy = f" ({code} {shown(words)})" if code else ""
         if code == "GatedRepo":
@@ -193,7 +194,7 @@ class Dataset(Bucket):
 
 
 def _file_in(entry: Any) -> Iterator[Listed]:
-    """A file in a listing; nothing of a folder."""
+    """Yield a file in a listing; nothing for a folder."""
     try:
         if entry["type"] != "file":
             return

@@ -1,9 +1,9 @@
-"""S3 and what speaks like it: objects of one bucket over kept connections.
+"""S3 and compatible servers: objects of one bucket over kept connections.
 
-A GET takes the lean way: one request, once more on a fresh connection where a kept one turned out to be
-closed. Whatever else happens, and every other request, takes the general way by urllib3: it retries, follows
-a bucket to its region, and turns refusals into :class:`ObjectError`. Behind a proxy, and with servers that
-answer GETs in other ways, all requests do.
+A GET takes the fast path: one request, repeated once on a new connection if a kept one turned out to be
+closed. All other answers, and every other request, take the general path by urllib3: it retries, follows a
+bucket to its region, and turns refusals into :class:`ObjectError`. All requests take it behind a proxy, and
+with servers that answer GETs differently.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = ["Patience", "S3Bucket", "close_connections", "open_s3", "settings_of_
 
 # A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
-_PAGE_BYTES = 2**24  # a page of a listing has 1,000 keys, of at most 1,024 bytes each, thrice that if encoded
-_BRIEF_BYTES = 2**16  # of a refusal
+_PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded
+_BRIEF_BYTES = 2**16  # read of a refusal
 _BLOCK_BYTES = 2**20
 _WHOLE = 200
 _GOOD = frozenset({_WHOLE, 204, 206})
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
-    """This process's client of the bucket ``name``, with the settings of its environment."""
+    """Return this process's client of the bucket ``name``, with the settings of its environment."""
     return _opened(name, patience, os.getpid(), settings_of_s3())
 
 
@@ -69,13 +69,13 @@ def _opened(name: str, patience: Patience, process: int, settings: frozenset[tup
 
 
 def close_connections() -> None:
-    """Close the connections of all clients that wait for a next request."""
+    """Close the idle connections of all clients."""
     for client in list(_clients):
         client.close()
 
 
 class S3Bucket(Bucket):
-    """The bucket ``bucket``; a client may outlive a fork, and then makes new connections."""
+    """The bucket ``bucket``; after a fork a client makes new connections."""
 
     def __init__(self, bucket: str, account: Account, patience: Patience = Patience()) -> None:  # noqa: B008
         self.name = f"s3://{bucket}"
@@ -84,20 +84,20 @@ class S3Bucket(Bucket):
         self._patience = patience
         self._way: Route | None = None
         self._ended: Callable[[], object] = lambda: None  # closes that route
-        self._region = ""  # where it was found
-        self._told = ""  # in which S3 says that it is
+        self._region = ""  # found by a redirect
+        self._told = ""  # reported by S3
         self._lean = True
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         _clients.add(self)
 
     @property
     def threads(self) -> int:  # type: ignore[override]
-        """How many threads read it best."""
+        """The best number of threads for reading."""
         return _LEAN_THREADS if self._lean else super().threads
 
     @property
     def in_flight(self) -> int:  # type: ignore[override]
-        """How many objects each of them should have begun at a time."""
+        """The number of objects that each of them should request at a time."""
         return _LEAN_IN_FLIGHT if self._lean else 1
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:
@@ -118,12 +118,12 @@ class S3Bucket(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """The bytes of an object, or of a span of it."""
+        """Return the bytes of an object, or of a span of it."""
         asked = begun if isinstance(begun, Asked) else None
         told: list[int] = []
 
         def before_once(size_bytes: int) -> None:
-            if not told:  # the version is the same, and so is the size
+            if not told:  # the same version has the same size
                 told.append(size_bytes)
                 before(size_bytes)
 
@@ -138,14 +138,14 @@ class S3Bucket(Bucket):
         except OSError as error:
             if isinstance(error, UnreachableError):
                 raise self._unanswered(error) from error
-        # Out of the handler, so that what was received of the body is gone before it comes again.
+        # Outside the handler: its exception would keep the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
         if not passing and asked is not None and self._way is asked.route:
-            self._lean = False  # its GETs are answered in a way of their own
+            self._lean = False  # this server's answers are always unusual
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Version and size of an object."""
+        """Return version and size of an object."""
         return self._general(Request("HEAD", key), lambda response: (_etag(response), _size(response)))
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
@@ -159,6 +159,7 @@ class S3Bucket(Bucket):
                 return
             body.seek(0)
             digest = hashlib.sha256()
+            # The signature needs the digest first, so the file is read twice.
             for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
                 digest.update(block)
             size = body.tell()
@@ -169,7 +170,7 @@ class S3Bucket(Bucket):
         self._general(request, lambda _: None)
 
     def delete(self, key: str) -> None:
-        """Remove an object; it is no error if there is none."""
+        """Remove an object; a missing one is no error."""
         try:
             self._general(Request("DELETE", key), lambda _: None)
         except ObjectError as error:
@@ -177,7 +178,7 @@ class S3Bucket(Bucket):
                 raise
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """All objects below a prefix, or those in it with the folders in it."""
+        """Yield all objects below a prefix, or only those directly in it and its folders."""
         query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
         query |= {"delimiter": "/"} if folders else {}
 
@@ -197,7 +198,7 @@ class S3Bucket(Bucket):
                 return
             if following == marked:
                 raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
-            if number.bit_count() == 1:  # ever more seldom, so that circles of any length are noticed
+            if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
 
@@ -211,7 +212,7 @@ class S3Bucket(Bucket):
         return self._general(request, receive)
 
     def region(self) -> str:
-        """The bucket's region, which S3 also tells whom it refuses all else; empty where there is none."""
+        """Return the bucket's region, which S3 reports even in refusals; empty if there is none."""
         request = Request("HEAD", None)
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
@@ -221,13 +222,13 @@ class S3Bucket(Bucket):
         return self._told
 
     def close(self) -> None:
-        """Close the connections that wait for a next request; the next one makes new ones."""
+        """Close the idle connections; the next request makes new ones."""
         with self._lock:
             self._way = None
             self._ended()
 
     def forget(self) -> None:
-        """In a child after a fork: leave connections, locks and credentials to the parent."""
+        """Leave connections, locks and credentials to the parent, in a child after a fork."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
 
@@ -257,12 +258,12 @@ class S3Bucket(Bucket):
         *,
         attempts: int = 0,
     ) -> T:
-        """What ``receive`` makes of the answer to a request; what it raises passes through.
+        """Return the result of ``receive`` for the answer to a request; its errors pass through.
 
         Args:
-            request: what to send.
-            receive: called with each good answer, whose body is still to be read.
-            attempts: so many at most, and one more where the bucket is in another region; 0: the usual.
+            request: the request to send.
+            receive: called with each good answer, whose body is still unread.
+            attempts: the maximum, plus one if the bucket is in another region; 0 means the default.
         """
         attempts = left = attempts or self._patience.attempts
         followed = False
@@ -278,6 +279,7 @@ class S3Bucket(Bucket):
                     content = response.read(_BRIEF_BYTES)
                 region = region_in(response.status, response.headers, content)
                 self._told = response.headers.get("x-amz-bucket-region") or self._told
+                # Following a redirect costs no attempt, but happens only once.
                 if region not in {"", way.endpoint.region} and not followed:
                     followed, left, self._region = True, left + 1, region
                     self._follow(way)
@@ -313,11 +315,12 @@ class S3Bucket(Bucket):
         way = Route(endpoint, signer, pool, bool(proxy), self._patience)
         self._lean = self._lean and not proxy
         self._ended = ended = weakref.finalize(self, way.close)
+        # At exit the system closes the sockets.
         ended.atexit = False
         return way
 
     def _follow(self, way: Route) -> None:
-        """Take the way to the region that was told, unless another thread has."""
+        """Switch to the region that S3 reported, unless another thread has."""
         with self._lock:
             if self._way is way:
                 ended = self._ended
@@ -325,7 +328,7 @@ class S3Bucket(Bucket):
                 ended()
 
     def _unanswered(self, error: Exception) -> ObjectError:
-        """The error for a connection that failed."""
+        """Return the error for a failed connection."""
         way = self._way
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
@@ -345,7 +348,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
-    if not size.isdigit() or "Transfer-Encoding" in response.headers:  # by which HTTP ignores the length
+    if not size.isdigit() or "Transfer-Encoding" in response.headers:  # then HTTP ignores the length
         raise ObjectError(Fault.FAILED, "the object store gives no size")
     return int(size)
 
@@ -358,4 +361,5 @@ def _after_fork() -> None:
         client.forget()
 
 
+# A child that used its parent's sockets would mix up the answers of both.
 os.register_at_fork(after_in_child=_after_fork)

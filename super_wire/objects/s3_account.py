@@ -1,4 +1,4 @@
-"""Where a bucket of S3 is, and who asks for its objects: settings, credentials and endpoints.
+"""The account that reads S3 buckets: settings, credentials and endpoints.
 
 Settings are those of boto3 (variables, profiles), and ``SUPER_S3_ENDPOINT_URL``, ``SUPER_S3_ANONYMOUS`` and
 ``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Account", "Endpoint", "account_of", "settings_of_s3"]
 
-_DEFAULT_REGION = "us-east-1"  # boto3's, where none is set; a redirect names the right one
+_DEFAULT_REGION = "us-east-1"  # boto3's default; a redirect names the right one
 _SUFFIXES = {
     "cn-": "amazonaws.com.cn",
     "eusc-": "amazonaws.eu",
@@ -41,7 +41,7 @@ _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _DIRECTORY_BUCKET = "--x-s3"
 _PORTS = {"http": 80, "https": 443}
 _ON = frozenset({"1", "true", "yes"})
-_LOOK_AGAIN_S = 10.0  # where there are no credentials: machines are asked for theirs, which takes seconds
+_LOOK_AGAIN_S = 10.0  # pause before another search for credentials, as a machine's own take seconds
 _OURS = ("AWS_", "SUPER_S3_")
 _REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
@@ -51,7 +51,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server, how it is reached, and what precedes a key in the path of an object's URL."""
+    """A server, how it is reached, and the path prefix of its objects' URLs."""
 
     scheme: str
     host: str
@@ -62,13 +62,13 @@ class Endpoint:
 
     @property
     def netloc(self) -> str:
-        """The host with its port, if that is not the scheme's own."""
+        """The host, with its port if that is not the scheme's default."""
         shown = f"[{self.host}]" if ":" in self.host else self.host
         return shown if self.port == _PORTS[self.scheme] else f"{shown}:{self.port}"
 
 
 def settings_of_s3() -> frozenset[tuple[str, str]]:
-    """The variables that decide how S3 is read: a client is made anew where these change."""
+    """Return the variables that affect reading from S3: a change of them requires a new client."""
     return frozenset(
         item
         for item in os.environ.items()
@@ -78,12 +78,12 @@ def settings_of_s3() -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def account_of(_process: int, _settings: frozenset[tuple[str, str]]) -> Account:
-    """The account of a process with these settings."""
+    """Return the account of a process with these settings."""
     return Account()
 
 
 class Account:
-    """Settings and credentials, as the environment has them when it is made; threads may share it."""
+    """Settings and credentials, from the environment at construction; threads may share it."""
 
     def __init__(self) -> None:
         self.endpoint_url = os.environ.get("SUPER_S3_ENDPOINT_URL", "")
@@ -96,14 +96,14 @@ class Account:
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
-        """What returns credentials that are valid now, or raises ``ObjectError``; ``None`` if anonymous."""
+        """A function that returns valid credentials, or raises ``ObjectError``; ``None`` if anonymous."""
         return None if self.anonymous else self._valid_now
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
-        """The endpoint of a bucket, of which S3 may have told the region.
+        """Return the endpoint of a bucket, in ``region`` if S3 has reported one.
 
         Raises:
-            ObjectError: the settings lead nowhere.
+            ObjectError: the settings lead to no endpoint.
         """
         with self._lock, _failures():
             session = self._opened()
@@ -122,11 +122,11 @@ class Account:
         return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
 
     def _place(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
-        """The URL of a bucket's server, and the path of the bucket there."""
+        """Return the URL of a bucket's server, and the path of the bucket there."""
         if bucket.endswith(_DIRECTORY_BUCKET):
             raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), and those are not read")
         style = options.get("addressing_style", "auto")
-        fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not fit the certificate
+        fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not match the certificate
         if named := self.endpoint_url or _configured_url(session):
             parts = _checked_url(named)
             if style == "virtual" and fits:
@@ -166,26 +166,26 @@ class Account:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn botocore's errors into ours. Those of a server that is to give credentials may pass."""
+    """Turn botocore's errors into ours. Failures of a server of credentials may be temporary."""
     from botocore import exceptions
 
     try:
         yield
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise ObjectError(Fault.UNAVAILABLE, f"AWS credentials cannot be had now: {error}") from error
-    except exceptions.ClientError as error:  # of the service that exchanges them for a role's
+    except exceptions.ClientError as error:  # from STS, which exchanges them for a role's
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         passing = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
         fault = Fault.UNAVAILABLE if passing else Fault.REFUSED
         raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
     except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
-        # RuntimeError: refreshed, and expired already. OSError, ValueError: of programs and files.
+        # RuntimeError: expired even after a refresh. OSError, ValueError: from programs and files.
         why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
         raise ObjectError(Fault.REFUSED, why) from error
 
 
 def _configured_url(session: Any) -> str:
-    """The endpoint that boto3's own settings name; empty if none."""
+    """Return the endpoint in boto3's own settings; empty if none."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     if session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -198,7 +198,7 @@ def _checked_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         usable = parts.port != 0 and parts.scheme in _PORTS and parts.hostname
-        (parts.hostname or "").encode("idna")  # as the name is looked up
+        (parts.hostname or "").encode("idna")  # as the resolver will do
     except ValueError:
         parts, usable = urlsplit(""), False
     if not usable or parts.username or parts.query:
@@ -211,7 +211,7 @@ def _checked_url(url: str) -> SplitResult:
 
 
 def _tls(session: Any) -> ssl.SSLContext:
-    """Trusts whom boto3 trusts."""
+    """Return a context that trusts the same CAs as boto3."""
     import ssl
 
     from botocore.httpsession import get_cert_path

@@ -1,4 +1,4 @@
-"""What S3 answers: pages of a listing, and refusals."""
+"""Parsing of S3's answers: pages of a listing, and refusals."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceede
 _WRITING = {"PUT": "s3:PutObject", "POST": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _OTHER_VERSION = 412
 _MOVED = frozenset({301, 307})
-_TELLING = _MOVED | {400}  # as HEAD is answered
+_TELLING = _MOVED | {400}  # the answer to HEAD
 _SHOWN = 300
 _LISTING = "ListBucketResult"
-# An object as S3 and most that speak like it write it; outside of a comment it can mean nothing else.
+# An object as S3 and most compatible servers write it; outside of a comment it is unambiguous.
 _PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
 _OBJECT = re.compile(
     rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
     + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
     + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
 )
-_TEXT_BYTES = 2**16  # more than any text of an answer has, so that each comes in one piece
+_TEXT_BYTES = 2**16  # longer than any text in an answer, so that each comes in one piece
 
 
 class ListPage(NamedTuple):
-    """A page of a listing, and the token of the next one, empty behind the last."""
+    """A page of a listing, and the token of the next one, empty after the last."""
 
     page: Page
     token: str
@@ -52,10 +52,10 @@ def parse_page(content: bytes) -> ListPage:
     """Parse the answer to a ListObjectsV2 request.
 
     Raises:
-        ObjectError: it is none.
+        ObjectError: the answer is something else.
     """
     objects: list[Listed] = []
-    # Parsing each element costs three times as much. A comment may hide objects: then each is parsed.
+    # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
     others = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in others:
         objects = [
@@ -70,7 +70,7 @@ def parse_page(content: bytes) -> ListPage:
 
     def end(name: str) -> None:
         if name == "Contents":
-            # Stripped of newlines too: an empty element has the text before it.
+            # Strip newlines too: an empty element gets the text before it.
             etag, size = pop("ETag", "").strip('" \r\n\t'), int(pop("Size"))
             objects.append(Listed(pop("Key"), etag, size, pop("LastModified", "")))
         elif name == "CommonPrefixes":
@@ -98,7 +98,7 @@ def parse_page(content: bytes) -> ListPage:
 
 
 def fields_of(content: bytes) -> dict[str, str]:
-    """The texts of an answer's elements by their names; none where it is no XML."""
+    """Return the texts of an answer's elements by name; empty if it is not XML."""
     found: dict[str, str] = {}
     texts: list[str] = []
 
@@ -113,17 +113,17 @@ def fields_of(content: bytes) -> dict[str, str]:
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with the name of each element at its end, the last of ``texts`` being what is in it.
+    """Call ``end`` with the name of each element at its end; the last of ``texts`` is its content.
 
-    There is one call of Python's for each element: a listing has seven of them for each key.
+    Only one Python function is called per element: a listing has seven elements per key.
     """
     parser = expat.ParserCreate()
     parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
-    parser.StartElementHandler = dict[str, object]().setdefault  # it separates the texts around a beginning
+    parser.StartElementHandler = dict[str, object]().setdefault  # splits the texts at start tags
     parser.EndElementHandler = end
     parser.CharacterDataHandler = texts.append
     parser.StartDoctypeDeclHandler = _refuse_entities
-    parser.Parse(content, True)  # expat's own
+    parser.Parse(content, True)  # positional in expat
 
 
 def _refuse_entities(*_: object) -> None:
@@ -135,7 +135,7 @@ def _decoded(name: str) -> str:
 
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """The region that the bucket is in, if a refusal tells it; else empty."""
+    """Return the bucket's region, if a refusal reports it; else empty."""
     if status not in _TELLING:
         return ""
     found = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
@@ -143,12 +143,12 @@ def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
 
 
 def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
-    """The error for an answer of S3 that is no success, with S3's own words and a remedy."""
+    """Return the error for a failed S3 request, with S3's own message and a remedy."""
     said = fields_of(content)
     code, message = (clean_text(said.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
-    if status == _OTHER_VERSION:  # S3's words are of preconditions, which users never set
+    if status == _OTHER_VERSION:  # S3's message is about preconditions, which users never set
         words = "S3 has another version (ETag) of it"
     place = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""

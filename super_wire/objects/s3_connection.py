@@ -1,8 +1,8 @@
 """One kept HTTP/1.1 connection that fetches objects.
 
-It knows the answers that are common, ``200`` and for a span ``206`` with a length and an ETag, and raises
-everything else as :class:`UnusualAnswerError`; the connection is then of no further use. A GET costs 12
-microseconds of CPU, 60 with a body of 110 KB, where boto3 takes 700 to 900.
+It accepts the common answers, ``200`` and for a span ``206`` with a length and an ETag, and raises everything
+else as :class:`UnusualAnswerError`; the connection is then no longer usable. A GET costs 12 microseconds of
+CPU, 60 with a body of 110 KB, while boto3 takes 700 to 900.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "UnusualAnswerError",
 ]
 
-_SLOWEST_BYTES_PER_S = 256 * 1024  # a body that comes more slowly, in all, is given up
+_SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
 _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
-# Field names are of any case; the value ends with its line.
+# Field names have any case; the value ends with its line.
 _FIELD = re.compile(
     rb"\r\n(content-length|content-range|etag|transfer-encoding|content-encoding|connection):"
     rb"[ \t]*([^\r\n]*)",
@@ -41,11 +41,11 @@ _FIELD = re.compile(
 
 
 class Patience(NamedTuple):
-    """How long an answer is waited for, in seconds, and how often one request is made.
+    """Timeouts in seconds, and the number of attempts per request.
 
-    ``connect_s`` is for all addresses of a server together: S3 has eight, and where no way leads to one, none
-    leads to any. Each gets ``address_s`` at least, while there is time. ``silence_s`` is for one receive.
-    The pause between ``attempts`` is ``pause_s`` at first, and doubles each time.
+    ``connect_s`` covers all addresses of a server together: S3 has eight, and if one has no route, none has.
+    Each gets ``address_s`` at least, while there is time. ``silence_s`` is for one receive. The pause between
+    ``attempts`` is ``pause_s`` at first, and doubles each time.
     """
 
     connect_s: float = 8.0
@@ -60,7 +60,7 @@ class UnreachableError(OSError):
 
 
 class UnusualAnswerError(Exception):
-    """An answer that is not the ordinary one; ``status`` is 0 where there is none."""
+    """An answer outside the fast path; ``status`` is 0 without a valid one."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -69,8 +69,10 @@ class UnusualAnswerError(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The head of an ordinary answer; ``begun`` is what came of the body with it, ``content_range`` what
-    bytes of the object these are, if they are a part.
+    """The head of a common answer.
+
+    ``begun`` is the start of the body that came with it; ``content_range`` locates a partial body in the
+    object.
     """
 
     size_bytes: int
@@ -84,7 +86,7 @@ class S3Connection:
     """A connected socket, in use by one thread at a time; plain if ``tls`` is ``None``.
 
     Raises:
-        UnreachableError: nobody answers in time.
+        UnreachableError: no answer in time.
         OSError: the connection is refused, the name unknown, or the certificate is not trusted.
     """
 
@@ -103,15 +105,15 @@ class S3Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
-                # The system's own time limits: Python's cost a poll() before each operation.
+                # The kernel's own timeouts: Python's cost a poll() before each operation.
                 self._socket.settimeout(None)
                 interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     self._socket.setsockopt(socket.SOL_SOCKET, option, interval)
             else:
-                # A blocking TLS socket asks again, for ever, when the system's limit ends a receive.
+                # A blocking TLS socket would retry for ever after a kernel timeout.
                 self._socket.settimeout(patience.silence_s)
-            # The system waits for the rest of a body, in one call; TLS has no such wait.
+            # The kernel waits for the rest of a body in one call; TLS has no such flag.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
         except BaseException:
             connected.close()
@@ -122,19 +124,19 @@ class S3Connection:
         self._socket.close()
 
     def fileno(self) -> int:
-        """The socket's descriptor, which gets readable once an answer begins."""
+        """Return the socket's descriptor, which becomes readable once an answer begins."""
         return self._socket.fileno()
 
     def send(self, request: bytes) -> None:
-        """Send a request; raises ``OSError`` if the connection broke, or takes nothing in time."""
+        """Send a request; raise ``OSError`` if the connection broke, or accepts nothing in time."""
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the head of the answer to what was sent, a span if it is to be ``partial``.
+        """Read the head of the answer, which must be a span if ``partial``.
 
         Raises:
             OSError: the connection broke, or nothing came in time.
-            UnusualAnswerError: it is no ``200``, or ``206`` of a span, with a length and an ETag.
+            UnusualAnswerError: it is no ``200``, or ``206`` for a span, with a length and an ETag.
         """
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
@@ -150,7 +152,7 @@ class S3Connection:
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
-        """Read the body of the answer that ``head`` began.
+        """Read the body of the answer with this ``head``.
 
         Raises:
             OSError: the connection broke, or the body came too slowly.
@@ -175,7 +177,7 @@ class S3Connection:
 
 
 def _connected(host: str, port: int, patience: Patience) -> socket.socket:
-    """A connection to the first address that takes it."""
+    """Connect to the first address that accepts."""
     until_s, error = time.monotonic() + patience.connect_s, OSError(f"{host} has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -201,7 +203,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
 
 
 def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
-    """The ordinary head that ends at ``end``."""
+    """Parse a common answer's head, which ends at ``end``."""
     if not received.startswith(ordinary):
         status = received[9:12]
         raise UnusualAnswerError(

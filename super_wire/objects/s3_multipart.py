@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_PUT_BYTES", "put_in_parts"]
 
 MOST_PUT_BYTES = 5 * 2**30
-"""Of an object that is sent by one request."""
+"""Maximum size of an object in one request."""
 
 _PART_BYTES = 2**26
 
@@ -35,15 +35,15 @@ def put_in_parts(
         send: sends a request, and returns its answer with the body read into ``data``.
         key: the object's.
         body: read from its beginning.
-        content_type: for those that read it by HTTP.
-        part_bytes: so many are in memory; S3 takes 10,000 parts, and all but the last have 5 MiB at least.
+        content_type: for HTTP readers.
+        part_bytes: bytes in memory; S3 takes 10,000 parts, and all but the last have at least 5 MiB.
 
     Raises:
         ObjectError: S3 refuses; nothing is left there.
     """
     started = send(Request("POST", key, "uploads=", first=[f"content-type:{content_type}"]))
     upload = {"uploadId": fields_of(started.data).get("UploadId", "")}
-    if not upload["uploadId"]:  # to go on without one could replace the object by its parts, and remove it
+    if not upload["uploadId"]:  # without it, parts could replace the object, and cleaning up remove it
         raise ObjectError(Fault.FAILED, "the object store takes no object in parts: it names no UploadId")
     try:
         _send_parts(send, key, body, upload, part_bytes)
@@ -67,5 +67,5 @@ def _send_parts(send: _Send, key: str, body: BinaryIO, upload: dict[str, str], p
     digest = hashlib.sha256(whole).hexdigest()
     joined = send(Request("POST", key, query_of(upload), body=whole, digest=digest))
     if "ETag" not in (said := fields_of(joined.data.lstrip())):
-        # S3 may fail after it has answered 200, and sends white space as long as it is at work.
+        # S3 may fail after status 200, and sends white space while it works.
         raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {said.get('Code', '')}")

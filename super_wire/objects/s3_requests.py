@@ -1,6 +1,7 @@
 """Requests to S3, signed by AWS Signature Version 4.
 
-What all signatures of one second share is made once, so that signing takes a few microseconds.
+The common part of all signatures within one second is computed once, so that signing takes a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ __all__ = ["NO_BODY", "Signer", "object_path", "query_of", "request_bytes"]
 NO_BODY = hashlib.sha256(b"").hexdigest()
 """The digest of a request without a body."""
 
-_PATH_SAFE = "/~"  # what S3 leaves as it is in a key, beside letters, digits and _.-
+_PATH_SAFE = "/~"  # not encoded by S3 in a key, besides letters, digits and _.-
 _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """The path of an object's URL, percent-encoded as S3 signs it: once, slashes kept, nothing normalised."""
+    """Return an object's URL path, percent-encoded as S3 signs it: once, slashes kept, not normalised."""
     return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
 def query_of(fields: Mapping[str, str]) -> str:
-    """The query of a URL, in the order in which it is signed."""
+    """Return the query of a URL, in the order in which it is signed."""
     return "&".join(
         f"{name}={quote(fields[name], safe='-_.~', errors=_AS_LISTED)}" for name in sorted(fields)
     )
 
 
 def request_bytes(method: str, path: str, lines: Sequence[str]) -> bytes:
-    """A whole request without a body."""
+    """Return a whole request without a body."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # it is secret
 class _Moment:
-    """What all signatures of one second share."""
+    """The common part of all signatures within one second."""
 
     second: int
     date_line: str
@@ -56,12 +57,12 @@ class _Moment:
 
 
 class Signer:
-    """Makes the lines of signed requests' headers; threads may share it.
+    """A builder of signed requests' header lines; threads may share it.
 
     Args:
-        credentials: called once a second, and returns what is valid then; ``None``: nothing is signed.
-        region: AWS's name of the region, as ``us-east-1``.
-        host: the value of the Host header, with the port if it is not the scheme's own.
+        credentials: called once a second for the currently valid ones; ``None`` means no signatures.
+        region: AWS's name of the region, such as ``us-east-1``.
+        host: the value of the Host header, with the port if it is not the scheme's default.
         requester_pays: whether the account of the credentials pays for requests and traffic.
     """
 
@@ -89,12 +90,12 @@ class Signer:
         before_host: Sequence[str] = (),
         digest: str = NO_BODY,
     ) -> list[str]:
-        """The lines of the request's headers, the signature with them.
+        """Return the lines of the request's headers, including the signature.
 
         Args:
-            method: as HTTP has it.
-            path: as :func:`object_path` returns it.
-            query: as :func:`query_of` returns it.
+            method: the HTTP method.
+            path: the result of :func:`object_path`.
+            query: the result of :func:`query_of`.
             headers: more lines such as ``range:bytes=0-9``, sorted, whose names come after ``host`` and
                 before ``x-amz``.
             before_host: such lines whose names come before ``host``.
@@ -134,5 +135,5 @@ class Signer:
         token = (f"x-amz-security-token:{found.token}",) if found.token else ()
         more = (*self._payer, *token)
         moment = _Moment(second, f"x-amz-date:{date}", scope, key, found.access_key or "", more)
-        self._moment = moment  # two threads may both make it, and equal
+        self._moment = moment  # if two threads both compute it, the results are equal
         return moment

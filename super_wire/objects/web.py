@@ -1,9 +1,9 @@
-"""Web servers as buckets, ``https://host``; and requests to a server, which :mod:`hub` makes too.
+"""Web servers as buckets, ``https://host``; and requests to a server, which :mod:`hub` also uses.
 
-Who names a web server could send this process to addresses that it alone reaches. So there may be a list of
-hosts, beyond which nothing is asked. Without one, any server will do that shows a certificate for its name,
-which internal services such as a cloud's metadata do not, and those of this machine by plain HTTP. Redirects
-are followed one by one, each by the same rule, and none from TLS to plain HTTP.
+A user who names a web server could direct this process to internal addresses. So there may be a list of
+hosts, and requests go nowhere else. Without a list, any server is allowed that has a certificate for its
+name, which internal services such as a cloud's metadata lack, and servers on this machine by plain HTTP.
+Redirects are followed one by one, each by the same rule, and never from TLS to plain HTTP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _REDIRECTS = 5
-_BRIEF_BYTES = 2**16  # of an answer that nobody wants; received, so that its connection can be used again
+_BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -54,7 +54,7 @@ _NO_LISTING = "a web server lists nothing: name samples by key_list, and shards 
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
-    """Whether ``https://host`` is one of ``hosts``; where there is no list, see above."""
+    """Report whether ``https://host`` is one of ``hosts``, or allowed without a list, as above."""
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -64,8 +64,8 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
 class Site(Bucket):
     """One web server.
 
-    An object's version is its ETag; where the server gives none, its size and time of change (a second's
-    worth: a server that gives ETags is safer).
+    An object's version is its ETag; if the server gives none, its size and modification time (in whole
+    seconds: a server with ETags is safer).
     """
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
@@ -81,19 +81,19 @@ class Site(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
-        """The bytes of an object, or of a span of it."""
+        """Return the bytes of an object, or of a span of it."""
         with self._answered("GET", key, range_header(span)) as answer:
             if version:
                 check_version(_version(answer), version)
             return answer.content(span, before)
 
     def head(self, key: str) -> tuple[str, int]:
-        """Version and size of an object."""
+        """Return version and size of an object."""
         with self._answered("HEAD", key, {}) as answer:
             return _version(answer), answer.size
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
-        """``ConfigError``: there is no listing."""
+        """Raise ``ConfigError``: there is no listing."""
         raise ConfigError(f"{self.name}/{prefix}: {_NO_LISTING}")
 
     @contextmanager
@@ -120,7 +120,7 @@ class Site(Bucket):
 
 
 class Answer(NamedTuple):
-    """What a server said; ``target`` is the URL of a redirect that was not followed, else empty."""
+    """A server's answer; ``target`` is the URL of a redirect that was not followed, else empty."""
 
     url: str
     status: int
@@ -130,7 +130,7 @@ class Answer(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether it brings an object, or a span of one."""
+        """``True`` for an object, or a span of one."""
         return self.status in {_OK, _PARTIAL}
 
     @property
@@ -140,25 +140,25 @@ class Answer(NamedTuple):
         return int(found[3]) if found else self.number("Content-Length")
 
     def number(self, header: str) -> int:
-        """The size that a header tells; ``ObjectError`` if it tells none."""
+        """Return the size in a header; ``ObjectError`` if it has none."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
             raise ObjectError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
-        """The ETag, without its quotes; a weak one is taken for a strong one."""
+        """Return the ETag, without its quotes; a weak one is taken as a strong one."""
         return self.headers.get(header, "").removeprefix("W/").strip('"')
 
     def failure(self, remedy: str = "") -> ObjectError:
-        """The error for what brings no object."""
+        """Return the error for an answer without an object."""
         said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
         return ObjectError(fault_of(self.status), said + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
-        """The bytes of the span that was requested; ``before`` as in ``Bucket.read``."""
+        """Return the bytes of the requested span; ``before`` as in ``Bucket.read``."""
         size = self.number("Content-Length")
-        if "Transfer-Encoding" in self.headers:  # by which HTTP ignores the length, and no end is in sight
+        if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length, and the body may be endless
             raise ObjectError(Fault.FAILED, "the server sends it in chunks, beside a Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
@@ -173,7 +173,7 @@ class Answer(NamedTuple):
 
 
 def server_of(url: str) -> str:
-    """The server in a URL, as ``https://host``; ``ObjectError`` if it is no URL."""
+    """Return the server in a URL, as ``https://host``; ``ObjectError`` if it is no URL."""
     try:
         parts = urlsplit(url)
         return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
@@ -182,14 +182,14 @@ def server_of(url: str) -> str:
 
 
 def checked_path(key: str) -> str:
-    """A key as the path of a URL; ``ObjectError`` if a server could take it for another."""
+    """Return a key as the path of a URL; ``ObjectError`` if a server could resolve it to another."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
         raise ObjectError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
     return quote(key)
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """The header that requests a span; none for all."""
+    """Return the header that requests a span; none for the whole object."""
     return {} if span is None else {"Range": span.header}
 
 
@@ -197,12 +197,12 @@ def range_header(span: Span | None) -> dict[str, str]:
 def answered(
     method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
 ) -> Iterator[Answer]:
-    """The answer to a request, whose body is still to be read.
+    """Send a request and yield its answer, whose body is still unread.
 
-    ``follow`` says of the URL of each redirect whether it is followed, with the same headers; one that is not
-    is the answer. A failure of the connection, in the block too, is a ``ObjectError``.
+    ``follow`` decides for the URL of each redirect whether to follow it, with the same headers; a redirect
+    that is not followed is the answer. Connection failures, even in the block, become ``ObjectError``.
     """
-    # No compression: ranges and lengths are of the bytes that are stored.
+    # No compression: ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
     try:
         for _ in range(_REDIRECTS + 1):
@@ -217,7 +217,7 @@ def answered(
                     return
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
-        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # what follows may be a signature
+        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
         lasting = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if lasting else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
@@ -225,8 +225,8 @@ def answered(
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
-    """The response of urllib3, once it is none that may pass; or what went wrong last."""
-    # Its own retries would receive all that a server sends with its refusal.
+    """Return urllib3's response, unless it is a temporary failure; after retries, the last result."""
+    # urllib3's own retries would read a refusal's whole body.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -1,6 +1,6 @@
-"""The store below the cache: packs of records in a directory or under an S3 prefix, and what tells of them.
+"""The store below the cache: packs of records in a directory or under an S3 prefix, and their index.
 
-Functions write and restore, readers read straight, the coordinator knows and prunes: all by this one form.
+Functions write and restore, readers read directly, the coordinator indexes and prunes: all share this format.
 docs/store.md describes it.
 """
 
@@ -57,7 +57,7 @@ __all__ = [
 def open_store(
     address: str, *, create: bool, read_only: bool = False, patience: Patience | None = None
 ) -> Store:
-    """Open the store of a normal address (:func:`parse_store`); ``patience`` is for requests to S3.
+    """Open the store at a normal address (:func:`parse_store`); ``patience`` is for requests to S3.
 
     Raises:
         StoreError: as :meth:`DirectoryStore.open` and :meth:`BucketStore.open`.

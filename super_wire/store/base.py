@@ -1,8 +1,7 @@
-"""What a store is, whichever kind: what may be asked of it, and a pack that is being written.
+"""The interface of every kind of store, and a pack that is being written.
 
-A store keeps packs and tells of them; what stays and what goes is for others to decide. Each operation is
-tried once (a client of S3 has bounded retries of its own) and fails by a
-:class:`~superdl.super_wire.errors.StoreError`.
+A store keeps and lists packs; others decide which ones stay. Each operation is tried once (the S3 client has
+its own bounded retries) and fails by a :class:`~superdl.super_wire.errors.StoreError`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["Listed", "PackInProgress", "Store"]
 
 
 class Listed(NamedTuple):
-    """A file or object of a folder: its name there, its length, and when it was written (unix time)."""
+    """A file or object of a folder: its name there, its length, and the time it was written (unix time)."""
 
     name: str
     bytes: int
@@ -49,13 +48,13 @@ class Listed(NamedTuple):
 class Store(abc.ABC):
     """A directory or an S3 prefix with packs in it. Times are unix times, names are those that it gave.
 
-    Methods that write raise ``StoreRefusedError`` where the store was opened read-only.
+    Methods that write raise ``StoreRefusedError`` if the store was opened read-only.
 
     Attributes:
         address: the directory's absolute real path, or ``s3://bucket/prefix``.
-        id: 32 hexadecimal digits: the same for everybody who has this store open, however they reach it.
+        id: 32 hexadecimal digits: the same for every process with this store open, by whatever address.
         read_only: whether it was opened for reading only.
-        requests: how many requests were sent so far; a directory sends none.
+        requests: the number of requests sent so far; a directory sends none.
     """
 
     address: str
@@ -64,59 +63,62 @@ class Store(abc.ABC):
     requests: int = 0
 
     def packs(self) -> dict[str, int]:
-        """All packs, by name, and how long each is."""
+        """Return the length of each pack, by name."""
         return {found.name: found.bytes for found in self._list(PACKS)}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:
-        """Bytes of a pack; fewer where it ends before: what is read is to be checked."""
+        """Read bytes of a pack; fewer if it ends before, so the caller must check them."""
         return self.read_many(pack, [(offset, length)])[0]
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several (offset, length) of one pack; S3 is asked once for neighbours. Fewer bytes as by read."""
+        """Read several (offset, length) spans of one pack; neighbours in S3 share a request.
+
+        Spans may be cut off, as by :meth:`read`.
+        """
 
     def read_index(self, pack: str, size: int) -> PackIndex:
-        """The index of a pack that has ``size`` bytes."""
+        """Read the index of a pack that has ``size`` bytes."""
         with self._naming(PACKS, pack):
             return read_pack_index(lambda offset, length: self.read(pack, offset, length), size)
 
     @abc.abstractmethod
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; nobody sees it before it is committed."""
+        """Begin to write a pack; it stays invisible until it is committed."""
 
     def remove(self, pack: str) -> None:
-        """Remove a pack; it is no fault if it is gone."""
+        """Remove a pack; a missing one is no error."""
         self._remove(PACKS, pack)
 
     def segments(self) -> list[str]:
-        """Names of all segments."""
+        """Return the names of all segments."""
         return [found.name for found in self._list(INDEX)]
 
     def read_segment(self, name: str) -> Segment:
-        """One segment."""
+        """Read one segment."""
         with self._naming(INDEX, name):
             return read_segment(self._contents(INDEX, name, MAX_SEGMENT_BYTES))
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Keep a segment's bytes under a new name, which begins with the collection where there is one."""
+        """Write a segment under a new name, which begins with the collection if any; return the name."""
         name = new_segment_name(collection)
         self._put(INDEX, name, data)
         return name
 
     def remove_segment(self, name: str) -> None:
-        """Remove a segment; it is no fault if it is gone."""
+        """Remove a segment; a missing one is no error."""
         self._remove(INDEX, name)
 
     def touch(self, instance: str) -> None:
-        """Say that ``instance`` has the store open; to be said each minute."""
+        """Mark the store as open by ``instance``; call it each minute."""
         self._put(OPEN, instance, b"")
 
     def forget(self, instance: str) -> None:
-        """Say that ``instance`` has it open no more."""
+        """Mark the store as no longer open by ``instance``."""
         self._remove(OPEN, instance)
 
     def others(self, instance: str, now: float) -> list[str]:
-        """Who else has it open: touched it within ten minutes."""
+        """Return the other instances that have it open, which touched it within ten minutes."""
         touched = sorted(self._list(OPEN))
         return [found.name for found in touched if found.name != instance and now - found.written < IN_USE_S]
 
@@ -125,32 +127,32 @@ class Store(abc.ABC):
         self._put(USED, collection, b"")
 
     def used(self) -> dict[str, float]:
-        """When each collection was opened last, as far as that is noted."""
+        """Return the last recorded time that each collection was opened."""
         return {found.name: found.written for found in self._list(USED)}
 
     def sweep(self, now: float) -> int:
-        """Remove what writers that died a day ago left; how many files that were."""
+        """Remove files of writers that died over a day ago; return the number of files."""
         return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
 
     def clear_marks(self) -> None:
-        """Remove all that is neither a pack nor of the index: who uses the store, and what is unfinished."""
+        """Remove everything but packs and index: marks of users, and unfinished files."""
         self._remove_all((USED, OPEN, TEMPORARY), math.inf)
 
     @abc.abstractmethod
     def _list(self, folder: str) -> list[Listed]:
-        """All in a folder that has a name as the store gives them there."""
+        """List the files in a folder whose names the store could have given."""
 
     @abc.abstractmethod
     def _contents(self, folder: str, name: str, most: int) -> bytes:
-        """A whole file, which has at most so many bytes."""
+        """Read a whole file, of at most ``most`` bytes."""
 
     @abc.abstractmethod
     def _put(self, folder: str, name: str, data: bytes) -> None:
-        """Let a file appear whole, in place of one that was there."""
+        """Write a file atomically, replacing any old one."""
 
     @abc.abstractmethod
     def _remove(self, folder: str, name: str) -> None:
-        """Remove a file; it is no fault if it is gone."""
+        """Remove a file; a missing one is no error."""
 
     def _check_writing(self) -> None:
         if self.read_only:
@@ -170,7 +172,7 @@ class Store(abc.ABC):
 
     @contextlib.contextmanager
     def _naming(self, folder: str, name: str) -> Iterator[None]:
-        """Say in errors of form which file has it."""
+        """Name the file in errors of format."""
         try:
             yield
         except StoreFormatError as error:
@@ -178,9 +180,9 @@ class Store(abc.ABC):
 
 
 class PackInProgress:
-    """A pack that is being written. It appears in the store by :meth:`commit`, whole, or not at all.
+    """A pack that is being written. By :meth:`commit` it appears in the store, whole, or not at all.
 
-    As a context it abandons what was not committed. Made by :meth:`Store.begin_pack`.
+    As a context it abandons an uncommitted pack. Created by :meth:`Store.begin_pack`.
     """
 
     def __init__(
@@ -210,29 +212,29 @@ class PackInProgress:
 
     @property
     def count(self) -> int:
-        """How many records were added."""
+        """Number of records added."""
         return self._writer.count
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; where in the pack it begins.
+        """Write a record; return its offset in the pack.
 
         Raises:
             StoreError: it cannot be written, and the pack is abandoned.
-            ValueError: it is no record that packs hold, or the pack was committed or abandoned.
+            ValueError: packs do not hold such records, or the pack was committed or abandoned.
         """
         self._check_open()
         try:
             return self._writer.add(sample_id, header, payload)
         except OSError:
             self.abandon()
-            with self._failures():  # entering it for each record would take longer than writing a small one
+            with self._failures():  # entering it per record would cost more than writing a small one
                 raise
 
     def commit(self) -> str:
-        """Let the pack appear; its name.
+        """Let the pack appear; return its name.
 
         Raises:
-            StoreError: it does not appear, unless it was S3's answer alone that got lost.
+            StoreError: it does not appear, unless only S3's answer was lost.
             ValueError: the pack was committed or abandoned.
         """
         self._check_open()
@@ -247,7 +249,7 @@ class PackInProgress:
         return self._name
 
     def abandon(self) -> None:
-        """Leave nothing of the pack; of no effect once it is committed."""
+        """Discard the pack; no effect once it is committed."""
         if self._open:
             self._open = False
             self._discard(self._file)

@@ -1,6 +1,6 @@
-"""A store under an S3 prefix: one PUT for a pack, ranged GETs for records, neighbours in one of them.
+"""A store under an S3 prefix: one PUT for a pack, ranged GETs for records, one for neighbours.
 
-An object appears whole or not at all.
+Objects appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketStore"]
 
-_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one waits for its PUT in a temporary file
-_NEAR_BYTES = 2**16  # a gap to read over: a request of its own takes longer
-_FAR_BYTES = 2**22  # no gap to read over, however much is wanted around it
+_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file until its PUT
+_NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
+_FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
 _MAX_GET_BYTES = 2**26  # of one GET for several records
 
 
@@ -55,10 +55,10 @@ class BucketStore(Store):
 
     @classmethod
     def open(cls, bucket: Bucket, prefix: str, *, create: bool, read_only: bool = False) -> BucketStore:
-        """Open the store under a prefix, which ends by no slash; make it where ``create`` allows that.
+        """Open the store under a prefix without a trailing slash; create it if ``create`` allows that.
 
         Raises:
-            StoreGoneError: there is none, and it may not be made, or there is no such bucket.
+            StoreGoneError: there is none, and it may not be created, or there is no such bucket.
             StoreFormatError: the prefix holds other things, or a store of another version.
             StoreRefusedError: permissions forbid it.
             StoreBusyError: S3 does not answer.
@@ -69,7 +69,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # S3 refuses what is not there too, unless it may be listed without a prefix.
+            # S3 also refuses a missing object, unless the bucket may be listed without a prefix.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -77,7 +77,10 @@ class BucketStore(Store):
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several (offset, length) of one pack, neighbours by one request. Fewer bytes as by read."""
+        """Read several (offset, length) spans of one pack; neighbours share a request.
+
+        Spans may be cut off, as by :meth:`read`.
+        """
         found = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
@@ -89,7 +92,7 @@ class BucketStore(Store):
         return found
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; nobody sees it before it is committed."""
+        """Begin to write a pack; it stays invisible until it is committed."""
         self._check_writing()
         name = new_pack_name(meta.collection)
         with self._failures(PACKS):
@@ -108,19 +111,19 @@ class BucketStore(Store):
         )
 
     def _make(self) -> bytes:
-        """Make a store of a prefix that holds nothing; its mark."""
+        """Create a store under a prefix that holds nothing; return its mark."""
         held = self._first_key("")
         if held and held != self._prefix + MARK:
             raise StoreFormatError(
                 f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
                 "holds nothing"
             )
-        # An id that all who make it at once give it: not every server knows If-None-Match.
+        # Concurrent creators give it the same id, since not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
     def _first_key(self, name: str) -> str:
-        """The first key that begins with a name in this store; empty if there is none."""
+        """Return the first key that begins with a name in this store; empty if there is none."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
@@ -193,7 +196,7 @@ def _key(folder: str, name: str) -> str:
 
 
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Places of spans that one request reads, grouped: what is read in vain is bounded."""
+    """Yield groups of spans that one request reads, by index; the bytes read for nothing are bounded."""
     group: list[int] = []
     begin = end = vain = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):

@@ -1,8 +1,8 @@
 """A store in a directory: a local disk, or a filesystem that hosts share.
 
-It relies on nothing but exclusive creation and rename: each file is written in ``tmp/`` and renamed to where
-it is found, so that what is found is whole. Nothing rests on inodes or on packs' times: packs may be copied.
-Nothing is forced to the disk: what a power failure cuts off is found broken, and made again.
+It needs only exclusive creation and rename: each file is written in ``tmp/`` and renamed into place, so that
+a visible file is whole. Nothing depends on inodes or on packs' times: packs may be copied. Data is not synced
+to disk: files cut off by a power failure are detected as broken, and rebuilt.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class DirectoryStore(Store):
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool, read_only: bool = False) -> DirectoryStore:
-        """Open the store in a directory; make it, with a mode of 0700, where ``create`` allows that.
+        """Open the store in a directory; create it, with mode 0700, if ``create`` allows that.
 
         Raises:
-            StoreGoneError: there is none, and it may not be made.
+            StoreGoneError: there is none, and it may not be created.
             StoreFormatError: a directory that holds other things, or a store of another version.
             StoreRefusedError: it is another user's private one, or permissions forbid it.
         """
@@ -75,12 +75,12 @@ class DirectoryStore(Store):
         return cls(root, store_id, read_only)
 
     def open_pack(self, pack: str) -> int:
-        """A descriptor of a pack, for reading; the caller closes it."""
+        """Return a descriptor of a pack, for reading; the caller closes it."""
         with self._folder(PACKS, pack) as folder:
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several (offset, length) of one pack; fewer bytes as by read."""
+        """Read several (offset, length) spans of one pack, which may be cut off, as by :meth:`read`."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
@@ -89,7 +89,7 @@ class DirectoryStore(Store):
             os.close(descriptor)
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; nobody sees it before it is committed."""
+        """Begin to write a pack; it stays invisible until it is committed."""
         name = new_pack_name(meta.collection)
         temporary = f"{name}.{secrets.token_hex(8)}"
         with self._folder(TEMPORARY, writing=True) as folder:
@@ -100,9 +100,9 @@ class DirectoryStore(Store):
             self._rename(temporary, PACKS, name)
 
         def discard(file: BinaryIO) -> None:
-            with contextlib.suppress(OSError):  # what it still held found no room
+            with contextlib.suppress(OSError):  # its buffer found no room
                 file.close()
-            with contextlib.suppress(StoreError):  # else it is swept one day
+            with contextlib.suppress(StoreError):  # else a later sweep removes it
                 self._remove(TEMPORARY, temporary)
 
         def failures() -> contextlib.AbstractContextManager[None]:
@@ -112,9 +112,9 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
-        """A descriptor of a folder, in which ``name`` is to be found. It is no link, which could lead out.
+        """Yield a descriptor of a folder that contains ``name``. It is no link, which could lead out.
 
-        The first who writes into a folder makes it.
+        The first process that writes into a folder creates it.
         """
         if writing:
             self._check_writing()
@@ -130,7 +130,7 @@ class DirectoryStore(Store):
                 os.close(descriptor)
 
     def _list(self, folder: str) -> list[Listed]:
-        """Plain files, not what vanishes meanwhile."""
+        """List plain files, except those that vanish meanwhile."""
         files: list[Listed] = []
         if not os.path.lexists(_below(self.address, folder)) and self._is_there():
             return files
@@ -196,10 +196,10 @@ def _user(uid: int) -> str:
 
 
 def _mark(root: str, *, create: bool) -> None:
-    """Make a store of an empty directory, once however many try."""
+    """Turn an empty directory into a store, once among any number of concurrent calls."""
     names = set(os.listdir(root)) - {CATALOGS}  # noqa: PTH208
     held = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
-    if held == MARK:  # another was faster
+    if held == MARK:  # another process was faster
         return
     if held is not None:
         raise StoreFormatError(
@@ -215,7 +215,7 @@ def _mark(root: str, *, create: bool) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:  # of the filesystem
+        if error.errno not in _WITHOUT_LINKS:  # else the filesystem has none
             raise
         with contextlib.suppress(FileExistsError):
             _write_new(mark, text, lasting=True)
@@ -226,7 +226,7 @@ def _mark(root: str, *, create: bool) -> None:
 def _write_new(path: str, data: bytes, *, dir_fd: int | None = None, lasting: bool = False) -> None:
     with os.fdopen(os.open(path, _NEW, 0o666, dir_fd=dir_fd), "wb") as file:
         file.write(data)
-        if lasting:  # else a failure of power may leave an empty file
+        if lasting:  # else a power failure may leave an empty file
             file.flush()
             os.fsync(file.fileno())
 
@@ -243,8 +243,8 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    """So many bytes, or fewer: where the file ends, and where the disk cannot read, which a record's check
-    finds as well.
+    """Read ``length`` bytes, or fewer if the file ends or the disk cannot read; a record's check detects
+    both.
     """
     parts, got = [], 0
     while got < length:

@@ -1,4 +1,4 @@
-"""Where a store is, and what lies where in it: the same names in a directory and below an S3 prefix.
+"""A store's address, and the names within it: the same in a directory and below an S3 prefix.
 
 Names come over networks and from shared disks, so each is checked before it becomes part of a path.
 """
@@ -58,9 +58,9 @@ CATALOGS = "catalogs"
 """In a store's directory: the state of coordinators, which is no part of it."""
 
 IN_USE_S = 600.0
-"""Who touched a store within so many seconds has it open."""
+"""An instance that touched a store within this many seconds has it open."""
 ABANDONED_S = 86400.0
-"""What a writer left unfinished, or touched last, so long ago may be removed by anybody."""
+"""Any process may remove a writer's unfinished files or marks after this many seconds."""
 MAX_SEGMENT_BYTES = 2**28
 """A reader holds a segment whole; writers begin another long before."""
 MAX_MARK_BYTES = 4096
@@ -87,9 +87,9 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 
 
 def parse_store(text: str) -> str:
-    """The normal form of an address: ``s3://bucket/prefix``, or a directory's absolute real path.
+    """Return the normal form of an address: ``s3://bucket/prefix``, or a directory's absolute real path.
 
-    ``~`` is the user's home. Raises ``ConfigError`` for what is neither.
+    ``~`` is the user's home. Raises ``ConfigError`` for anything else.
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"{_FORMS}; not {text[:80]!r}")
@@ -112,7 +112,7 @@ def parse_store(text: str) -> str:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """The store of whoever names none: below the user's cache directory."""
+    """Return the default store: below the user's cache directory."""
     cache = environment.get("XDG_CACHE_HOME", "")
     home = environment.get("HOME", "")
     base = Path(cache) if Path(cache).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
@@ -120,40 +120,40 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def is_bucket(address: str) -> bool:
-    """Whether a store is an S3 prefix, which every machine can reach."""
+    """Report whether a store is an S3 prefix, which every machine can reach."""
     return address.startswith(_S3)
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """Bucket and prefix (empty, or without a slash at its end) of an S3 store's normal address."""
+    """Return bucket and prefix (empty, or without a trailing slash) of an S3 store's normal address."""
     bucket, _, prefix = address.removeprefix(_S3).partition("/")
     return bucket, prefix
 
 
 def is_name(folder: str, name: str) -> bool:
-    """Whether a file in a folder of the store has a name that the store gives there."""
+    """Report whether the store could have given this name to a file in a folder."""
     return _NAMES[folder].fullmatch(name) is not None
 
 
 def checked_name(folder: str, name: str) -> str:
-    """The name; ``StoreFormatError`` if it is none of that folder's, and so might lead out of the store."""
+    """Return the name; ``StoreFormatError`` if it is invalid there, and so might lead out of the store."""
     if not is_name(folder, name):
         raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
     return name
 
 
 def new_segment_name(collection: str) -> str:
-    """A name that no other segment has; it begins with the collection, unless that is empty."""
+    """Return a unique segment name; it begins with the collection, unless that is empty."""
     return checked_name(INDEX, f"{collection}{collection and '-'}{secrets.token_hex(12)}.index")
 
 
 def new_mark(store_id: str) -> bytes:
-    """What marks a new store: the text of its ``store.json``."""
+    """Return a new store's mark: the text of its ``store.json``."""
     return json.dumps({"super_store": _STORE_VERSION, "id": store_id}).encode() + b"\n"
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """The id in a ``store.json``; ``StoreFormatError`` if it marks no store of this version."""
+    """Return the id in a ``store.json``; ``StoreFormatError`` if it marks no store of this version."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
@@ -172,5 +172,5 @@ def read_mark(data: bytes, address: str) -> str:
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Which of our errors one of the system's is; the store is busy by all that may pass."""
+    """Map a system error to a type of ours; ``StoreBusyError`` for all that may be temporary."""
     return _FAILURES.get(error.errno, StoreBusyError)

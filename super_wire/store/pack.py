@@ -1,8 +1,8 @@
-"""Packs: immutable files of many records with an index at their end. docs/store.md describes the form.
+"""Packs: immutable files of many records with an index at their end. docs/store.md describes the format.
 
-Writing copies no payload, reading an index takes two reads at most. What is no whole pack of this version
-raises a :class:`~superdl.super_wire.errors.StoreFormatError`; a record out of a pack is checked by
-:func:`check_record`, as what the cache answers is.
+Writing copies no payload, and reading an index takes at most two reads. Anything but a whole pack of this
+version raises a :class:`~superdl.super_wire.errors.StoreFormatError`; :func:`check_record` checks a record
+from a pack, like one from the cache.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = [
 
 PACK_VERSION = 1
 MAX_RECORDS = 2**20
-"""How many records one pack may hold."""
+"""Maximum number of records in one pack."""
 
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
-"""One record in a pack's index: whose it is, where its header begins, how long it is in all, and its kind."""
+"""One record in a pack's index: its sample, its header's offset, its whole length, and its kind."""
 
 DATA_KINDS = frozenset({RecordKind.DATA, RecordKind.ARRAYS})
 """Kinds of records that packs hold."""
@@ -63,7 +63,7 @@ _FOOTER = struct.Struct("<4sIQQQQ24s")
 _FOOTER_HASHED = 32  # its bytes before the hash
 _ZEROS = bytes(4096)
 _ALIGNMENT = 64
-_PAGE = 4096  # what O_DIRECT wants
+_PAGE = 4096  # O_DIRECT's alignment
 _LARGE_PAYLOAD = 65536
 _MAX_RECORD = 2**32 - 1
 _MAX_META = 2**20
@@ -72,7 +72,7 @@ _TAIL = 65536  # the first read of an index: all of it, in a usual pack
 
 @dataclass(frozen=True, slots=True)
 class PackMeta:
-    """What all records of a pack have in common.
+    """The common properties of a pack's records.
 
     ``bucket`` is that of their samples, ``recipe`` the recipe's canonical JSON, ``fingerprint`` the
     decoder's, ``version`` that of the SUPER that wrote the pack, for people.
@@ -86,12 +86,12 @@ class PackMeta:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
-        """Meta out of JSON; ``StoreFormatError`` if a field is missing or no text."""
+        """Convert parsed JSON; ``StoreFormatError`` if a field is missing or no text."""
         names = [field.name for field in fields(cls)]
         try:
             texts = [mapping[name] for name in names]
             for text in texts:
-                text.encode()  # lone surrogates are JSON, and no text
+                text.encode()  # JSON allows lone surrogates, UTF-8 does not
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
             raise StoreFormatError(f"a pack's meta has the texts {', '.join(names)}: {error!r}") from error
         return cls(*texts)
@@ -99,28 +99,28 @@ class PackMeta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """What a pack holds: ``entries`` is an array of :data:`ENTRY_DTYPE`."""
+    """The contents of a pack: ``entries`` is an array of :data:`ENTRY_DTYPE`."""
 
     meta: PackMeta
     entries: NDArray[np.void]
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """The collection of all records of one bucket by one recipe: 16 hexadecimal digits."""
+    """Return the collection of all records of one bucket by one recipe: 16 hexadecimal digits."""
     parts = (bucket.encode(), recipe_digest)
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
 def new_pack_name(collection: str) -> str:
-    """A name that no other pack has; it begins with the collection."""
+    """Return a unique pack name; it begins with the collection."""
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
 class PackWriter:
-    """Writes one pack from the beginning of ``file``, which has to write whole what it is given.
+    """A writer of one pack from the beginning of ``file``, whose writes must be complete.
 
-    What it raises are the file's own errors; then the pack is to be abandoned.
+    It raises the file's own errors; then the pack must be abandoned.
     """
 
     def __init__(self, file: BinaryIO, meta: PackMeta) -> None:
@@ -132,20 +132,21 @@ class PackWriter:
 
     @property
     def count(self) -> int:
-        """How many records were added."""
+        """Number of records added."""
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; where in the pack it begins.
+        """Write a record; return its offset in the pack.
 
         Raises:
-            ValueError: it is no record that packs hold, or the pack is full.
+            ValueError: packs do not hold such records, or the pack is full.
         """
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
             raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
         if size > _MAX_RECORD or self.count >= MAX_RECORDS:
             raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
+        # A payload, not its header, begins on a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self._at + HEADER_BYTES) // step) * step - HEADER_BYTES
         self._file.write(_ZEROS[: offset - self._at])
@@ -156,7 +157,7 @@ class PackWriter:
         return offset
 
     def finish(self) -> int:
-        """Write what is behind the records; how long the pack is."""
+        """Write the index and footer after the records; return the length of the pack."""
         self._write(_ZEROS[: -self._at % _ALIGNMENT])
         entries_offset = self._at
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
@@ -167,6 +168,7 @@ class PackWriter:
         self._write(self._entries)
         self._write(meta)
         numbers = (PACK_VERSION, self.count, entries_offset, len(meta))
+        # The hash also covers the footer, up to itself.
         digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
         self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
         self._file.flush()
@@ -178,10 +180,10 @@ class PackWriter:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """The index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
+    """Read the index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
 
     Args:
-        read: gives that many bytes from an offset on, or fewer where the pack ends before.
+        read: returns bytes by offset and length, or fewer if the pack ends before.
         size: of the whole pack.
 
     Raises:
@@ -200,6 +202,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     meta_at = entries_at + count * ENTRY_DTYPE.itemsize
     if meta_at + meta_bytes + _FOOTER.size != size or count > MAX_RECORDS or meta_bytes > _MAX_META:
         raise StoreFormatError(f"the footer tells of {count} records in a pack that is not of {size} bytes")
+    # The index of a large pack begins before the first read.
     if entries_at < tail_at:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
     index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
@@ -228,7 +231,7 @@ def _read_meta(data: memoryview) -> PackMeta:
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Header of a whole record out of a pack, its id and hash checked.
+    """Check id and hash of a whole record from a pack; return its header.
 
     Raises:
         RecordError: any of its kinds: it is cut off, broken, another sample's, or no data.

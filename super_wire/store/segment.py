@@ -1,7 +1,7 @@
-"""Segments: immutable pieces of a store's index, so that nobody has to open each pack to know what it holds.
+"""Segments: immutable parts of a store's index, which save opening each pack to learn its contents.
 
-A segment tells of some packs what they hold. Many may tell of one pack, and of packs that are gone. What no
-segment tells of, the packs themselves do. docs/store.md describes the form.
+A segment lists the contents of some packs. Several may list one pack, and some list packs that are gone.
+Packs in no segment have only their own index. docs/store.md describes the format.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ __all__ = [
 SEGMENT_VERSION = 1
 
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
-"""One record: whose it is, where its header begins, how long it is in all, and which of the segment's packs
-holds it."""
+"""One record: its sample, its header's offset, its whole length, and the index of its pack in the segment."""
 
 _MAGIC = b"SSEG"
 _HEAD = struct.Struct("<4sIQQQ32s")
@@ -52,7 +51,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SegmentPack:
-    """A pack that a segment tells of: its name, its length and its meta."""
+    """A pack in a segment: its name, its length and its meta."""
 
     name: str
     bytes: int
@@ -61,14 +60,17 @@ class SegmentPack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """``entries`` is an array of :data:`SEGMENT_DTYPE`, whose ``pack`` is a place in ``packs``."""
+    """A parsed segment.
+
+    ``entries`` is an array of :data:`SEGMENT_DTYPE`, whose ``pack`` is an index into ``packs``.
+    """
 
     packs: tuple[SegmentPack, ...]
     entries: NDArray[np.void]
 
 
 def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
-    """The data of one pack as entries of a segment, in which the pack has the place ``pack``."""
+    """Return the data of one pack as entries of a segment, in which the pack has the index ``pack``."""
     data = index.entries[np.isin(index.entries["kind"], [int(kind) for kind in DATA_KINDS])]
     entries = np.empty(len(data), SEGMENT_DTYPE)
     for name in ("id", "offset", "bytes"):
@@ -80,10 +82,10 @@ def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
 def segment_of(
     pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Segment:
-    """What somebody says of a pack that was just written: whose records lie where.
+    """Build the segment of a pack that was just written, from the ids and places of its records.
 
     Raises:
-        StoreFormatError: that cannot be.
+        StoreFormatError: these are inconsistent.
     """
     if not checked_name(PACKS, pack.name).startswith(f"{pack.meta.collection}-"):
         raise StoreFormatError(f"the pack is not of the collection {pack.meta.collection}")
@@ -95,7 +97,7 @@ def segment_of(
 
 
 def pack_segment(segment: Segment) -> bytes:
-    """A segment's bytes."""
+    """Return a segment's bytes."""
     packs, entries = segment.packs, segment.entries
     metas = {pack.meta: place for place, pack in reversed(list(enumerate(packs)))}
     numbers = {meta: number for number, meta in enumerate(metas)}
@@ -111,7 +113,7 @@ def pack_segment(segment: Segment) -> bytes:
 
 
 def read_segment(data: Bytes) -> Segment:
-    """A segment out of its bytes, of which the entries are a view.
+    """Parse a segment; its entries are a view of the bytes.
 
     Raises:
         StoreFormatError: it is no segment of this version, cut off or broken.
@@ -159,7 +161,7 @@ def _size(value: Any) -> int:
 
 
 def _check_places(packs: tuple[SegmentPack, ...], entries: NDArray[np.void]) -> None:
-    """``StoreFormatError`` unless each entry lies in its pack."""
+    """Raise ``StoreFormatError`` unless each entry is inside its pack."""
     if not len(entries):
         return
     if not packs or int(entries["pack"].max()) >= len(packs):
