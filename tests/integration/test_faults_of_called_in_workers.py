@@ -67,6 +67,7 @@ def test_two_hundred_at_once(stack: Stack, expected: object) -> None:
     with stand_ins(stack.address, 200, 1):
         stack.start()
         until(lambda: lines(stack, "called in with 1 slots") == 200)
+        until(lambda: sum(executor.capacity for executor in stats_of(stack).executors) == 200)
         stats = train(stack, expected)
         assert stats.capacity == len(stats.workers) == 200
     until(lambda: lines(stack, "disconnected with") == 200)
