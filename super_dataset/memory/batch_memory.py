@@ -150,7 +150,7 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
-    """Copy tensors of any sizes to one block of shared memory, since each block costs a file descriptor."""
+    """Return tensors, in shared memory as one block, since each block costs a file descriptor."""
     if not memory.shared:
         return list(tensors)
     flats = cut_up(memory, [tensor.nbytes for tensor in tensors])
