@@ -83,7 +83,7 @@ class SimulatedJob:
 
 
 class Clients:
-    """Opens jobs and advances them, page by page, from a few threads."""
+    """A client that opens jobs and advances them, page by page, from a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(

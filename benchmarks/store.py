@@ -203,9 +203,7 @@ class _Bench:
     def _super(
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
-        """Run epochs of SuperLoader, with fresh services and a cache of ``budget_bytes`` (0: a quarter of the
-        set).
-        """
+        """Run epochs of SuperLoader: fresh services, a cache of ``budget_bytes`` (0: quarter of the set)."""
         words = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
         with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:

@@ -42,7 +42,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writes and reads the states of one sampler.
+    """Writer and reader of the states of one sampler.
 
     Args:
         spec: its plan.

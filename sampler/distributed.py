@@ -58,8 +58,8 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
     """Raise ``UsageError`` if torch.distributed was initialized later and contradicts the detected rank or
     replicas.
 
-    ``by_default`` says for rank and replicas whether they were detected. Explicit arguments may differ: ranks
-    that share a model may all want the same samples.
+    ``by_default`` holds, for rank and replicas, whether they were detected. Explicit arguments may differ:
+    ranks that share a model may all want the same samples.
     """
     group = _place_in_group()
     if group is None:

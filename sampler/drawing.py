@@ -34,7 +34,7 @@ def shuffle_or_default(*, shuffle: bool | None) -> bool:
 def drawn_from(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """Return the dataset itself and what an epoch draws from it; ``None`` stands for each sample once.
+    """Return the dataset itself and what an epoch draws from it; ``None`` means each sample once.
 
     ``indices``, and weights without indices, refer to places in the dataset as it was passed.
 

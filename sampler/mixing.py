@@ -194,7 +194,7 @@ SuperSampler._of_several = MixSampler  # noqa: SLF001 # it says so
 
 
 class MixIterator(Iterator[MixedRef]):
-    """Yields batches of the mix, each from one batch per dataset; lazy until its first item is requested."""
+    """Iterator over batches of the mix, each from one batch per dataset; lazy until its first item."""
 
     def __init__(self, passes: Sequence[PlanIterator]) -> None:
         self._passes = passes

@@ -40,7 +40,7 @@ class _Drawn(NamedTuple):
 
 
 class UserOrder:
-    """Draws the order of each epoch.
+    """The order of each epoch, drawn by a user's sampler.
 
     Args:
         sampler: yields an epoch's indices each time it is iterated; with ``batch_size=None``, lists of them.

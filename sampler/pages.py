@@ -48,7 +48,7 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """Feeds the iterations of one sampler from one thread, which starts with the first iteration.
+    """The single thread that feeds the iterations of one sampler; it starts with the first iteration.
 
     ``client`` belongs to the session's coordinator. Its channel stays open while the thread lives.
     """

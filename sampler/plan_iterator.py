@@ -70,7 +70,7 @@ class Cursor:
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Yields ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``."""
+    """Iterator over ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``."""
 
     def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: Any) -> None:
         self._cursor = cursor

@@ -107,8 +107,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
             torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
             albumentations an array, uint8 of shape (height, width, 3)); :class:`PerSample` makes this
             explicit and has more options. Its results are batched as by torch's ``default_collate``. A sample
-            of several arrays is passed as a dict, and the result may be one. With three arguments, the last
-            of which may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
+            of several arrays is passed as a dict, and the result may be one. With three arguments, where the
+            last ones may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
             and its result is the item. It must pickle if workers are spawned.
         columns: turns each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
             "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and

@@ -108,7 +108,7 @@ class ListedSource:
     @property
     def targets(self) -> Labels:
         """Return the label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...).
-        If a list varies in length, they are a sequence, of which ``targets["boxes"]`` is a field.
+        If a list varies in length, they are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
             return self._samples.labels

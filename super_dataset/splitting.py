@@ -1,4 +1,4 @@
-"""Splits a pipeline of torchvision or timm: the part functions do once, and the rest for the user's worker.
+"""Splitting a pipeline of torchvision or timm: a part that functions do once, and the rest for workers.
 
 Neither library is imported. Their classes are recognised by module and name, and read by their public
 attributes; a user's subclass may do anything, so it is not recognised.
@@ -49,7 +49,7 @@ _RANDOM_FIRST = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts; its text lists what was moved, and why no more was.
+    """A pipeline in two parts; its text lists what was moved, and where and why it stopped.
 
     ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe does.
     """

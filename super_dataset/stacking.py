@@ -1,4 +1,4 @@
-"""Builds a batch from the results of a transform, and takes batches apart into samples.
+"""Building a batch from the results of a transform, and taking batches apart into samples.
 
 A batch has the structure of torch's ``default_collate``, but in recycled memory. If that would raise because
 samples differ, they stay a list.

@@ -72,7 +72,7 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Loads a batch for each of a sampler's items. It pickles if its parts do.
+    """The function that loads a batch for each of a sampler's items. It pickles if its parts do.
 
     ``of_samples``: ``collate_fn`` is called with the list of a batch's samples, else with the dataset's item.
     """
@@ -256,5 +256,5 @@ class _Reading(Dataset[Any]):
 
 
 def _as_it_is(item: Any) -> Any:
-    """Replaces a DataLoader's own ``collate_fn``, which makes lists of tuples."""
+    """Return the item; in place of a DataLoader's own ``collate_fn``, which makes lists of tuples."""
     return item

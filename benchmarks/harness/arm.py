@@ -31,7 +31,7 @@ _SETTLED_S, _POLL_S = 30.0, 0.05
 
 
 class Trainer(Protocol):
-    """Trains on each batch of an arm."""
+    """The protocol of a trainer on an arm's batches."""
 
     def step(self, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch."""
@@ -191,7 +191,7 @@ class _Spent:
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process; check that all images came, all decoded in lap 1.
+    """Measure an arm in a fresh process; check that all images came and later laps decoded nothing.
 
     Raises:
         BenchmarkError: it failed, or contradicts its description in the table.

@@ -113,7 +113,7 @@ def open_pack_loop(loading: Loading, **how: Any) -> Contender:
 
 
 class PackLoop:
-    """Reads all records of ``store`` in random batches: one ``preadv`` and one hash each, and nothing else.
+    """A loop over ``store`` in random batches: one ``preadv`` and one hash per record, and nothing else.
 
     Within a batch they are read in pack order, each into its slot of one block; with ``one_slot`` all into
     the first. With ``ahead`` the disk fetches the next batch while the loop reads the current one.

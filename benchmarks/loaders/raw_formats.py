@@ -116,7 +116,7 @@ def _open_array(loading: Loading) -> Contender:
 
 
 class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
-    """Returns a batch for each list of indices. Forked workers share the images' memory."""
+    """A dataset indexed by lists of indices. Forked workers share the images' memory."""
 
     def __init__(self, loading: Loading) -> None:
         directory = loading.format_directory(ARRAY)

@@ -1,6 +1,6 @@
 """The sampler's client of the coordinator: calls with deadlines, bounded retries, typed errors.
 
-Every call is idempotent. A call that reaches nobody or times out is retried after a jittered pause.
+Every call is idempotent. A call that fails to connect or times out is retried after a jittered pause.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Client:
     Args:
         address: as :func:`superdl.sampler.rpc.connection.checked_address` returns it.
         explain: called when no answer came; an error that it returns replaces the general one.
-        alone: whether the coordinator ends with this process, so that no goodbye is needed.
+        alone: whether the coordinator ends with this process, so that jobs need no closing.
         credentials: authenticate the client and verify the coordinator; by default those of the environment.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The check whether a coordinator is unreachable for lack of trust, which grpc reports as plain UNAVAILABLE.
+"""Diagnosis of an unreachable coordinator: lack of trust, which grpc reports as plain UNAVAILABLE.
 
 It tries a handshake of its own with Python's TLS and turns the result into a message that names the remedy.
 It keeps nothing open.

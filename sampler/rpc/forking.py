@@ -75,7 +75,7 @@ class HeldSockets:
 
 
 class GrpcThreads:
-    """Detects grpc's threads by name, and threads too young to be named by their start with a channel."""
+    """Detector of grpc's threads, by name, or by start time with a channel if too young for a name."""
 
     def __init__(self) -> None:
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)

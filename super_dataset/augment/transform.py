@@ -309,7 +309,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
 
 
 def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and std per channel, for pixels from 0 to 1; ``None`` if neither is given."""
+    """Return mean and std per channel, for pixels from 0 to 1; ``None`` if both are missing."""
     if mean is None and std is None:
         return None
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))

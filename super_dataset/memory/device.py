@@ -32,7 +32,7 @@ class Unfinished(NamedTuple):
 
 
 class Mover:
-    """Moves batches to where they are used. This base class leaves them on CPU, in recycled memory.
+    """The transfer of batches to their destination. This base class leaves them on CPU, in recycled memory.
 
     ``memory`` is where they are received first.
     """
@@ -75,7 +75,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
 
 
 class _Copy(Mover):
-    """Copies batches in the thread that read them."""
+    """A mover that copies batches in the thread that read them."""
 
     finishes = True
 
@@ -96,7 +96,7 @@ class _Sent:
 
 
 class _CudaStream(Mover):
-    """Copies batches on a separate stream while the device computes on another."""
+    """A mover that copies batches on a separate stream while the device computes on another."""
 
     finishes = pins = True
 

@@ -295,7 +295,7 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _reduce_received(tensor: torch.Tensor) -> Any:
-    """Return what to send for a tensor that may lie in a worker's block: then a copy of it.
+    """Return the reduction of a tensor; one in a worker's block is copied first.
 
     torch would move the tensor itself to other memory and so release the block, though an array derived from
     it may still be in use.

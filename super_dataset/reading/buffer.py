@@ -1,7 +1,7 @@
 """The memory that one batch is received into: headers in one array, payloads in one block.
 
-While all records have the same size, payloads lie in one block that later becomes the batch's tensor without
-a copy. Records of other sizes get separate memory.
+While all records have the same size, payloads share one block that later becomes the batch's tensor without a
+copy. Records of other sizes get separate memory.
 
 A record in transit is an :class:`Incoming`, which has its header and the place for its payload. Only when it
 is complete does :meth:`BatchBuffer.note_record` make it the sample's record, with all its attributes at once:

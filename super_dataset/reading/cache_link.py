@@ -1,7 +1,7 @@
 """A reading thread's link to its cache: each sample is requested from its node, from all nodes at once.
 
-A link makes one attempt for the samples it is given. It follows redirections within a read, a bounded number
-of times. Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
+A link makes one attempt for each request. It follows redirections within a read, a bounded number of times.
+Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, all of which are good; with ``order``, only those.
+    """Return the batch's samples, which are all good; with ``order``, only those.
 
     Without ``order``, a batch of one layout is the buffer's own block; with it, a copy (in the same kind of
     memory). Named arrays are always a copy, with each field of one layout stacked.

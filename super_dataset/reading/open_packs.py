@@ -52,7 +52,7 @@ class OpenPacks:
         self._packs: OrderedDict[tuple[str, str], OpenPack] = OrderedDict()
         self._stores: dict[str, DirectoryStore] = {}
         self.cannot_tell: set[str] = set()
-        """Stores whose filesystem cannot tell which data must come from a disk."""
+        """Stores whose filesystem does not report which data must come from a disk."""
         self.waits_for_disks = False
         """Whether part of the latest batch had to come from a disk."""
 

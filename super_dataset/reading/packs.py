@@ -1,4 +1,4 @@
-"""Reads records straight from a store's packs into the batch buffer, without a server or a second copy.
+"""Reading records straight from a store's packs into the batch buffer: no server, no second copy.
 
 A batch gives the places of its records. They are read pack by pack, in pack order, one ``preadv`` each, and
 hashed while in the processor's cache. Data that the kernel must fetch from disk is announced to it first and
@@ -54,7 +54,7 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class StoreTroubleLog:
-    """Logs what could not be read from a store, at most once a minute for a process and all its forks."""
+    """A log of what could not be read from a store, at most once a minute for a process and all its forks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -250,7 +250,7 @@ class _Reading:
             self._read(*self._waiting.popleft())
 
     def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record, wherever it is; the first of a batch sets the size of the block."""
+        """Read one record wherever it may be; the first of a batch sets the size of the block."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:

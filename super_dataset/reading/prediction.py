@@ -1,4 +1,4 @@
-"""Receives many replies with one call: while records have one size, their frames are predictable.
+"""Receiving many replies with one call: while records have one size, their frames are predictable.
 
 The bytes of ``n`` replies to GETs of one length alternate: payload, row, payload, row, ... where a row is the
 line end of the previous reply, the frame (``$``, length, line end) and the record's header. Every byte of a

@@ -1,4 +1,4 @@
-"""Reads one batch: from packs where possible, then from the cache, following pointers, with retries for
+"""Reading one batch: from packs where possible, then from the cache, following pointers, with retries for
 missing samples, reports, and a time limit.
 
 Waiting is bounded by time and by attempts. Only missing samples are requested again, and every attempt with
@@ -153,7 +153,7 @@ class ReaderState:
 
 
 class BatchReader:
-    """Reads ``BatchRef`` s into received batches. It pickles, and is thread-safe."""
+    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe."""
 
     def __init__(
         self,

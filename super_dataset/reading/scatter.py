@@ -1,4 +1,4 @@
-"""Parses the replies to a batch's GETs and routes their bytes to the right memory. It does no I/O.
+"""A parser of the replies to a batch's GETs, which routes their bytes to the right memory, without I/O.
 
 One ``ReplyScatter`` follows one connection's stream of replies, in one of two ways:
 
@@ -29,7 +29,7 @@ _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to parse thousands of d
 
 
 class ReplyScatter:
-    """Reads replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
+    """A parser of replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
 
     ``skip`` replies to earlier commands come first and are skipped, and so are the replies to an ``ASKING``
     before the requests for the samples in ``asking``.

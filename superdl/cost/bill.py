@@ -58,9 +58,8 @@ class EpochUse:
 class BillLine:
     """The cost of one item: in total, and for each epoch with its validation.
 
-    If ``usd`` is None, the item is not in the bill and ``how`` is the reason; otherwise ``how`` is the
-    arithmetic in words. The part of ``usd`` beyond ``by_epoch`` was spent before, between and after the
-    epochs.
+    If ``usd`` is None, the item is not in the bill and ``how`` is the reason; otherwise ``how`` explains the
+    arithmetic. The part of ``usd`` beyond ``by_epoch`` was spent before, between and after the epochs.
     """
 
     name: str

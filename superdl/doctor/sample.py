@@ -1,8 +1,7 @@
 """The check of one small batch through the whole path, as in a training job: planned, produced, read.
 
-Errors appear in the words that a training job would get. Cached samples would prove nothing about functions,
-so they are requested under new ids. A second check covers the shared memory in which workers hand over their
-results.
+Errors appear as in a training job. Cached samples would prove nothing about functions, so they are requested
+under new ids. A second check covers the shared memory in which workers hand over their results.
 """
 
 from __future__ import annotations
@@ -150,8 +149,8 @@ def check_dataset_fits(case: Case) -> Finding:
 def check_shared_memory(_: Case) -> Finding:
     """Check for enough shared memory for torch's workers: Docker's 64 MB are full after a batch or two.
 
-    SUPER's own batches lie in memory files that this limit does not count; labels, results of a transform and
-    batches of other loaders do count.
+    SUPER's own batches are in memory files, which this limit does not count; labels, results of a transform
+    and batches of other loaders do count.
     """
     try:
         told = os.statvfs(_SHARED_MEMORY)

@@ -55,8 +55,8 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """Finds images and their labels among files; with ``webdataset`` an image field is a whole extension, and
-    a label belongs to one image.
+    """A finder of images and their labels among files; with ``webdataset`` an image field is a whole
+    extension, and a label belongs to one image.
     """
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:

@@ -105,7 +105,7 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 
 
 class Labelling:
-    """Labels each row once all are known, and counts the classes.
+    """The labelling of rows, once all are known, and the counts of classes.
 
     Rows without a label get that of the first folder level that differs between samples. Until all are read
     they are ``kept`` in a temporary file, so memory is bounded.

@@ -1,4 +1,4 @@
-"""Reads shards in pieces, from files and buckets, and names the members that formats find in them.
+"""Reading shards in pieces, from files and buckets, and naming the members that formats find in them.
 
 A :class:`Shard` fetches large blocks while headers are close together, and small pieces once they are far
 apart: large members are skipped, small ones cost few requests.
@@ -104,7 +104,7 @@ class Shard:
 
 
 class Shards:
-    """Opens the objects of a source, from any thread. Set ``stop`` to end all reading.
+    """The objects of a source, which any thread may open. Set ``stop`` to end all reading.
 
     They are read as functions read them, but links may lead anywhere this user may read.
     """

@@ -1,4 +1,4 @@
-"""Drops packs of a store: those not worth their room, broken ones, or all.
+"""Dropping packs of a store: those not worth their room, broken ones, or all.
 
 The packs are chosen first (:func:`choose`), so that the user can confirm, and then dropped (:func:`prune`).
 Only files that the store itself names are ever removed.

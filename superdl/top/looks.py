@@ -1,6 +1,6 @@
 """The current rates of a coordinator, as differences of two polls of its counters.
 
-A *view* is what is displayed: JSON values whose rates are per second, ``None`` before the second poll.
+A *view* is the displayed data: JSON values whose rates are per second, ``None`` before the second poll.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Figures = dict[str, Any]
 
 
 class Looks:
-    """Polls one coordinator, from its first answer on through its restarts.
+    """The polling of one coordinator, from its first answer on through its restarts.
 
     Args:
         client: of the coordinator.
