@@ -94,10 +94,8 @@ class _InBackground:
 
 
 def in_background(task: Callable[[], None]) -> None:
-    """Run ``task`` without waiting, for finalizers: garbage collection may run them anywhere, under any lock.
-
-    Starting a ``threading.Thread`` would take Python's own locks.
-    """
+    """Run ``task`` without waiting. For finalizers."""
+    # Garbage collection may run these anywhere, under any lock; threading.Thread takes Python's own to start.
     _InBackground(task)
 
 

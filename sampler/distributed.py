@@ -80,12 +80,12 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 def check_schedules(num_replicas: int) -> None:
     """Raise ``UsageError`` if Accelerate would step a learning-rate schedule once per rank.
 
-    Accelerate's own prepared loaders count the batches of all ranks, SUPER's count those of one. Accelerate
-    keeps no list of schedules, so this scans all objects of the process.
+    Accelerate's own prepared loaders count the batches of all ranks, SUPER's count those of one.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:
         return
+    # Accelerate keeps no list of its schedules, so look through all objects of the process.
     for found in gc.get_objects():
         if type(found) is not accelerate.AcceleratedScheduler:
             continue
@@ -142,7 +142,7 @@ def run_id() -> str:
 
 
 def is_own(run: str) -> bool:
-    """Return whether a run id belongs to this process alone, so that no other process shares its listing."""
+    """Return whether a run id belongs to this process alone."""
     return run == _run_ids.get(os.getpid())
 
 

@@ -292,7 +292,8 @@ def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Return the seed of one dataset, so that similar datasets of equal size do not get the same order."""
+    """Return the seed of one dataset."""
+    # With equal seeds, similar datasets of equal size would get the same order.
     if not number:
         return seed
     return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)

@@ -34,8 +34,7 @@ def sampler_state_in(state: Any) -> Any:
 def check_workers() -> None:
     """Check that no ``StatefulDataLoader`` is about to load a state of a different number of workers.
 
-    The loader merely asserts that the numbers are equal. Before that it requests the sampler's iterator
-    without identifying itself, so it is looked up among the callers.
+    The loader itself merely asserts that the numbers are equal.
 
     Raises:
         ConfigError: the number differs; the message explains how to resume.
@@ -53,6 +52,7 @@ def check_workers() -> None:
 
 
 def _loader_that_asks() -> Any:
+    # The loader requests the sampler's iterator without identifying itself: find it among the callers.
     frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
     while frame is not None:
         # Only variables of torchdata's frames: reading another frame's would keep its objects alive.

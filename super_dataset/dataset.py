@@ -68,7 +68,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
     channels_last; other samples are stacked as they are, and samples that differ in dtype or shape come as a
     list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
-    dtype. If the list has arrays, the shape is (batch, ...); if their lengths vary, labels are a list of
+    dtype. If the key list has arrays, the shape is (batch, ...); if their lengths vary, labels are a list of
     tensors; if it has named fields, a dict of these. If samples have fields (``Recipe.fields``), or a custom
     step returns named arrays, a dict of tensors, or of lists of tensors, takes the place of images. With
     ``return_info``, a :class:`BatchInfo` comes third.

@@ -80,9 +80,8 @@ def how_to_use(index: object) -> str:
 
 
 def _a_loader_asks() -> bool:
-    """Return whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset. It would
-    mistake each sample for a batch.
-    """
+    """Return whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset."""
+    # It would mistake each sample for a batch.
     frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):
         frame = frame.f_back

@@ -111,8 +111,8 @@ class SuperLoader(Generic[_Ref]):
             16; 0: read in the training process itself. If nothing draws, this is the number of threads, at
             most ``prefetch + 1`` and at least one; one thread does the work of several processes, and three
             were measured to take a fifth more CPU.
-        threads: read with this many threads even if something draws, which per-image transforms must not; 0:
-            processes.
+        threads: read with this many threads even if something draws (not allowed for per-image transforms);
+            0: processes.
         collate_fn: as a DataLoader's: with ``batch_size`` it is called with the list of a batch's samples,
             each as ``dataset[i]``; else with every item of the dataset. Its result is the batch.
         pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory if

@@ -1,4 +1,4 @@
-"""``PerSample``: applies a per-image transform, as in torchvision, timm and albumentations, to a batch.
+"""``PerSample``: a per-image transform, as in torchvision, timm and albumentations, applied to a batch.
 
 Such transforms draw from the global generators of Python, numpy and torch. These are set before each sample
 and restored after the batch, which is safe only in the main thread of a worker or trainer. None of those

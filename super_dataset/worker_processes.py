@@ -82,7 +82,7 @@ class Load:
     of_samples: bool
 
     def __call__(self, ref: Any) -> Any:
-        """Return the batch; a ``StopIteration``, which would end the epoch, becomes a ``RuntimeError``."""
+        """Return the batch; a ``StopIteration`` becomes a ``RuntimeError``."""
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
@@ -90,6 +90,7 @@ class Load:
                 return self.dataset.collated(ref, self.collate_fn)
             return self.collate_fn(self.dataset[ref])
         except StopIteration as error:
+            # It would end the epoch.
             raise RuntimeError("the dataset, its transform or collate_fn raised StopIteration") from error
 
 
@@ -187,9 +188,8 @@ class ProcessPass:
         return mover.receive(mover.send(made.item))
 
     def next_ref(self) -> Any:
-        """Return the sampler's next item. Its error ends the pass later: a DataLoader would raise it before
-        the batches under way.
-        """
+        """Return the sampler's next item; keep its error for the end of the pass."""
+        # A DataLoader would raise the error before the batches that are under way.
         try:
             return next(self._refs)
         except StopIteration:

@@ -132,7 +132,7 @@ class Embedded:
             process.wait()  # reap it, or it stays a zombie
 
     def _await_ends(self) -> None:
-        """Wait for the coordinators that this process started, so that they leave no zombies."""
+        """Wait for the coordinators that this process started; they would stay as zombies."""
         for process in self._processes:
             try:
                 process.wait(_END_WAIT_S)
@@ -312,10 +312,8 @@ _lock = threading.Lock()
 def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
     """Return this process's hold on the embedded coordinator of ``run``, taken at the first call.
 
-    The hold outlives the samplers, so that the cache serves the next one. A hold taken for a query alone is
-    kept for a while after :func:`question_answered`: the sampler that follows may belong to a run that got
-    its id meanwhile, and live in other processes. If credentials or settings changed since the hold was
-    taken, the coordinator is restarted.
+    The hold outlives the samplers, so that the cache serves the next one. If credentials or settings changed
+    since it was taken, the coordinator is restarted.
     """
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
@@ -334,6 +332,8 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
                     "hold, so that it goes on as it was: start the run again",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
+        # A hold for a query alone is kept for a while after question_answered: the sampler that follows may
+        # belong to a run that got its id meanwhile, and live in other processes.
         if for_question:
             hold.questions += 1
         else:

@@ -240,14 +240,12 @@ class _Connections:
             return self._known.setdefault((address, credentials), made)
 
     def _before_fork(self) -> None:
-        """Close all channels and wait until grpc has shut down, which takes some ten milliseconds.
-
-        Forking earlier is worse than forking with an open channel: grpc's own fork handlers would wait for
-        threads that wait for them (grpcio 1.85).
-        """
+        """Close all channels and wait until grpc has shut down, which takes some ten milliseconds."""
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()
+        # Forking earlier is worse than forking with an open channel: grpc's own fork handlers would wait for
+        # threads that wait for them (grpcio 1.85).
         if self._known:
             gone = self._threads.wait_until_gone(self._shutdown_wait_s)
             # If threads remain, other code in this process uses grpc too; its channels are its own business.
@@ -259,7 +257,8 @@ class _Connections:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Reset in a forked child. The parent's objects are kept, so that no grpc destructor runs here."""
+        """Reset in a forked child."""
+        # Keep the parent's objects, so that no destructor of grpc runs here.
         self._inherited += self._known.values()
         self._known = {}
         self._threads = GrpcThreads()

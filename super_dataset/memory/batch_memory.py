@@ -150,9 +150,10 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
-    """Return tensors, in shared memory as one block, since each block costs a file descriptor."""
+    """Return the tensors; in shared memory as copies in one block."""
     if not memory.shared:
         return list(tensors)
+    # Each block costs a file descriptor.
     flats = cut_up(memory, [tensor.nbytes for tensor in tensors])
     parts = [flat.view(tensor.dtype).view(tensor.shape) for flat, tensor in zip(flats, tensors, strict=True)]
     for part, tensor in zip(parts, tensors, strict=True):

@@ -181,7 +181,8 @@ def shared_bytes(size: int) -> torch.Tensor:
 
 
 def send_by_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Send a small tensor inside the message: shared memory would cost more than its contents."""
+    """Mark a small tensor to be sent inside the message."""
+    # Shared memory would cost more than its contents.
     if tensor.nbytes < _MIN_BYTES:
         setattr(tensor, _BY_VALUE, True)
     return tensor
@@ -295,11 +296,9 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _reduce_received(tensor: torch.Tensor) -> Any:
-    """Return the reduction of a tensor; one in a worker's block is copied first.
-
-    torch would move the tensor itself to other memory and so release the block, though an array derived from
-    it may still be in use.
-    """
+    """Return the reduction of a tensor; one in a worker's block is copied first."""
+    # torch would move the tensor itself to other memory and so release the block, though an array derived
+    # from it may still be in use.
     if _is_plain(tensor) and tensor.untyped_storage().data_ptr() in _received:
         tensor = tensor.clone()
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # as above

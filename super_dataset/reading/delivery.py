@@ -264,10 +264,11 @@ class BatchInfo:
     @property
     def draw_ids(self) -> bytes:
         """Return 16 bytes per delivered sample, by which to seed random numbers: the sample id, modified if
-        the sample was drawn before in the epoch, so that each draw is treated differently.
+        the sample was drawn before in the epoch.
         """
         if self.repetitions is None:
             return self.sample_ids
+        # Random transforms should treat each draw of a sample differently.
         words = np.frombuffer(self.sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4).copy()
         words[:, -1] ^= self.repetitions
         return words.tobytes()

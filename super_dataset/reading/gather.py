@@ -105,8 +105,9 @@ class Share:
         self._scatter.asked(len(more))
 
     def begin(self) -> None:
-        """Send requests, and take bytes already received, which the socket would not signal."""
+        """Send requests, and take bytes already received."""
         self.ask()
+        # The socket would not signal bytes in the connection's own buffer.
         if self.connection.pending:
             self.receive_what_came()
 

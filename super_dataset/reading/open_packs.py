@@ -82,7 +82,7 @@ class OpenPacks:
         return opened
 
     def forget(self, store: str, pack: str) -> None:
-        """Close a pack so that it is opened again, because a server may have lost it."""
+        """Close a pack, so that the next read opens it again; a network server may have lost it."""
         with self._lock:
             self._packs.pop((store, pack), None)
 

@@ -125,7 +125,7 @@ class Scenario:
     reserved_share: Share = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Return name, value, unit, description and basis of all inputs; the basis of a changed one is that
+        """Return name, value, unit, about and basis of all inputs; the basis of a changed one is that
         it was given.
         """
         return [

@@ -116,7 +116,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """Set the variables by which the embedded default chooses executors and cache."""
+    """Set, for the block, the variables by which the embedded default chooses executors and cache."""
     before, named = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
