@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
-_FOOTPRINT = 1.4  # memory of a record in a cache beyond its own length, with room for requests in flight
+_FOOTPRINT = 1.4  # memory per byte of a record in a cache, with room for requests in flight
 _BARE = "bare preadv and hash"
 _CONVERTED = ("litdata-raw", "mds-raw")
 

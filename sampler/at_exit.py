@@ -95,7 +95,7 @@ class _InBackground:
 
 def in_background(task: Callable[[], None]) -> None:
     """Run ``task`` without waiting. For finalizers."""
-    # Garbage collection may run these anywhere, under any lock; threading.Thread takes Python's own to start.
+    # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
     _InBackground(task)
 
 

@@ -69,6 +69,7 @@ class Pager:
         self._heartbeat_s = heartbeat_s
         self._wake = threading.Condition()
         self._stopped = threading.Event()
+        # Weak, so that an abandoned iteration frees its batches.
         self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
         self._spoken_s = 0.0
@@ -110,7 +111,7 @@ class Pager:
 
     def _add(self, buffer: PrefetchBuffer, place: PlanPosition) -> None:
         others = (kept for kept in self._buffers if kept() not in {None, buffer})
-        self._buffers = [weakref.ref(buffer), *others]
+        self._buffers = [weakref.ref(buffer), *others]  # the latest iteration is served first
         self._progress = place.epoch, place.position
         if self._thread is None:
             self._spoken_s = time.monotonic()  # opening the job counted as its first heartbeat
@@ -220,6 +221,7 @@ class Pager:
             position, count, head = buffer.asked, buffer.room(), buffer.head
         page: Any = None
         error: Exception | None = None
+        # Without the lock: meanwhile the trainer takes batches.
         try:
             page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
         except Exception as failure:  # noqa: BLE001  # it is raised where the trainer asks for the batch

@@ -49,8 +49,8 @@ class PlanPosition:
 class Delivered:
     """The batches that an iteration has delivered, and the place after any number of them.
 
-    In order, a count suffices. Otherwise the positions are kept, 8 bytes each. Since no batch goes more than
-    ``reorder - 1`` positions early, the place after ``n`` batches follows from the last few before the n-th.
+    In order, a count suffices. Otherwise the positions are kept, 8 bytes each. No batch goes more than
+    ``reorder - 1`` positions early.
 
     Args:
         start: where the iteration began.
@@ -75,6 +75,7 @@ class Delivered:
         start = self.start
         if self._order is None:
             return PlanPosition(start.epoch, start.position + count)
+        # Older batches are all below the head, since none goes span or more positions early.
         known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
         gone = count + len(start.delivered_ahead)
         head = max(start.position, start.position + gone - self._span)

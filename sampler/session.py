@@ -200,6 +200,7 @@ class Session:
 
         Raises as :meth:`pages_from`.
         """
+        # Keep one earlier order, for an iteration that is still under way.
         before = {other: self._orders[other] for other in sorted(self._orders)[-1:]}
         self._orders = before | {epoch: draws}
         self._answered(

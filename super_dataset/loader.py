@@ -185,10 +185,10 @@ class SuperLoader(Generic[_Ref]):
                 **of_sampler,
             }
             self.sampler = self._made = make(dataset, **how)
-            weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
+            weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
-        # Other datasets may wrap one of these.
+        # A wrapper may inspect the batches of the dataset that it wraps, so it needs finished ones.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses
         if processes:

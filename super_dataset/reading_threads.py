@@ -31,9 +31,7 @@ _CLOSED = "this SuperLoader was closed: make another"
 class ReadingThreads:
     """``count`` threads, started when the first batch is requested, that run until :meth:`stop`.
 
-    They are daemons, so that the interpreter's end does not wait for a batch that has not come; but it waits
-    a moment, since a thread that is ended within torch's C++ aborts the process. They hold no batch while
-    they wait for work. With ``finished_elsewhere``, the mover may receive an ``Unfinished``.
+    With ``finished_elsewhere``, the mover may receive an ``Unfinished``.
     """
 
     def __init__(
@@ -99,6 +97,7 @@ class ReadingThreads:
         _running.add(self)
         with self._lock:
             for number in range(len(self._threads), self._count):
+                # A daemon: the interpreter's end does not wait for a batch that has not come.
                 thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -108,7 +107,7 @@ class ReadingThreads:
         with receiving_into(self.mover.memory, finished_elsewhere=self._finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)
-                del task
+                del task  # it holds a batch, which must be free while this waits for work
         self._tasks.put(None)  # for the next thread
 
     def _load(self, ref: Any) -> Any:
@@ -190,7 +189,8 @@ _running: weakref.WeakSet[ReadingThreads] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    """Let the threads end before the interpreter kills them at an arbitrary point."""
+    """Stop the threads at exit, and wait a moment for them."""
+    # A thread that the interpreter ends within torch's C++ aborts the process.
     threads = list(_running)
     for each in threads:
         each.stop()

@@ -38,7 +38,7 @@ _DRAW = frozenset(
 _CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
 _PRESET = "ImageClassification"  # a preset of weights; split_transform leaves only its end
 _DRAW_NOTHING = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
-_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # top-level modules of torchvision and timm
+_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "

@@ -200,11 +200,11 @@ class ProcessPass:
 
 
 class _RefsOfPass:
-    """The sampler of a DataLoader, which yields the items of the latest pass. It holds no pass, so that
-    workers end as soon as the loader is dropped, even if an error's traceback still refers to everything.
-    """
+    """The sampler of a DataLoader, which yields the items of the latest pass."""
 
     def __init__(self, processes: WorkerProcesses) -> None:
+        # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
+        # refers to everything.
         self._processes = weakref.ref(processes)
 
     def __iter__(self) -> Iterator[Any]:
@@ -219,7 +219,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
             ref = begun.next_ref()
         except StopIteration:
             return
-        del begun
+        del begun  # hold no pass between items
         yield ref
 
 

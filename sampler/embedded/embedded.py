@@ -150,17 +150,15 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a serving coordinator, which is started if there is none.
-
-        A running one that closes the connection without a message was dying: the kernel may close the ranks'
-        connections of a killed process before its listening socket.
-        """
+        """Return a connection to a serving coordinator, which is started if there is none."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
                 self._await_ready(hold)
             except BaseException as error:
                 self._sockets.close(hold)
+                # A running one that closed without a message was dying: the kernel may close the ranks'
+                # connections of a killed process before its listening socket.
                 if was_running and isinstance(error, _LostError):
                     continue
                 if not was_running:

@@ -1,4 +1,4 @@
-"""Bad samples that readers skipped: each is named once and counted, whichever process met it.
+"""Bad samples that readers met: each is named once and counted, whichever process met it.
 
 The training process keeps the list. Its DataLoader workers append to a file in memory, which it reads
 whenever it takes the next batch: a pipe would block a worker whose trainer is busy, and workers end without

@@ -113,7 +113,7 @@ class CheckedRecords:
 
 
 def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of headers, uint8 of shape (n, 64), that are equal iff dtype and shape are."""
+    """Return the bytes of headers, uint8 of shape (n, 64), that are equal where dtype and shape are."""
     return raw_headers[:, _LAYOUT]
 
 

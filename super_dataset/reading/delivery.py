@@ -209,7 +209,7 @@ def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayPlace]:
     return {place.name: place for place in array_places(buffer.payload(offset))}
 
 
-@dataclass(slots=True, eq=False)  # not frozen: Lightning modifies batches in a way that frozen classes refuse
+@dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches
 class BatchInfo:
     """The origin, cost and problems of a batch.
 

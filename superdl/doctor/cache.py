@@ -41,7 +41,7 @@ def check_coordinator(case: Case) -> Finding:
     from superdl.super_wire.protocol import installed_version
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
-    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is set now, or something is wrong
+    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it runs by now, or something is wrong
     with client.hold():
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
     case.budget_bytes, case.told_store = answer.cache.budget_bytes, answer.cache.store

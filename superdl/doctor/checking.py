@@ -213,7 +213,7 @@ def _looked(check: Check, case: Case) -> Finding:
         failure = doubtful if check.by_role and case.elsewhere else bad
         return failure(f"it came to no end within {limit_s:g} s", _SILENCE)
     except SuperError as error:
-        remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages end with one already
+        remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages contain one
         return bad(f"{type(error).__name__}: {error}", remedy)
     except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
         lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
