@@ -61,7 +61,7 @@ class Embedded:
         path: the run's directory.
         coordinator: the coordinator's address, which survives a restart.
         pid: the process id of the coordinator that was found or started.
-        was_told: whether its place for records was printed for the user.
+        was_told: whether the place of its records was printed for the user.
         stays: whether a sampler uses it, so that it is kept until the process ends.
         questions: number of pending queries.
         answered: number of answered queries.

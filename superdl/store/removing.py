@@ -72,7 +72,7 @@ def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs that are not open by ``contents``, and index segments without remaining packs."""
+    """Drop packs whose collection is not in use, and index segments without remaining packs."""
     free = [one for one in contents.collections.values() if not one.in_use]
     sizes = {pack: size for one in free for pack, size in one.packs.items()}
     removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})

@@ -151,7 +151,7 @@ class _Server(ThreadingMixIn, TCPServer):
     page: Page
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore that browsers hang up at any time; anything else is a bug, and printed."""
+        """Ignore browsers that hang up; print any other error, which is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
