@@ -1,9 +1,8 @@
-"""What SUPER costs, measured beside what users would otherwise pick. Not in the wheel; ``superdl bench``
-runs it.
+"""The costs of SUPER, measured beside the usual alternatives. Not in the wheel; run by ``superdl bench``.
 
 A question is one module here with ``add_arguments`` and ``measure``, and one row in :data:`BENCHMARKS`. It
-compares in one run, on the same images, and says in its report what was counted and how. `harness` runs and
-reports all of them, `loaders` has what SUPER is compared with.
+compares in one run, on the same images, and its report describes what was counted and how. `harness` runs and
+reports all of them, `loaders` has the loaders that SUPER is compared with.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ BENCHMARKS: Mapping[str, str] = {
     "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3",
     "train": "a trainer on one core that decodes for itself, or has it done on other cores",
 }
-"""By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
+"""Keyed by name; each is a module of this folder with ``add_arguments`` and ``measure``."""
 
-_FILE_WIDTH = 140  # of tables that go to a file or a pipe, which have no width
+_FILE_WIDTH = 140  # for tables written to a file or a pipe, which have no width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one subcommand for each benchmark."""
+    """Add one subcommand per benchmark."""
     benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for name, text in BENCHMARKS.items():
         benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
@@ -41,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and give the exit code."""
-    from rich.console import Console  # --help needs none of this
+    """Measure, print, and return the exit code."""
+    from rich.console import Console  # --help does not need these imports
 
     from benchmarks.harness.results import measured, print_report
     from superdl.experiments.output import tell_json
 
-    # Plain lines: a spinner would take CPU from what is measured.
+    # Plain lines: a spinner would take CPU from the measured code.
     progress = Console(stderr=True, highlight=False)
     report, content = measured(_module(arguments.benchmark).measure, arguments, progress.print)
     tell_json(content, shown=arguments.json, file=arguments.output)

@@ -1,6 +1,6 @@
 """``python -m benchmarks.answering``: the real coordinator, with functions that take time and do no work.
 
-It takes the coordinator's options. ``superdl bench coordinator`` measures it.
+It takes the coordinator's options, and is measured by ``superdl bench coordinator``.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _SAMPLE_S = 0.002
 
 
 class AnswersAlone(Executor):
-    """An executor without functions: it waits as long as they might take, and says that all is cached.
+    """An executor without functions: it waits as long as they would take, and reports all samples as cached.
 
     Nothing is fetched, decoded or written.
     """
 
-    name = "local"  # whose row of the registry it takes
+    name = "local"  # the registry entry that it replaces
     remote = False
     region = ""
     fingerprint = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing; there is nothing to start."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """All of it is cached, after a while."""
+        """Report all samples as cached, after a delay."""
         count = len(request.keys)
         duration_s = _INVOCATION_S + count * _SAMPLE_S
         await asyncio.sleep(min(duration_s, timeout_s))
@@ -62,11 +62,11 @@ class AnswersAlone(Executor):
         )
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing; there is nothing to stop."""
 
 
 if __name__ == "__main__":
-    # No setting: nobody else has use for such a coordinator.
+    # Not a setting: no other use for such a coordinator.
     alone = f"{AnswersAlone.__module__}:{AnswersAlone.__name__}"
     EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=alone)
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""``superdl bench coordinator``: what the coordinator itself costs, with many jobs and while it lists.
+"""``superdl bench coordinator``: the cost of the coordinator itself, with many jobs and during a listing.
 
-The jobs are :mod:`benchmarks.coordinator_clients`'s. They are planned by :mod:`benchmarks.answering`'s
-coordinator; sources are listed by the real one, with its state in a directory.
+The jobs come from :mod:`benchmarks.coordinator_clients`, and are planned by the coordinator of
+:mod:`benchmarks.answering`; sources are listed by the real one, with its state in a directory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _COLUMNS = (
 _SETTINGS = ("--cache-bytes", str(2**50), "--catalog-max-age-s", "3600")  # nothing is dropped or listed again
 _WARM_UP_BATCHES = 4
 _FILL_BATCH, _FILL_RATE = 4096, 30.0
-_FILL_EPOCHS = 2  # the second brings what was read past before it was produced
+_FILL_EPOCHS = 2  # the second epoch produces samples that were read past before they were ready
 _RATE_OF_A_JOB = 100.0
 _CHECK_S, _LOOK_S = 0.02, 0.05
 _PER_CENT = 100
@@ -139,9 +139,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Run all measurements; ``say`` gets a line for each.
 
     Raises:
-        SuperError: a process cannot be started, a source cannot be listed, or the coordinator answered
-            otherwise than expected.
-
+        SuperError: a process cannot be started, a source cannot be listed, or the coordinator gave an
+            unexpected answer.
     """
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [
@@ -161,7 +160,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
-    """Measure each way with each number of jobs, round by round."""
+    """Measure each mode with each number of jobs, round by round."""
     with (
         private_directory() as directory,
         cache_server() as cache,
@@ -188,7 +187,7 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
 
 
 def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
-    """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
+    """Produce a whole epoch, unmeasured, no faster than functions keep up."""
     job = clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
     clients.start([job])
     for _ in range(_FILL_EPOCHS):
@@ -206,7 +205,7 @@ def _measured_jobs(
     jobs: int,
     epoch: int,
 ) -> dict[str, Any]:
-    """Open so many jobs, have each ask for its first page, then measure.
+    """Open ``jobs`` jobs, let each request its first page, then measure.
 
     They begin in an epoch of their own, so that a random recipe's ids are fresh.
     """
@@ -248,7 +247,7 @@ def _measured_jobs(
 
 
 def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
-    """List each source with a coordinator of its own, and start that again."""
+    """List each source with a new coordinator, then restart that."""
     for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
         say(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
         conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
@@ -289,14 +288,14 @@ def _measured_listing(source: str, samples: int) -> dict[str, Any]:
 
 
 class _Watch:
-    """What a coordinator and its process that lists spend, and how long health checks wait.
+    """Resources used by a coordinator and its listing process, and the latency of health checks.
 
     Attributes:
-        answers_s: of each health check.
-        peak_bytes: the most anonymous memory, above that at the beginning.
-        after_bytes: the same at the end.
+        answers_s: latency of each health check, in seconds.
+        peak_bytes: peak of anonymous memory, above that at the beginning.
+        after_bytes: the same, at the end.
         cpu_s: user and system time.
-        wall_s: how long it took.
+        wall_s: elapsed time.
     """
 
     def __init__(self, server: Server) -> None:
@@ -337,7 +336,7 @@ class _Watch:
             self.peak_bytes = max(self.peak_bytes, self._anonymous() - self._idle_bytes)
 
     def _cpu_s(self) -> float:
-        spent = self._process.cpu_times()  # with those of processes that have ended
+        spent = self._process.cpu_times()  # includes processes that have ended
         return float(spent.user + spent.system + spent.children_user + spent.children_system)
 
     def _anonymous(self) -> int:
@@ -359,4 +358,4 @@ def _anonymous_bytes(process: psutil.Process) -> int:
 
 
 PARTS = {"jobs": _jobs, "listing": _listing}
-"""By the name that ``--only`` takes."""
+"""Keyed by the name that ``--only`` takes."""

@@ -1,7 +1,7 @@
-"""What samplers and readers do to a coordinator, many jobs of them from one process: pages asked for as the
-sampler asks, read reports left as readers leave them. Nothing is read and nothing trained.
+"""Simulated samplers and readers of many jobs, in one process: they request pages like the sampler and send
+read reports like readers. They read nothing and train nothing.
 
-What it costs the coordinator is measured by :mod:`benchmarks.coordinator`.
+:mod:`benchmarks.coordinator` measures their cost to the coordinator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_BATCHES", "Clients", "SimulatedJob", "write_key_list"]
 
 PAGE_BATCHES = 32
-"""The sampler asks for a page once there is room for so many batches, and has as many left by then."""
+"""The sampler requests a page once there is room for this many batches, with as many still left."""
 
 _TIMEOUT_S = 120.0
 _THREADS = 4
@@ -46,7 +46,7 @@ _ROWS_AT_A_TIME = 2**17
 def write_key_list(path: Path, samples: int) -> str:
     """Write a key list in the shape of ImageNet's, with labels and versions, and return its URL.
 
-    What a coordinator does with a catalog depends on its size and on the shape of its strings, not on images.
+    The coordinator's work for a catalog depends on its size and the shape of its strings, not on images.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -67,9 +67,9 @@ def write_key_list(path: Path, samples: int) -> str:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """One job with one rank, and where it stands: all before ``asked`` is known, all before ``read`` read.
+    """A job with one rank, and its progress: all before ``asked`` is known, all before ``read`` was read.
 
-    ``batches`` is how many were read in all.
+    ``batches`` is the total number of batches read.
     """
 
     name: str
@@ -83,7 +83,7 @@ class SimulatedJob:
 
 
 class Clients:
-    """Opens jobs and has them go on, page by page, from a few threads."""
+    """A client that opens jobs and advances them, page by page, from a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(
@@ -95,14 +95,14 @@ class Clients:
         self._connections = [CacheConnection(address, Credentials()) for _ in range(_THREADS)]
 
     def close(self) -> None:
-        """End the threads and the connections."""
+        """Stop the threads and close the connections."""
         self._pool.shutdown(cancel_futures=True)
         for connection in self._connections:
             connection.close()
         self._channel.close()
 
     def register(self, source: str, recipe: Recipe, *, key_list: str = "") -> bytes:
-        """Have a source listed under a recipe; gives the dataset's id."""
+        """Have a source listed under a recipe; return the dataset's id."""
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION,
             source=source,
@@ -117,7 +117,7 @@ class Clients:
         return bytes(dataset.dataset_id)
 
     def open(self, dataset_id: bytes, name: str, *, batch_size: int, seed: int, epoch: int) -> SimulatedJob:
-        """Open a shuffled job that begins at the start of ``epoch``; ``open_s`` is how long that took."""
+        """Open a shuffled job at the start of ``epoch``; its ``open_s`` is the time that took."""
         request = pb.OpenJobRequest(
             dataset_id=dataset_id,
             job=name,
@@ -132,12 +132,12 @@ class Clients:
         return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Each job asks for its first page; jobs stand at different places of a page from then on."""
+        """Request each job's first page; from then on, jobs are at different places within a page."""
         for number, job in enumerate(jobs):
             self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
     def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
-        """The jobs read so many batches in all, in turn, so many a second; waits until it is all taken in."""
+        """Read ``batches`` batches over all jobs in turn, ``rate`` a second; wait until all are processed."""
         threads = min(_THREADS, len(jobs))
         began_s = time.perf_counter()
 
@@ -153,16 +153,16 @@ class Clients:
         self._wait_until_read(jobs)
 
     def close_jobs(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Say goodbye."""
+        """Close the jobs."""
         for job in jobs:
             self._coordinator.CloseJob(pb.CloseJobRequest(job=job.name, rank=0), timeout=_TIMEOUT_S)
 
     def produced(self, jobs: Sequence[SimulatedJob]) -> int:
-        """Samples that functions produced for these jobs."""
+        """Return the samples that functions produced for these jobs."""
         return sum(stats.samples_produced for stats in self._stats(jobs))
 
     def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
-        """One batch: its report, and the next page if there is room for one."""
+        """Simulate reading one batch: its report, and the next page if there is room."""
         report = ReadReport(
             rank=0,
             epoch=job.epoch,

@@ -1,8 +1,7 @@
-"""``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
+"""``superdl bench function``: the function's cost per image, beside a bare loop that decodes the same.
 
-An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other way is the
-function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
-counted.
+Each arm runs in a separate process. The bare loop decodes bytes in memory; the other arm is the function's
+whole handler, as an executor calls it. The first pass over the images is a warm-up and not counted.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Run all arms; ``say`` gets a line for each.
 
     Raises:
-        SuperError: images or servers cannot be had, or an arm failed.
-
+        SuperError: images or servers are not available, or an arm failed.
     """
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
@@ -109,7 +107,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     runs: list[Run[FunctionFigures]] = []
     for images, count in itertools.product(sets, arguments.cores):
         with contextlib.ExitStack() as stack:
-            with held_to(usable[count:] or usable):  # what is started here stays there
+            with held_to(usable[count:] or usable):  # processes started here inherit these cores
                 cache = stack.enter_context(cache_server())
                 store = stack.enter_context(s3_server(Path(images.directory).parent))
             for number, way in itertools.product(range(1, arguments.rounds + 1), (BARE, S3)):
@@ -128,7 +126,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
-    """Medians over the rounds of each way, with shares of the bare loop on as many cores."""
+    """Yield medians over the rounds of each arm, with shares of the bare loop on as many cores."""
     groups = [
         (conditions, medians([_figures(result) for result in results]))
         for conditions, results in by_conditions(runs)
@@ -173,7 +171,7 @@ class FunctionArm:
 
 @dataclass(frozen=True, slots=True)
 class FunctionFigures:
-    """What was measured over all passes that count; CPU seconds are of the arm's process."""
+    """Measurements over all counted passes; CPU seconds are of the arm's process."""
 
     images: int
     wall_s: float
@@ -186,15 +184,14 @@ def run_arm(arm: FunctionArm, environment: Mapping[str, str]) -> FunctionFigures
     """Measure an arm in a fresh process.
 
     Raises:
-        BenchmarkError: it failed; the message has what it said.
-
+        BenchmarkError: it failed; the message has its output.
     """
     settings = {"SUPER_DECODERS": str(len(arm.cores)), **_QUIET}
     return run_child(_measured, arm, name=arm.way, environment={**environment, **settings})
 
 
 class _Context:
-    """What an executor hands to the handler."""
+    """The context that an executor passes to the handler."""
 
     function_name = "bench"
     aws_request_id = "bench"
@@ -204,9 +201,9 @@ class _Context:
 
 
 def _clocked_threads() -> dict[str, float]:
-    """CPU seconds of threads that end from now on, by the first part of their name.
+    """Return the CPU seconds of threads that end from now on, by the first part of their name.
 
-    The function's threads tell nothing of their CPU themselves.
+    The function's threads do not report their CPU themselves.
     """
     seconds: dict[str, float] = defaultdict(float)
     run = threading.Thread.run
@@ -246,7 +243,7 @@ def _recipe(arm: FunctionArm) -> Recipe:
 
 
 def _bare(arm: FunctionArm) -> Callable[[], None]:
-    """Decode and resize, with a thread for each core, and drop what comes of it."""
+    """Decode and resize, with a thread per core, and drop the results."""
     contents = [file.read_bytes() for file in Path(arm.images.directory).glob("*/*")]
     limit_pixels = Limits().image_pixels
     program = Program(_recipe(arm), bucket="", epoch=0, limit_pixels=limit_pixels, step_modules=frozenset())
@@ -264,7 +261,7 @@ def _bare(arm: FunctionArm) -> Callable[[], None]:
 
 
 def _calls(arm: FunctionArm) -> Callable[[], None]:
-    """Call the handler once for all images, as they are listed."""
+    """Call the handler once for all images, in the order of the listing."""
     recipe = _recipe(arm)
     catalog = list_source(f"s3://{Path(arm.images.directory).name}")
     request = PrefetchRequest(

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.listed_bucket PORT SAMPLES``: lists objects as S3 does; nobody reads them."""
+"""``python -m benchmarks.listed_bucket PORT SAMPLES``: an S3 server that only lists objects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _FOLDERS, _PAGE = 20, 1000
 
 @contextlib.contextmanager
 def listed_bucket(samples: int) -> Iterator[Server]:
-    """Serve a bucket of so many objects.
+    """Serve a bucket of ``samples`` objects.
 
     Raises:
         BenchmarkError: the server does not answer.
-
     """
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.listed_bucket", str(port), str(samples)]
@@ -36,7 +35,7 @@ def listed_bucket(samples: int) -> Iterator[Server]:
 
 
 class _Listing(BaseHTTPRequestHandler):
-    """Answers ListObjectsV2 for folders of equal size below ``train/``; there is no other object."""
+    """A handler of ListObjectsV2 for folders of equal size below ``train/``; there are no other objects."""
 
     protocol_version = "HTTP/1.1"
     samples: ClassVar[int]
@@ -73,7 +72,7 @@ class _Listing(BaseHTTPRequestHandler):
         return f"<IsTruncated>true</IsTruncated>{token}{objects}"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""``superdl bench read``: what a trainer's own processes spend per image, with SUPER and with what users
-would otherwise pick.
+"""``superdl bench read``: the CPU that a trainer's own processes spend per image, with SUPER and with the
+usual alternatives.
 
-It decides which arms there are and in which order they run, and makes figures of what they measured. An arm
-itself is :mod:`benchmarks.harness.arm`'s, the loaders are :mod:`benchmarks.loaders.contenders`'s.
+It chooses the arms and their order, and computes figures from their measurements.
+:mod:`benchmarks.harness.arm` implements an arm, :mod:`benchmarks.loaders.contenders` the loaders.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "add_arguments", "conditions_of", "measure", "rows_of"]
 
 _Arm = tuple[str, Loading]
-"""A contender, and what it loads."""
+"""A contender, and the images to load."""
 
 FILES, SHARDS = "files", "shards"
 EPOCHS = {FILES: ("later",), SHARDS: ("first", "second")}
-"""Which epochs have a row."""
+"""The epochs that have a row."""
 
 COLUMNS = (
     Column("num_workers", "work-\ners", "d"),
@@ -153,8 +153,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Run all arms; ``say`` gets a line for each.
 
     Raises:
-        SuperError: images or services cannot be had, or an arm failed.
-
+        SuperError: images or services are not available, or an arm failed.
     """
     source, from_shards = arguments.source, arguments.source == SHARDS
     forms = {name: CONTENDERS[name] for name in arguments.contenders}
@@ -187,7 +186,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
-    """The contenders last, so that those that are compared run side by side in time."""
+    """Yield arms with the contender varying fastest, so that arms to compare run close together in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
@@ -197,7 +196,7 @@ def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespac
 def _runs(
     arms: Sequence[_Arm], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> list[Run[Lap]]:
-    """Run the arms: over files beside one set of services, over shards SUPER's with fresh ones each time."""
+    """Run the arms: over files with one set of services, over shards SUPER's with fresh ones each time."""
     from_files = arguments.source == FILES
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
@@ -223,7 +222,7 @@ def _runs(
 
 
 def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
-    """What an arm measures: so many epochs of files once all was read, or the first two of shards."""
+    """Return an arm's spec: ``epochs`` epochs of files once all was read, or the first two of shards."""
     form, from_shards = CONTENDERS[contender], bool(loading.shards)
     return ArmSpec(
         open=form.open_shards if form.open_shards and from_shards else form.open,
@@ -253,7 +252,7 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
 
 
 def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any]:
-    """The conditions under which an arm has read an epoch: one row of the table."""
+    """Return the conditions under which an arm read an epoch: one row of the table."""
     return {
         "images": loading.name,
         "batch_size": loading.batch_size,
@@ -264,7 +263,7 @@ def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any
 
 
 def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """For each conditions medians over the rounds, and ratios to other rows; ``None`` where there is none."""
+    """Yield medians over the rounds per conditions, and ratios to other rows; ``None`` if missing."""
     rows = {
         tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
         for conditions, laps in by_conditions(runs)

@@ -1,7 +1,7 @@
-"""``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
+"""``superdl bench store``: the savings of a store, and the cost of reading it beside other loaders.
 
-Each arm is a process of its own; SUPER's have services of their own. The bare loop is
-:mod:`benchmarks.loaders.bare_loops`'.
+Each arm is a separate process; SUPER's have their own services. The bare loop is in
+:mod:`benchmarks.loaders.bare_loops`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
-_FOOTPRINT = 1.4  # what a record takes in a cache beyond its own length, with room for requests in flight
+_FOOTPRINT = 1.4  # memory per byte of a record in a cache, with room for requests in flight
 _BARE = "bare preadv and hash"
 _CONVERTED = ("litdata-raw", "mds-raw")
 
@@ -68,7 +68,7 @@ _FIGURES = [column.name for column in _COLUMNS[2:] if column.name not in _RATIOS
 
 _Figures = dict[str, float | None]
 _Arm = tuple[str, list[_Figures]]
-"""Its name, and the figures of each epoch: none where it cannot run here."""
+"""Its name, and the figures of each epoch: none if it cannot run here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,12 +88,11 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Read the epochs of all arms; ``say`` gets a line for each.
 
     Raises:
-        SuperError: images or services cannot be had, or a loader failed.
-
+        SuperError: images or services are not available, or a loader failed.
     """
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
-    directory = Path(arguments.data)  # on the disk that is to be measured
+    directory = Path(arguments.data)  # on the disk to be measured
     with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as place:
         bench = _Bench(images, arguments, Path(place), say)
         for name in arguments.only:
@@ -113,7 +112,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
-    """For each arm its first epoch and the medians of the later ones, over the bare loop's where one ran."""
+    """Yield each arm's first epoch and the medians of the later ones, over the bare loop's if it ran."""
     bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
     loop = next(bare, _medians([]))
     for arm, epochs in arms:
@@ -129,7 +128,7 @@ def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def epoch_figures(lap: Lap) -> _Figures:
-    """The figures of an epoch; ``None`` is shown as a dash: nothing was read from disks or from S3."""
+    """Return the figures of an epoch; ``None`` prints as a dash: nothing was read from disks or S3."""
     images = lap.images
     return {
         "images_per_s": images / lap.wall_s,
@@ -143,7 +142,7 @@ def epoch_figures(lap: Lap) -> _Figures:
 
 
 class _Bench:
-    """One image set, and the arms that read it; stores lie in ``place``."""
+    """One image set, and the arms that read it; stores are in ``place``."""
 
     def __init__(
         self, images: Loading, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
@@ -167,7 +166,7 @@ class _Bench:
         yield self._bare(_BARE, one_slot=True)
 
     def straight(self) -> Iterator[_Arm]:
-        """CPU of reading packs in the page cache, beside loaders that converted before."""
+        """CPU of reading packs in the page cache, beside loaders that converted the images before."""
         self._fill()
         yield self._super("SuperLoader, packs")
         for name in _CONVERTED:
@@ -181,7 +180,7 @@ class _Bench:
         yield self._bare("the same, into a batch")
 
     def disk(self) -> Iterator[_Arm]:
-        """Packs that no memory holds, beside a bare loop on the same disk."""
+        """Packs read from disk, absent from memory, beside a bare loop on the same disk."""
         self._fill()
         yield self._super("SuperLoader, packs", cold_store=self._store)
         yield self._bare(_BARE, cold_store=self._store, ahead=True)
@@ -197,14 +196,14 @@ class _Bench:
                 yield self._super(arm, "s3://bucket/store", self._all_bytes, server)
 
     def _fill(self) -> None:
-        """Have all images in the store, if no arm before has put them there."""
+        """Put all images in the store, if no earlier arm has."""
         if not Path(self._store).exists():
             self._super("filling the store")
 
     def _super(
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
-        """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
+        """Run epochs of SuperLoader: fresh services, a cache of ``budget_bytes`` (0: quarter of the set)."""
         words = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
         with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:
@@ -229,4 +228,4 @@ ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {
     "disk": _Bench.disk,
     "s3": _Bench.s3,
 }
-"""By the name that ``--only`` takes."""
+"""Keyed by the name that ``--only`` takes."""

@@ -1,4 +1,4 @@
-"""``superdl bench train``: a core trains, and decoding is on that core or on the others."""
+"""``superdl bench train``: training on one core, with decoding on the same core or on the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
-_CLASSES = 100  # what image sets have at most
+_CLASSES = 100  # the maximum of the image sets
 _WARMING_STEPS = 2  # the first steps of a process choose kernels
 _ALONE_IMAGES = 64
 
@@ -91,13 +91,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: no core is left for functions, images or services cannot be had, or a trainer failed.
-
+        SuperError: no core is left for functions, images or services are not available, or a trainer failed.
     """
     mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
     images = prepare_images(arguments.images, arguments, say)
     spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
-    with held_to(others):  # what is started here stays there, but for the trainer
+    with held_to(others):  # processes started here inherit these cores, except the trainer
         say("decoding and computing, each alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
@@ -133,7 +132,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _trained(contender: str, spec: TrainerSpec, arguments: argparse.Namespace) -> list[Lap]:
-    """Train with a contender, SUPER with fresh services."""
+    """Train with a contender; SUPER gets fresh services."""
     form = CONTENDERS[contender]
     loading = replace(spec.loading, num_workers=form.workers_of(arguments.workers))
     arm = ArmSpec(
@@ -163,7 +162,7 @@ def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """By how much the losses of equal steps differ between any run and the first, at most."""
+    """Return the largest difference between losses of equal steps, of any run from the first."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
@@ -177,7 +176,7 @@ def loss_difference(runs: Sequence[Run[Lap]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """What trains on which batches.
+    """The setup of a trainer.
 
     ``core`` is the processor that it and its workers use; ``width`` is the network's.
     """
@@ -211,14 +210,14 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Steps since the last call, their losses, and what is left of ``wall_s`` beside them."""
+        """Return the steps since the last call, their losses, and the part of ``wall_s`` outside them."""
         losses, busy_s = self._losses, self._busy_s
         self._losses, self._busy_s = [], 0.0
         return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
 
 
 def warmed(spec: TrainerSpec) -> Trainer:
-    """A fresh trainer, in a process that has trained another."""
+    """Return a fresh trainer, in a process that has trained another."""
     first = Trainer(spec)
     for _ in range(_WARMING_STEPS):
         first.step(_random_batch(spec.loading))
@@ -233,25 +232,25 @@ def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """CPU time of an image in the trainer's own process, in ms: to decode with Pillow, and to train on."""
+    """CPU time per image in the trainer's own process, in ms: to decode with Pillow, and to train."""
 
     decode_ms_per_image: float
     compute_ms_per_image: float
 
     @property
     def decode_to_compute(self) -> float:
-        """The ratio that decides what splitting can gain."""
+        """Return the ratio that limits the gain of splitting."""
         return self.decode_ms_per_image / self.compute_ms_per_image
 
     def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
-        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
-        nor what functions and services do for an image can take less.
+        """Return the maximum speed-up of a step over ``plain_ms_per_image``: neither the trainer's computing
+        nor the work of functions and services per image can take less.
         """
         return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
 
 
 def costs_alone(spec: TrainerSpec) -> Alone:
-    """Measure both in this process, which is fresh, with nothing else done."""
+    """Measure both in this process, which is fresh, with nothing else running."""
     trainer, pairs = warmed(spec), Pairs(spec.loading)
     some = range(min(len(pairs), _ALONE_IMAGES))
     decode_s = seconds_each(lambda: [pairs[index] for index in some], time.process_time)
@@ -261,7 +260,7 @@ def costs_alone(spec: TrainerSpec) -> Alone:
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """A ResNet with one block in each stage, on images made small at once: a millisecond or so an image.
+    """Return a ResNet with one block per stage, on images made small at once: about a millisecond an image.
 
     It takes uint8 images. ``width`` is the number of channels of the first stage.
     """
@@ -288,7 +287,7 @@ def small_resnet(classes: int, width: int) -> nn.Module:
 def rows_of(
     runs: Sequence[Run[Lap]], alone: Alone, *, workers: int, other_cores: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for Pillow's later epochs, and two for each other loader."""
+    """Yield a row for Pillow's later epochs, and two for each other loader."""
     laps: dict[str, tuple[list[Lap], list[Lap]]] = {}
     for conditions, some in by_conditions(runs):
         first, later = laps.setdefault(conditions["contender"], ([], []))

@@ -1,8 +1,8 @@
-"""The sampler: which batches come next, and the embedded default that makes them come.
+"""The sampler, which plans batches, and the embedded coordinator that serves them by default.
 
-``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`;
-without a coordinator it starts one. ``describe`` and those that list ask it without a job. Names are looked
-up on first use, so that modules which need no torch do not pay for it.
+``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`. If no
+coordinator is configured, it starts one. ``describe`` and the listing functions query the coordinator without
+opening a job. Names are imported on first use, so that modules that do not need torch do not pay for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sampler is given, checked, and the plan that it describes."""
+"""Validation of a sampler's arguments, and the plan they describe."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a sampler's arguments describe.
+    """The validated arguments of a sampler.
 
     Attributes:
-        dataset: the dataset itself, of which a Subset may have been given.
-        spec: the plan, as a coordinator is told of it.
+        dataset: the dataset itself, also if a Subset of it was passed.
+        spec: the plan, as sent to the coordinator.
         rank: of this process.
-        num_replicas: ranks altogether.
-        order: what draws the order of each epoch, if a sampler of the user's does.
+        num_replicas: total number of ranks.
+        order: draws the order of each epoch if the user passed a sampler.
     """
 
     dataset: Any
@@ -64,11 +64,11 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     batch_sampler: Iterable[Any] | None,
     mix: tuple[tuple[int, ...], int, int],
 ) -> Description:
-    """Check the arguments of a ``SuperSampler``, which says what they are.
+    """Validate the arguments of a ``SuperSampler``, where they are documented.
 
     Raises:
-        ConfigError: one is wrong, or two contradict one another.
-        UsageError: ``dataset`` is no SuperDataset.
+        ConfigError: an argument is invalid, or two contradict each other.
+        UsageError: ``dataset`` is not a SuperDataset.
     """
     for name, flag in (("shuffle", bool(shuffle) if shuffle is None else shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):
@@ -118,7 +118,7 @@ def _order_from(
     drop_last: bool,
     others: list[str],
 ) -> tuple[Any, UserOrder]:
-    """Return the dataset itself, and what draws its epochs; ``others`` say what an epoch has, too."""
+    """Return the dataset itself and what draws its epochs; ``others`` are arguments that conflict."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("sampler and batch_sampler both say what an epoch has: give one of them")
     source: Any = sampler
@@ -155,7 +155,7 @@ def _check_dataset(dataset: object) -> None:
 
 
 def check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
-    """Refuse places that were counted in another listing of the source."""
+    """Raise ``ConfigError`` if places were counted in a different listing of the source."""
     if draws is not None and (draws.indices or draws.weights) and before not in (None, now):
         raise ConfigError(
             f"{source} was changed since this dataset was listed, and indices, weights or a Subset count the "
@@ -164,15 +164,15 @@ def check_places(draws: Draws | None, before: bytes | None, now: bytes, source: 
 
 
 def samples_of_a_rank(size: int, spec: JobSpec) -> int:
-    """Samples that each rank gets in an epoch, padding with them."""
+    """Return the number of samples that each rank gets in an epoch, padding included."""
     whole, rest = divmod(size, spec.batch_size * spec.num_replicas)
     return whole * spec.batch_size + (0 if spec.drop_last else -(-rest // spec.num_replicas))
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """``value`` as an int from ``low`` to ``high`` (exclusive); numpy's and torch's too, but no booleans."""
+    """Return ``value`` as an int in ``[low, high)``; numpy's and torch's are accepted, booleans are not."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer is the case that is caught
+        number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or not low <= number < high:

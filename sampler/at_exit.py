@@ -1,7 +1,7 @@
-"""What samplers that were not closed still do when the interpreter exits: end their threads, say goodbye.
+"""Cleanup of samplers that are still open when the interpreter exits: end their threads, close their jobs.
 
-A coordinator that others share would else keep their jobs for as long as a vanished job is remembered. It is
-a courtesy: tried once, in at most a second for all. A forked child says nothing.
+A shared coordinator would otherwise keep their jobs for as long as it remembers a vanished job. Closing is
+best effort: one attempt, within a second for all jobs. A forked child sends nothing.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class _Stoppable(Protocol):
 
 
 class OpenJobs:
-    """Jobs that are open, by coordinator, job and rank, and the process that opened them."""
+    """Open jobs, keyed by coordinator, job and rank, with the process that opened each."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, int], int] = {}
 
     def add(self, address: str, job: str, rank: int) -> None:
-        """This rank of a job is open at the coordinator at ``address``."""
+        """Record that this rank of a job is open at the coordinator at ``address``."""
         self._open[address, job, rank] = os.getpid()
 
     def discard(self, address: str, job: str, rank: int) -> None:
-        """It was closed."""
+        """Remove a job that was closed."""
         self._open.pop((address, job, rank), None)
 
     def say(self, total_s: float = TOTAL_S, client: Callable[[str], Client] = Client) -> None:
-        """Close what this process has open; a coordinator that does not answer is not asked again."""
+        """Close the jobs that this process has open. A coordinator that does not answer is not retried."""
         if not self._open:
             return
         from superdl.super_wire import coordinator_pb2 as pb
@@ -74,7 +74,7 @@ STOPPED_AT_EXIT: weakref.WeakSet[_Stoppable] = weakref.WeakSet()
 
 
 class _InBackground:
-    """A task in a thread of its own; the interpreter's end waits for it, but not for long."""
+    """A task in its own thread. The interpreter waits for it at exit, but not for long."""
 
     def __init__(self, task: Callable[[], None]) -> None:
         self.pid = os.getpid()
@@ -94,16 +94,14 @@ class _InBackground:
 
 
 def in_background(task: Callable[[], None]) -> None:
-    """Do it without waiting, as finalizers must: a garbage collection calls them anywhere, under any lock.
-
-    A ``threading.Thread`` would take locks of Python's own to start.
-    """
+    """Run ``task`` without waiting. For finalizers."""
+    # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
     _InBackground(task)
 
 
 @atexit.register
 def _leave() -> None:
-    # First the threads: one that is inside grpc can abort the process, and would open its job again.
+    # End the threads first: one that is inside grpc can abort the process, and would reopen its job.
     for member in [member for member in STOPPED_AT_EXIT if member.pid == os.getpid()]:
         member.stop()
     OPEN_JOBS.say()

@@ -1,7 +1,8 @@
-"""States: a place in a sampler's plan as a small dict that JSON can hold, and whether one fits a sampler.
+"""Sampler states: a place in the plan as a small JSON-compatible dict, and the check whether it fits a
+sampler.
 
-A plan is a pure function of what is written here, so a place is found in constant time, by any number of
-ranks that make the same global batches.
+A plan is a pure function of the values in a state. Any number of ranks that form the same global batches can
+therefore resume from it in constant time.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writes and reads the states of one sampler.
+    """Writer and reader of the states of one sampler.
 
     Args:
         spec: its plan.
         fingerprint: of the dataset.
-        batches: in an epoch.
-        in_order: whether batches are given out in order.
-        order: what draws its epochs, if a user's sampler does; an epoch has as many batches as that draws.
+        batches: per epoch.
+        in_order: whether batches are delivered in order.
+        order: draws its epochs if the user passed a sampler; the length of an epoch is then the length of its
+            draw.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Checkpoint:
             self._facts["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
 
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
-        """``place`` written down."""
+        """Return ``place`` as a state."""
         state = self._facts | {
             "epoch": place.epoch,
             "position": place.position,
@@ -87,10 +89,11 @@ class Checkpoint:
         return state if self._order is None else state | self._order.state_of(place.epoch)
 
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """The place that ``state`` names.
+        """Return the place that ``state`` describes.
 
         Raises:
-            ConfigError: it is no state of this version, or of another plan; the message names what differs.
+            ConfigError: it is not a state of this version, or belongs to another plan; the message names the
+                difference.
         """
         _check_kinds(state)
         self._check_plan(state)
@@ -172,8 +175,8 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
 
 
 def _shown(value: object) -> str:
-    """What a message shows of a value that may be anything."""
+    """Format any value for an error message."""
     try:
         return repr(value)[:200]
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python refuses to print an int of thousands of digits
         return f"a {type(value).__name__} that cannot be written"

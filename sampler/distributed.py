@@ -1,7 +1,7 @@
-"""What a process knows of its training run: its rank, the replicas, the id of a sampler's job, Accelerate.
+"""Facts about the training run that a process belongs to: rank, replicas, job id, use of Accelerate.
 
-Ranks of one run must find the same job without talking to each other, so a job's id is a digest of what they
-agree on.
+Ranks of a run must find the same job without communicating, so a job's id is a digest of the values they
+share.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["check_schedules", "check_still_there", "is_own", "job_id", "place_in_run", "run_id"]
 
-_NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
+_NO_RUN_ID = "none"  # torchrun's literal for a missing rendezvous id
 
-# By process id, since a fork copies them.
+# Keyed by process id, since a fork copies them.
 _run_ids: dict[int, str] = {}
 _samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(count)
 
 
 def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    """Rank and number of replicas: the arguments, else torch.distributed, else ``RANK`` and ``WORLD_SIZE``,
-    else 0 and 1.
+    """Return rank and number of replicas: the arguments, else torch.distributed, else ``RANK`` and
+    ``WORLD_SIZE``, else 0 and 1.
 
     Raises:
-        ConfigError: a variable is no number, the rank is not below the replicas, or there are several
-            replicas and nothing says which one this is.
+        ConfigError: a variable is not a number, the rank is not below the number of replicas, or there are
+            several replicas and no rank is known.
     """
     if rank is None or num_replicas is None:
         found = _place_in_group() or _place_in_environment(
@@ -55,10 +55,11 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 
 def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Refuse, by ``UsageError``, a place found before torch.distributed was there, that it tells otherwise.
+    """Raise ``UsageError`` if torch.distributed was initialized later and contradicts the detected rank or
+    replicas.
 
-    ``by_default``: whether rank and replicas were found, not given. What was given may differ: of several
-    ranks that share a model, all may want the same samples.
+    ``by_default`` holds, for rank and replicas, whether they were detected. Explicit arguments may differ:
+    ranks that share a model may all want the same samples.
     """
     group = _place_in_group()
     if group is None:
@@ -77,14 +78,14 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 
 
 def check_schedules(num_replicas: int) -> None:
-    """Refuse, by ``UsageError``, that Accelerate will step a learning rate's schedule once for each rank.
+    """Raise ``UsageError`` if Accelerate would step a learning-rate schedule once per rank.
 
-    Its prepared loaders count the batches of all ranks, and SUPER's count those of one. It keeps no list of
-    schedules, so all objects of this process are looked through.
+    Accelerate's own prepared loaders count the batches of all ranks, SUPER's count those of one.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:
         return
+    # Accelerate keeps no list of its schedules, so look through all objects of the process.
     for found in gc.get_objects():
         if type(found) is not accelerate.AcceleratedScheduler:
             continue
@@ -128,7 +129,9 @@ def _number_from_environment(name: str, default: int) -> int:
 
 
 def run_id() -> str:
-    """The id of this run: torchelastic's, else ``MASTER_ADDR:MASTER_PORT``, else one of this process."""
+    """Return the run id: torchelastic's, else ``MASTER_ADDR:MASTER_PORT``, else one generated for this
+    process.
+    """
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != _NO_RUN_ID:
         return f"elastic:{elastic}"
@@ -139,7 +142,7 @@ def run_id() -> str:
 
 
 def is_own(run: str) -> bool:
-    """Whether a run id is this process's alone, so that nobody else has to see what it sees."""
+    """Return whether a run id belongs to this process alone."""
     return run == _run_ids.get(os.getpid())
 
 
@@ -159,10 +162,10 @@ def job_id(  # noqa: PLR0913 # a job is what its plan says
     member: int = 0,
     mix_run: int = 1,
 ) -> str:
-    """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
+    """Return the id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
-    ``run`` is the run id, or what the user gave as ``job``. The second identical sampler of a process gets
-    another id than the first; ranks make their samplers in the same order, so they agree on that too.
+    ``run`` is the run id, or the user's ``job`` argument. The second identical sampler of a process gets a
+    different id than the first. Ranks create their samplers in the same order, so they agree on that too.
     """
     numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
     fields = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]

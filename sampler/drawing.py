@@ -1,8 +1,8 @@
-"""What a sampler is to draw: its own arguments, and what torch's objects say that are given in their place.
+"""The draws of a sampler: from its own arguments, or from torch objects passed in their place.
 
-A ``Subset``, which ``random_split`` makes too, says which samples of which dataset; ``SubsetRandomSampler``
-says which samples, and ``WeightedRandomSampler`` by which weights and how many. What torch would draw with
-its generator is drawn by the sampler's seed and epoch.
+A ``Subset``, also one made by ``random_split``, selects samples of a dataset. ``SubsetRandomSampler`` selects
+samples, and ``WeightedRandomSampler`` gives weights and a number of draws. Where torch would use its
+generator, the sampler's seed and epoch are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def shuffle_or_default(*, shuffle: bool | None) -> bool:
-    """``shuffle``, or torch's default where it was not given; log that this default is new."""
+    """Return ``shuffle``, or torch's default if it is None, and log that this default is new."""
     if shuffle is None:
         _LOG.warning(
             "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "
@@ -34,12 +34,12 @@ def shuffle_or_default(*, shuffle: bool | None) -> bool:
 def drawn_from(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """The dataset itself, and what an epoch draws of it; ``None``: each sample once.
+    """Return the dataset itself and what an epoch draws from it; ``None`` means each sample once.
 
-    ``indices``, and weights without them, count the places of what was given as the dataset.
+    ``indices``, and weights without indices, refer to places in the dataset as it was passed.
 
     Raises:
-        ConfigError: an argument is wrong, or two say different things.
+        ConfigError: an argument is invalid, or two contradict each other.
     """
     if isinstance(indices, SubsetRandomSampler):
         indices = indices.indices

@@ -1,7 +1,7 @@
-"""The sampler of a mix: one job for each dataset, whose plans share out the slots of each batch among them.
+"""The sampler of a mix: one job per dataset, whose plans share out the slots of each batch.
 
-What each batch has of which dataset is a pure function in the coordinator; so the samplers of the datasets
-have as many batches, and go side by side. A batch of the mix is made of theirs.
+The share of each dataset in a batch is a pure function in the coordinator. So the samplers of the datasets
+have equally many batches and advance together, and each batch of the mix combines one of each.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class _Member(SuperSampler):
 
 
 class MixSampler(SuperSampler):
-    """What ``SuperSampler`` makes of a ``SuperMix``, and of a ``ConcatDataset`` of SuperDatasets.
+    """The sampler that ``SuperSampler`` creates for a ``SuperMix`` or a ``ConcatDataset`` of SuperDatasets.
 
-    ``samplers`` are those of the datasets, in their order. Each has a job of its own.
+    ``samplers`` holds one sampler per dataset, in their order, each with its own job.
 
-    Beside the arguments of a ``SuperSampler``:
+    Arguments beyond those of ``SuperSampler``:
 
     Args:
         draws: samples in an epoch of all datasets together, in the same proportions.
         batching: ``"mixed"``: every batch has its share of each dataset; ``"per_dataset"``: the batches that
-            the ranks read at once are of one dataset, and of each dataset there are whole ones.
+            the ranks read at the same time come from one dataset, and every dataset has whole batches only.
     """
 
     def __init__(
@@ -124,27 +124,27 @@ class MixSampler(SuperSampler):
 
     @property
     def job(self) -> str:
-        """The id of the first dataset's job; each of ``samplers`` has its own."""
+        """Return the id of the first dataset's job; each of ``samplers`` has its own."""
         return self.samplers[0].job
 
     @property
     def kept(self) -> str:
-        """As a SuperSampler's."""
+        """Return the same as a SuperSampler's."""
         return self.samplers[0].kept
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """Those of all its datasets."""
+        """Return the bad samples of all its datasets."""
         wholes = {id(sampler.dataset): sampler for sampler in self.samplers}
         return tuple(bad for sampler in wholes.values() for bad in sampler.bad_samples)
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
-        """The epoch that the next iteration begins."""
+        """Return the epoch that the next iteration begins."""
         return self.samplers[0].epoch
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch."""
         return len(self.samplers[0])
 
     def __repr__(self) -> str:
@@ -152,34 +152,34 @@ class MixSampler(SuperSampler):
         return f"<SuperSampler of a mix of {counts} samples by {', '.join(map(repr, self.samplers))}>"
 
     def __iter__(self) -> MixIterator:  # type: ignore[override]  # its batches are mixed
-        """A new pass over the next epoch; raises as a SuperSampler's."""
+        """Return a new pass over the next epoch; raises as a SuperSampler's."""
         return MixIterator([iter(sampler) for sampler in self.samplers])
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins."""
+        """Set the epoch that the next iteration begins."""
         for sampler in self.samplers:
             sampler.set_epoch(epoch)
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Where training stands: the states of all samplers, which say the same place."""
+        """Return the position of training: the states of all samplers, which agree on the place."""
         return _together([sampler.state_dict(batches_consumed) for sampler in self.samplers])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin where ``state`` says; raises as a SuperSampler's."""
+        """Make the next iteration begin at the place in ``state``; raises as a SuperSampler's."""
         self._check_process()
         states = self._states_in(sampler_state_in(state))
         for sampler, own in zip(self.samplers, states, strict=True):
             sampler.load_state_dict(own)
 
     def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
-        """The samplers' states; ``ConfigError``, before any is loaded, if one does not fit."""
+        """Return the samplers' states; raise ``ConfigError``, before any is loaded, if one does not fit."""
         states = _states_of(state, len(self.samplers))
         for sampler, own in zip(self.samplers, states, strict=True):
             sampler._checkpoint.place_in(own)  # noqa: SLF001 # of the same class
         return states
 
     def job_stats(self) -> SamplerStats:
-        """Refuse: each dataset has a job of its own."""
+        """Raise ``UsageError``, because each dataset has its own job."""
         raise UsageError("a mix has a job for each dataset: ask [s.job_stats() for s in sampler.samplers]")
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class MixSampler(SuperSampler):
             sampler.close()
 
     def close_soon(self) -> None:
-        """Close them in the background, if this is their process: for finalizers."""
+        """Close the samplers in the background if this process made them. For finalizers."""
         for sampler in self.samplers:
             sampler.close_soon()
 
@@ -202,11 +202,11 @@ SuperSampler._of_several = MixSampler  # noqa: SLF001 # it says so
 
 
 class MixIterator(Iterator[MixedRef]):
-    """Yields a batch of the mix for one of each dataset; lazy until its first item is asked for."""
+    """Iterator over batches of the mix, each from one batch per dataset; lazy until its first item."""
 
     def __init__(self, passes: Sequence[PlanIterator]) -> None:
         self._passes = passes
-        self._taken: list[Any] = []  # of the next batch, until all are here
+        self._taken: list[Any] = []  # parts of the next batch, until it is complete
 
     def __iter__(self) -> MixIterator:
         return self
@@ -214,7 +214,7 @@ class MixIterator(Iterator[MixedRef]):
     def __next__(self) -> MixedRef:
         if not self._taken:
             self._take_first()
-        while len(self._taken) < len(self._passes):  # what one raises is raised; the next call goes on there
+        while len(self._taken) < len(self._passes):  # a pass's error propagates; the next call resumes there
             self._taken.append(next(self._passes[len(self._taken)]))
         taken, self._taken = self._taken, []
         if len({(ref.epoch, ref.position) for ref in taken}) > 1:
@@ -225,29 +225,29 @@ class MixIterator(Iterator[MixedRef]):
         try:
             self._taken.append(next(self._passes[0]))
         except StopIteration:
-            # The others end here too: one that never began would still be in this epoch when the next begins.
+            # End the others too: a pass that never began would still be in this epoch when the next begins.
             if any(next(own, None) is not None for own in self._passes[1:]):
                 raise UsageError(_APART) from None
             raise
 
     @property
     def epoch(self) -> int:
-        """The epoch of this pass."""
+        """Return the epoch of this pass."""
         return self._passes[-1].epoch
 
     @property
     def position(self) -> int:
-        """The first position of the epoch that was not given out yet."""
+        """Return the first position of the epoch that was not delivered yet."""
         return self._passes[-1].position
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this pass stands."""
-        # Of a batch that could not be put together, the last pass has taken nothing.
+        """Return the position of this pass as a state."""
+        # If a batch could not be put together, the last pass has taken nothing of it.
         place = {"epoch": self.epoch, "position": self.position}
         return _together([own.state_dict() | place for own in self._passes])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the pass that gave ``state``; raises as a SuperSampler's iterator."""
+        """Resume the pass that produced ``state``; raises as a SuperSampler's iterator."""
         states = _states_of(state, len(self._passes))
         self._taken = []
         for own, one in zip(self._passes, states, strict=True):
@@ -260,7 +260,7 @@ class MixIterator(Iterator[MixedRef]):
 
 
 def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
-    """Have each dataset know its size, as a sampler that is made now will find it."""
+    """Make each dataset query its size, as a sampler created now will see it."""
     wholes = {}
     for member in members:
         whole = member
@@ -276,7 +276,7 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
 
 
 def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
-    """What a sampler draws of ``size`` samples for ``count`` in an epoch, each as often as the others."""
+    """Return the arguments by which a sampler draws ``count`` of ``size`` samples, each equally often."""
     if count == size:
         return {}
     if shuffle:
@@ -285,7 +285,7 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
 
 
 def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """Share out a number in proportion to counts, by largest remainders; each gets one or more."""
+    """Share out a number in proportion to counts, by largest remainders; each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])
@@ -300,7 +300,8 @@ def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """The seed of one dataset: others of the same size, of like samples, are not to have the same order."""
+    """Return the seed of one dataset."""
+    # With equal seeds, similar datasets of equal size would get the same order.
     if not number:
         return seed
     return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)

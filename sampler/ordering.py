@@ -1,8 +1,8 @@
-"""The order of an epoch as a torch sampler draws it: any object that yields indices, or lists of them.
+"""The order of an epoch, drawn by a torch sampler or any other iterable of indices or of lists of indices.
 
-It is drawn in the main process when the epoch begins. A state has what the sampler was like before it drew,
-so that it draws the same again: its own ``state_dict`` where it has one, else the state of its ``generator``
-and that of torch's global one.
+It is drawn in the main process when the epoch begins. A state records the sampler as it was before the draw,
+so that the draw can be repeated: its own ``state_dict`` if it has one, else the state of its ``generator``
+and of torch's global one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["UNDRAWN", "UserOrder"]
 _LOG = logging.getLogger(__name__)
 
 UNDRAWN = Draws.in_order([0], [1])
-"""The order of a job of which no epoch was drawn yet: one sample, at whose end it stands."""
+"""The order of a job before any epoch was drawn: a single sample, with the position at its end."""
 
 _CHUNK = 2**16
 _EPOCHS_KEPT = 2
@@ -36,23 +36,23 @@ _OWN, _GENERATOR, _GLOBAL = "state_dict", "generator", "torch"
 class _Drawn(NamedTuple):
     draws: Draws
     before: dict[str, Any]
-    """What the sampler was like before it drew this."""
+    """The state of the sampler before this draw."""
 
 
 class UserOrder:
-    """Draws the order of each epoch.
+    """The order of each epoch, drawn by a user's sampler.
 
     Args:
         sampler: yields an epoch's indices each time it is iterated; with ``batch_size=None``, lists of them.
         batch_size: samples per batch; ``None``: the sampler yields batches.
-        drop_last: whether a short last batch is left out.
-        places: where the samples that are drawn from lie in the dataset, int64; ``None``: they are all of it.
+        drop_last: whether to leave out a short last batch.
+        places: the places in the dataset that can be drawn, int64; ``None``: all of it.
 
     Attributes:
-        size: samples in the dataset; to be set before an order is drawn.
+        size: samples in the dataset; must be set before an order is drawn.
 
     Raises:
-        ConfigError: ``sampler`` cannot be iterated.
+        ConfigError: ``sampler`` is not iterable.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class UserOrder:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the sampler knows of ranks."""
+        """Return whether the sampler is aware of ranks."""
         return any(hasattr(part, "num_replicas") for part in self._parts())
 
     def draw(self, epoch: int) -> Draws:
-        """Draw the order of an epoch, or return that of the state that was loaded.
+        """Draw the order of an epoch, or return that of the loaded state.
 
         Raises:
-            ConfigError: the sampler yields none or others than there are, or another order than in the state.
+            ConfigError: the sampler yields no indices or invalid ones, or another order than the state has.
         """
         loaded, known = self._loaded.pop(epoch, {}), self._drawn.get(epoch)
         expected = loaded.get("order", "")
@@ -111,21 +111,21 @@ class UserOrder:
         return draws
 
     def state_of(self, epoch: int) -> dict[str, Any]:
-        """Return what a state has to say of an epoch's order."""
+        """Return the part of a state that describes an epoch's order."""
         drawn = self._drawn.get(epoch)
         if drawn is None:
             return {"order": "", "sampler": {k: v for k, v in self._state().items() if k != _GLOBAL}}
         return {"order": drawn.draws.digest.hex(), "sampler": drawn.before}
 
     def load(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Have an epoch drawn as a state says; the sampler is set back when it begins."""
+        """Schedule an epoch to be drawn as in ``state``; the sampler is reset when the epoch begins."""
         order, sampler = state.get("order", ""), state.get("sampler", {})
         if not isinstance(order, str) or not isinstance(sampler, Mapping):
             raise ConfigError("this state's order or sampler is none of ours")
         self._loaded = {epoch: {"order": order, "sampler": sampler}}
 
     def _parts(self) -> list[Any]:
-        """The sampler, and the one within it that a batch sampler has."""
+        """Return the sampler and, for a batch sampler, the sampler inside it."""
         return [part for part in (self._sampler, getattr(self._sampler, "sampler", None)) if part is not None]
 
     def _state(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class UserOrder:
         return states
 
     def _as_before(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Set the sampler back, and within the context torch's global generator."""
+        """Reset the sampler and, within the context, torch's global generator."""
         for part in self._parts():
             if _OWN in before and callable(getattr(part, "load_state_dict", None)):
                 part.load_state_dict(before[_OWN])
@@ -170,7 +170,7 @@ class UserOrder:
         return Draws.in_order(indices, lengths)
 
     def _indices(self, yielded: Any) -> torch.Tensor:
-        """Return what a sampler yields as places in the whole dataset, int64."""
+        """Return the indices from a sampler as places in the whole dataset, int64."""
         chunks, remaining = [torch.empty(0, dtype=torch.int64)], iter(islice(yielded, NUMBERS_MAX + 1))
         while chunk := list(islice(remaining, _CHUNK)):
             try:
@@ -191,7 +191,7 @@ class UserOrder:
 
 @contextmanager
 def _global_generator(state: torch.Tensor) -> Iterator[None]:
-    """Give torch's global generator another state until the block ends."""
+    """Set the state of torch's global generator until the block ends."""
     outer = torch.get_rng_state()
     torch.set_rng_state(state)
     try:

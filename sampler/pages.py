@@ -1,8 +1,8 @@
-"""The background thread of a sampler: it keeps a page of the plan ahead, so that no trainer waits for an RPC.
+"""The background thread of a sampler, which fetches pages ahead so that the trainer waits for no RPC.
 
-It fetches pages while there is room, asks again for the statuses of the next few batches where their order
-may change, and shows a sign of life when nothing else is to be said: the job keeps its lease, and a
-coordinator that was restarted learns of the job while workers still read.
+It fetches pages while there is room, refreshes the statuses of the next few batches where their order may
+change, and otherwise sends heartbeats. These keep the job's lease, and make the job known to a restarted
+coordinator while workers still read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Pager"]
 _LOG = logging.getLogger(__name__)
 
 REORDER_BATCHES = 8
-"""Positions among which ``in_order=False`` chooses the next batch."""
+"""Positions from which ``in_order=False`` chooses the next batch."""
 
 HEARTBEAT_S = 2.0
 REFRESH_S = 0.25
 PREPARE_DELAY_S = 0.05
-"""After a state was loaded: a StatefulDataLoader loads the sampler's and then, at once, an iterator's."""
+"""Delay after loading a state: StatefulDataLoader loads the sampler's, then at once an iterator's."""
 
 _ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
 _JOIN_S = 5.0
@@ -48,9 +48,9 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """Feeds the iterations of one sampler from one thread, which starts with the first of them.
+    """The single thread that feeds the iterations of one sampler; it starts with the first iteration.
 
-    ``client`` is of the session's coordinator: its channel is held open while the thread lives.
+    ``client`` belongs to the session's coordinator. Its channel stays open while the thread lives.
     """
 
     def __init__(
@@ -69,19 +69,20 @@ class Pager:
         self._heartbeat_s = heartbeat_s
         self._wake = threading.Condition()
         self._stopped = threading.Event()
+        # Weak, so that an abandoned iteration frees its batches.
         self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
         self._spoken_s = 0.0
-        self._progress = (0, 0)  # epoch and first position not given out, of the latest iteration
+        self._progress = (0, 0)  # epoch and first undelivered position of the latest iteration
         self._delivered: Delivered | None = None  # of the latest iteration
-        self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for an iteration to come
+        self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for a future iteration
         self._silent = False
         self.checks = StatusChecks()
         self.pid = os.getpid()
         STOPPED_AT_EXIT.add(self)
 
     def prepare(self, place: PlanPosition) -> None:
-        """Ask for the first page of an iteration that will begin at ``place``, soon and without waiting."""
+        """Request the first page of an iteration that will begin at ``place``, soon and without waiting."""
         buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
         buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
@@ -92,16 +93,16 @@ class Pager:
             self._prepared = place, buffer
             self._add(buffer, place)
             if buffer.exhausted:
-                self._spoken_s = 0.0  # there is no page to ask for; a sign of life tells where this rank is
+                self._spoken_s = 0.0  # there is no page to fetch; a heartbeat reports this rank's position
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place of the plan; its first page is asked for at once, if not before."""
+        """Start an iteration at a place of the plan; request its first page now, unless prepared."""
         with self._wake:
             self._refuse_if_stopped()
             prepared, self._prepared = self._prepared, None
             if prepared is not None and prepared[0] == place:
                 buffer = prepared[1]
-                buffer.not_before_s, buffer.error = 0.0, None  # an error of then is no news: ask again now
+                buffer.not_before_s, buffer.error = 0.0, None  # its error is outdated: request it again now
             else:
                 buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
             self._delivered = buffer.delivered
@@ -110,23 +111,23 @@ class Pager:
 
     def _add(self, buffer: PrefetchBuffer, place: PlanPosition) -> None:
         others = (kept for kept in self._buffers if kept() not in {None, buffer})
-        self._buffers = [weakref.ref(buffer), *others]
+        self._buffers = [weakref.ref(buffer), *others]  # the latest iteration is served first
         self._progress = place.epoch, place.position
         if self._thread is None:
-            self._spoken_s = time.monotonic()  # what opened the job was the first sign of life
+            self._spoken_s = time.monotonic()  # opening the job counted as its first heartbeat
             self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
             self._thread.start()
         self._wake.notify_all()
 
     def delivered(self) -> Delivered | None:
-        """What the latest iteration has given out; ``None`` if none has begun since a place was prepared."""
+        """Return what the latest iteration delivered; ``None`` if none began since a place was prepared."""
         with self._wake:
             return self._delivered
 
     def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
-        """The buffer's next batch, ``None`` at the end of the epoch; waits only if nothing is here yet.
+        """Return the buffer's next batch, ``None`` at the end of the epoch; wait if the buffer is empty.
 
-        Raises why no page came; the next call tries again.
+        Raises the error of a failed page; the next call tries again.
         """
         with self._wake:
             while True:
@@ -155,17 +156,17 @@ class Pager:
                 self.checks.wait_s += time.perf_counter() - begun_s
 
     def stop(self) -> None:
-        """End the thread, and a call that it may be in. Idempotent."""
+        """Stop the thread, and a call it may be in. Idempotent."""
         with self._wake:
             self._stopped.set()
             self._wake.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._client.cut()  # the calls of other samplers are made again
+            self._client.cut()  # calls of other samplers are retried
             thread.join(_JOIN_S)
 
     def stop_soon(self) -> None:
-        """Let the thread end, without waiting: for finalizers."""
+        """Let the thread end without waiting. For finalizers."""
         if self.pid != os.getpid():
             return  # a forked copy has no thread, and its lock may have been held when it was copied
         self._stopped.set()
@@ -183,7 +184,7 @@ class Pager:
                 if task is None:
                     return
                 task()
-                del task  # it names a buffer, which an abandoned iteration must be able to drop
+                del task  # it references a buffer, which an abandoned iteration must be able to drop
                 self._spoken_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
@@ -196,7 +197,7 @@ class Pager:
             return None
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
-        """What is to be done now; else how long there is nothing to do, unless somebody wakes the thread."""
+        """Return the task that is due, else the seconds to wait for one unless woken earlier."""
         due_s = self._spoken_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
@@ -220,6 +221,7 @@ class Pager:
             position, count, head = buffer.asked, buffer.room(), buffer.head
         page: Any = None
         error: Exception | None = None
+        # Without the lock: meanwhile the trainer takes batches.
         try:
             page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
         except Exception as failure:  # noqa: BLE001  # it is raised where the trainer asks for the batch
@@ -255,7 +257,7 @@ class Pager:
         try:
             how = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
             batches = self._ask(buffer.epoch, head, count, **how).batches
-        except SuperError as error:  # statuses are advice; the next page will tell what is wrong
+        except SuperError as error:  # statuses are hints; the next page will report the error
             _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
             batches = ()
         with self._wake:

@@ -1,6 +1,6 @@
-"""``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is asked for.
+"""``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is requested.
 
-DataLoader makes an iterator that it never uses (with ``batch_size=None``), so making one has no effect.
+With ``batch_size=None``, DataLoader creates an iterator that it never uses, so creating one has no effect.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cursor:
-    """Where a sampler's next iteration starts; one that begins makes the following epoch the next.
+    """The start of a sampler's next iteration; an iteration that begins moves it to the following epoch.
 
-    Thread-safe. ``named``: the epoch set since an iteration began last.
+    Thread-safe. ``named`` is the epoch set since the last iteration began.
     """
 
     def __init__(self) -> None:
@@ -39,38 +39,38 @@ class Cursor:
         self.named: int | None = None
 
     def peek(self) -> PlanPosition:
-        """Where the next iteration will start, which does not begin by that."""
+        """Return the start of the next iteration without beginning it."""
         return self._next
 
     def take(self) -> PlanPosition:
-        """Where an iteration starts that begins now."""
+        """Return the start of an iteration that begins now."""
         with self._lock:
             taken, self._next = self._next, PlanPosition(self._next.epoch + 1)
             self.named = None
             return taken
 
     def pass_over(self, epoch: int) -> None:
-        """An iteration of ``epoch`` begins that has a place of its own: a later epoch is the next."""
+        """Note that an iteration of ``epoch`` begins at its own place; the next epoch is a later one."""
         with self._lock:
             self.named = None
             if self._next.epoch <= epoch:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the next epoch; a place already set in that same epoch stays."""
+        """Set the next epoch; a place already set in that epoch is kept."""
         with self._lock:
             self.named = epoch
             if epoch != self._next.epoch:
                 self._next = PlanPosition(epoch)
 
     def move(self, place: PlanPosition) -> None:
-        """Let the next iteration start at ``place``."""
+        """Make the next iteration start at ``place``."""
         with self._lock:
             self._next = place
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Yields ``BatchRef``, in plan order unless the sampler, its owner, was made with ``in_order=False``."""
+    """Iterator over ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``."""
 
     def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: Any) -> None:
         self._cursor = cursor
@@ -84,12 +84,12 @@ class PlanIterator(Iterator[BatchRef]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this pass; before its first batch, the one it would have if it began now."""
+        """Return the epoch of this pass; before its first batch, the one it would have if it began now."""
         return self._place().epoch
 
     @property
     def position(self) -> int:
-        """The first position of the epoch that was not given out yet."""
+        """Return the first position of the epoch that was not delivered yet."""
         return self._place().position
 
     def _place(self) -> PlanPosition:
@@ -98,17 +98,17 @@ class PlanIterator(Iterator[BatchRef]):
         return self._loaded or self._cursor.peek()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this pass stands, as a small dict that JSON can hold."""
+        """Return the position of this pass as a small JSON-compatible dict."""
         return self._checkpoint.state_of(self._place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the pass that gave ``state``, whatever this one has given out; takes constant time.
+        """Resume the pass that produced ``state``, whatever this one has delivered; takes constant time.
 
-        The page of the plan there is asked for in the background. When the first batch is asked for, a later
-        epoch than the state's becomes the sampler's next one.
+        The page there is requested in the background. With the first batch, the sampler's next epoch moves
+        past that of the state.
 
         Raises:
-            ConfigError: the state belongs to another plan; the message names what differs.
+            ConfigError: the state belongs to another plan; the message names the difference.
             UsageError: this is not the process that made the sampler, or the sampler is closed.
         """
         self._check_process()
@@ -121,7 +121,7 @@ class PlanIterator(Iterator[BatchRef]):
 
     def __next__(self) -> BatchRef:
         self._check_process()
-        # A DataLoader asks once for each batch that it receives, also after the end of the plan.
+        # A DataLoader requests one batch for each that it receives, also after the end of the plan.
         self._owner.dataset.name_bad_samples()
         if self._buffer is None:
             place = self._begin()
@@ -146,7 +146,7 @@ class PlanIterator(Iterator[BatchRef]):
         return self._loaded
 
     def _warn_of_another_epoch(self, epoch: int) -> None:
-        """Tell once who set the epoch too late for an iteration that has begun, and goes on as it began."""
+        """Warn once if the epoch was set after an iteration had begun, which continues unchanged."""
         named = self._cursor.named
         if named is None or named == epoch:
             return

@@ -1,9 +1,9 @@
-"""One iteration's batches on their way to the trainer: what was asked for, what goes next, what has gone out.
+"""The batches of one iteration on their way to the trainer: requested, waiting, delivered.
 
 In order, the next batch is the head: the lowest position. With ``reorder`` above 1, a batch whose samples are
-all in the cache (or failed) may go before a head that still waits, if it lies among the first ``reorder``
-positions from the head on. A position in the plan is then more than a number: some batches beyond it are gone
-already. No I/O and no threads: :mod:`superdl.sampler.pages` brings both.
+all in the cache (or failed) may overtake a head that still waits, if it is among the first ``reorder``
+positions from the head. A position in the plan then also needs the batches beyond it that were already
+delivered. No I/O and no threads: :mod:`superdl.sampler.pages` adds both.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 PAGE_BATCHES = 32
-"""A page is asked for once there is room for so many."""
+"""A page is requested once there is room for this many batches."""
 BUFFER_BATCHES = 2 * PAGE_BATCHES
-"""Most batches that an iteration has received and not given out."""
+"""Maximum number of batches that an iteration has received but not delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPosition:
-    """All batches of ``epoch`` before ``position`` were given out, and of the others those in
-    ``delivered_ahead``.
+    """A place in the plan: of ``epoch``, all batches before ``position`` and those in ``delivered_ahead``
+    were delivered.
     """
 
     epoch: int = 0
@@ -47,14 +47,14 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches that an iteration has given out, and the place after any number of them.
+    """The batches that an iteration has delivered, and the place after any number of them.
 
-    In order, counting suffices. Else the positions are kept, 8 bytes each; since no batch goes more than
-    ``reorder - 1`` positions early, the place after ``n`` batches follows from the last few before the n-th.
+    In order, a count suffices. Otherwise the positions are kept, 8 bytes each. No batch goes more than
+    ``reorder - 1`` positions early.
 
     Args:
         start: where the iteration began.
-        reorder: positions among which the next batch is chosen; 1: in order.
+        reorder: positions from which the next batch is chosen; 1: in order.
     """
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
@@ -64,17 +64,18 @@ class Delivered:
         self._order = array("Q") if self._span > 1 else None
 
     def add(self, position: int) -> None:
-        """The batch at ``position`` was given out."""
+        """Record that the batch at ``position`` was delivered."""
         self.count += 1
         if self._order is not None:
             self._order.append(position)
 
     def place(self, count: int | None = None) -> PlanPosition:
-        """Where a reader of the first ``count`` batches stands (``None``: of all); at most ``self.count``."""
+        """Return the place after the first ``count`` batches (``None``: all); at most ``self.count``."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
             return PlanPosition(start.epoch, start.position + count)
+        # Older batches are all below the head, since none goes span or more positions early.
         known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
         gone = count + len(start.delivered_ahead)
         head = max(start.position, start.position + gone - self._span)
@@ -85,16 +86,16 @@ class Delivered:
 
 
 class PrefetchBuffer:
-    """What one iteration has received and not given out; an abandoned one just vanishes.
+    """Batches that an iteration has received but not delivered. An abandoned buffer is garbage collected.
 
     Attributes:
-        head: the first position not given out.
+        head: the first position not delivered.
         asked: the first position not received yet.
         end: batches in the epoch.
-        delivered: what has gone out; it may be kept when the buffer is not.
-        error: why the last page did not come; raised by the next demand, and then forgotten.
-        not_before_s: nothing is asked for earlier than that, on the monotonic clock.
-        refresh_at_s: when statuses of the window should be asked for, on the monotonic clock.
+        delivered: the delivered batches; may outlive the buffer.
+        error: the error of the last page; raised by the next demand, and then cleared.
+        not_before_s: no page is requested before this time, on the monotonic clock.
+        refresh_at_s: when to refresh the statuses of the window, on the monotonic clock.
     """
 
     def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
@@ -106,23 +107,24 @@ class PrefetchBuffer:
         self.not_before_s = self.refresh_at_s = 0.0
         self._reorder = reorder
         self._waiting: dict[int, BatchRef] = {}
-        self._ready: set[int] = set()  # of those that wait
-        # by an earlier iteration that this one goes on with
+        self._ready: set[int] = set()  # among the waiting ones
+        # by the earlier iteration that this one resumes
         self._delivered_before = frozenset(start.delivered_ahead)
 
     def __len__(self) -> int:
-        """Batches that could be given out."""
+        """Return the number of batches ready to be delivered."""
         return len(self._waiting)
 
     @property
     def exhausted(self) -> bool:
-        """Whether all of the epoch was given out."""
+        """Return whether the whole epoch was delivered."""
         return self.head >= self.end
 
     def add(self, batch: BatchRef, *, ready: bool) -> None:
-        """Take the batch at ``asked``, unless it was given out before; ``ValueError`` if it is another.
+        """Add the batch at ``asked``, unless it was delivered before; raise ``ValueError`` if it is a
+        different one.
 
-        ``ready``: a reader would find all of it at once, as far as is known.
+        ``ready``: as far as is known, a reader would find all of its samples at once.
         """
         if batch.position != self.asked or self.asked >= self.end:
             raise ValueError(f"batch {batch.position} came where {self.asked} of {self.end} was next")
@@ -134,12 +136,12 @@ class PrefetchBuffer:
         self._pass_delivered()
 
     def mark_ready(self, position: int) -> None:
-        """A newer status: all samples of that batch are in the cache, or failed."""
+        """Apply a newer status: all samples of that batch are in the cache, or failed."""
         if position in self._waiting:
             self._ready.add(position)
 
     def take(self) -> BatchRef | None:
-        """The next batch to give out, or ``None`` if nothing is here."""
+        """Return the next batch to deliver, or ``None`` if there is none."""
         if not self._waiting:
             return None
         position = next((one for one in self.reorderable() if one in self._ready), self.head)
@@ -150,20 +152,20 @@ class PrefetchBuffer:
         return batch
 
     def reorderable(self) -> range:
-        """Positions among which the next is chosen."""
+        """Return the positions from which the next batch is chosen."""
         return range(self.head, min(self.head + self._reorder, self.asked))
 
     def wants_statuses(self) -> bool:
-        """Whether newer statuses could change what goes next."""
+        """Return whether newer statuses could change which batch is next."""
         waits = self.head in self._waiting and self.head not in self._ready
         return self.error is None and self._reorder > 1 and waits
 
     def wants_page(self) -> bool:
-        """Whether there is more to ask for, and room for it."""
+        """Return whether there is more to request and room for it."""
         return self.error is None and self.asked < self.end and self.room() >= PAGE_BATCHES
 
     def room(self) -> int:
-        """How many batches may be asked for."""
+        """Return the number of batches that may be requested."""
         return BUFFER_BATCHES - len(self._waiting)
 
     def _pass_delivered(self) -> None:
@@ -183,9 +185,9 @@ def planned_batch(
     may_be_empty: bool = False,
     alone: bool = False,
 ) -> BatchRef:
-    """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's.
+    """Convert the proto message ``Batch`` to a ``BatchRef``; ``ValueError`` if it does not fit its dataset.
 
-    ``packs`` are those that its page names. What is part of a mix's batch may be empty. ``alone`` is as in
+    ``packs`` are the packs that its page names. A part of a mix's batch may be empty. ``alone`` is as in
     :class:`BatchRef`.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
@@ -230,5 +232,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Whether a reader would find every sample of the proto message ``Batch``, or its tombstone, now."""
+    """Return whether a reader would now find every sample of the proto ``Batch``, or its tombstone."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -1,4 +1,4 @@
-"""A dataset's standing with a coordinator, without a job: which one is asked, and what it tells."""
+"""Queries about a dataset that need no job: choosing the coordinator, registering, describing, listing."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ __all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples",
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_REGISTRATIONS = 5  # of one question, at a coordinator that forgets
+_MAX_REGISTRATIONS = 5  # for one query, at a coordinator that forgets
 
 
 def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: bool = False) -> Client:
-    """Speaks to the coordinator of this address, else to ``SUPER_COORDINATOR``, else to the embedded one.
+    """Return a client of the coordinator at this address, else at ``SUPER_COORDINATOR``, else the embedded
+    one.
 
-    ``alone``: nobody else is in the run, so that the embedded one ends with this process. ``for_question``:
-    no sampler is made, so that it may end sooner.
+    ``alone``: no other process is in the run, so that the embedded one ends with this process.
+    ``for_question``: no sampler is created, so that it may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
     embedded = embedded_for(run, for_question=for_question)
-    own = CoordinatorCredentials()  # it is this user's alone, and asks for nothing
+    own = CoordinatorCredentials()  # only this user can reach it, so it needs no credentials
     return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
 
 
 def tells_progress(dataset: Bindable) -> Callable[[int], None]:
-    """Log how far the listing of a dataset has come."""
+    """Return a callback that logs the progress of a dataset's listing."""
     return lambda listed: _LOG.info("listing %s: %d samples so far", shown(dataset.source), listed)
 
 
 def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
-    """Log what a coordinator warns of a dataset: once, and on the first rank."""
+    """Log a coordinator's warnings about a dataset, each once, on the first rank."""
     for warning in warnings if rank == 0 else ():
         if warning not in dataset.warned:
             dataset.warned.add(warning)
@@ -60,7 +61,7 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
 
 
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
-    """What a coordinator's answer (a message) says of a dataset; cache and store are a job's."""
+    """Convert a coordinator's reply (a message) about a dataset; cache and store belong to a job."""
     return DatasetBinding(
         dataset_id=facts.dataset_id,
         fingerprint=facts.fingerprint,
@@ -73,13 +74,13 @@ def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBindin
 
 
 def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
-    """What the dataset's coordinator knows of it, once it has listed the source. Opens no job.
+    """Return what the dataset's coordinator knows about it, after listing the source. Opens no job.
 
-    ``renew``: a sampler will be made, and sees files that were added, as it says.
+    ``renew``: list again if that is due, as a new sampler would, so that files added since are included.
 
     Raises:
-        SourceError: the source is missing, empty, forbidden, or its listing stands still.
-        CoordinatorError, EmbeddedError: there is no coordinator to speak to, or it refuses.
+        SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
+        CoordinatorError, EmbeddedError: no coordinator could be reached, or it refuses.
     """
     with _asking(dataset) as (client, run):
         facts, _ = client.register(dataset, run, renew=renew and is_own(run), listed=tells_progress(dataset))
@@ -89,7 +90,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
 
 @contextmanager
 def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
-    """A client for a question about the dataset, and the run id under which it is asked."""
+    """Yield a client for a query about the dataset, and the run id under which it is made."""
     run = run_id()
     client = client_of(dataset.coordinator, run, alone=False, for_question=True)
     try:
@@ -100,8 +101,8 @@ def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
-    """Path and label of each sample; raises as :func:`describe`, and a ``SourceError`` where the source has
-    another fingerprint by now.
+    """Return path and label of each sample. Raises as :func:`describe`, and ``SourceError`` if the source has
+    a different fingerprint by now.
     """
     pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
@@ -109,7 +110,7 @@ def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
 
 
 def list_labels(dataset: Bindable, fingerprint: bytes) -> Labels:
-    """The labels alone, read-only, an array of shape (samples, ...) or ``RaggedLabels``; raises as
+    """Return only the labels, read-only: an array of shape (samples, ...) or ``RaggedLabels``. Raises as
     :func:`list_samples`.
     """
     return _labels_of(*_pages(dataset, fingerprint, with_keys=False))
@@ -120,7 +121,7 @@ def _labels_of(pages: Sequence[Any], label_dtype: str) -> Labels:
 
 
 def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
-    """All pages (messages) of the dataset's samples, and the dtype of their labels."""
+    """Return all pages (messages) of the dataset's samples, and the dtype of their labels."""
     with _asking(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
             facts, _end_s = client.register(dataset, run, listed=tells_progress(dataset))
@@ -133,7 +134,7 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
                 pages = list(_pages_of(client, facts, with_keys=with_keys))
             except UnknownJobError:  # the coordinator was restarted meanwhile; registering is idempotent
                 continue
-            if all(page.fingerprint == fingerprint for page in pages):  # else it has listed again since
+            if all(page.fingerprint == fingerprint for page in pages):  # otherwise it has listed again since
                 return pages, facts.label_dtype
     raise UnknownJobError(
         f"the coordinator at {client.address} forgot {dataset.source}, or listed it again, "
@@ -142,7 +143,7 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
 
 
 def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
-    """Pages up to the first that is of another listing."""
+    """Yield pages up to the first that belongs to another listing."""
     from superdl.super_wire import coordinator_pb2 as pb
 
     start = 0

@@ -40,14 +40,14 @@ _INT64 = 2**63
 
 
 class SuperSampler(DistributedSampler[BatchRef]):
-    """Samples whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
+    """Sampler of whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
     It is a ``DistributedSampler``: each rank gets its own part of the epoch, and frameworks (Lightning, Ray
-    Train) leave such a sampler alone. Making it registers the dataset, waits until the source is listed,
-    opens the job and pings the cache. A process that is no rank of a launched run lists again for a new
-    sampler, and so sees files that were added, once the listing is ten times older than what it took. Each
-    iteration that begins is the next epoch. It and its iterators have
-    ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
+    Train) leave such a sampler alone. Creating it registers the dataset, waits until the source is listed,
+    opens the job and pings the cache. Outside a launched run, a new sampler lists the source again, and so
+    sees added files, once the age of the listing exceeds ten times its duration. Each new iteration is the
+    next epoch. The sampler and its iterators have ``state_dict`` and ``load_state_dict`` for torchdata's
+    StatefulDataLoader.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=True, seed=0)
@@ -63,58 +63,58 @@ class SuperSampler(DistributedSampler[BatchRef]):
     >>> sampler.close()
 
     Args:
-        dataset: a ``SuperDataset``, or a ``Subset`` of one; it is told what the coordinator knows. Of a
-            ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, and there is a job for
-            each dataset.
+        dataset: a ``SuperDataset``, or a ``Subset`` of one; it receives the coordinator's facts about the
+            source. For a ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, with one
+            job per dataset.
         batch_size: samples per batch on this rank.
         shuffle: whether each epoch has its own order; default, as in a DataLoader: the catalog's order.
-        seed: of the shuffle; 64 bits with sign.
+        seed: of the shuffle; a signed 64-bit integer.
         drop_last: leave out the short last global batch. Without it the tail is padded to a multiple of the
             ranks, and flagged.
         rank: of this process; default: torch.distributed's, else ``RANK``, else 0.
-        num_replicas: ranks altogether; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
+        num_replicas: total number of ranks; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
         coordinator: ``host:port`` or ``unix:/path``; default: the dataset's, else ``SUPER_COORDINATOR``, else
-            an embedded one is started. Its functions are a pool on this host, or with
-            ``SUPER_EXECUTOR=lambda`` AWS Lambda's, which needs a cache that they reach, ``SUPER_CACHE``.
-            Another coordinator decides that itself.
+            an embedded one is started. Its functions run in a pool on this host, or with
+            ``SUPER_EXECUTOR=lambda`` on AWS Lambda, which needs a cache in their reach, ``SUPER_CACHE``.
+            Other coordinators choose for themselves.
         job: replaces the run id in the job's identity, so that runs of different launches can be one job.
-        in_order: ``False`` lets a batch that is ready go before up to seven earlier ones that are not.
-        indices: an epoch is of these samples alone, by their places in ``dataset.samples``; one that occurs
-            several times comes so often. Without ``shuffle`` they come in this order. A
-            ``SubsetRandomSampler`` will do, and in place of the dataset a ``Subset`` of it.
-        weights: an epoch has samples in proportion to these, one for each (or for each index); needs
-            ``shuffle``. Each comes as often as is expected, rounded down or up at random. A
-            ``WeightedRandomSampler`` will do.
-        draws: how many samples weights draw in an epoch; default: as many as there are weights.
+        in_order: ``False`` lets a batch that is ready overtake up to seven earlier ones that are not.
+        indices: restrict an epoch to these samples, given as places in ``dataset.samples``; a repeated place
+            is delivered that often. Without ``shuffle`` they come in this order. Alternatively a
+            ``SubsetRandomSampler``, or a ``Subset`` in place of the dataset.
+        weights: an epoch has samples in proportion to these, one per sample (or per index); needs
+            ``shuffle``. Each sample comes as often as expected, randomly rounded down or up. Alternatively a
+            ``WeightedRandomSampler``.
+        draws: number of samples that weights draw in an epoch; default: the number of weights.
         sampler: any object that yields indices each time it is iterated, such as torch's samplers or one of
-            yours; it says what an epoch has, in place of ``shuffle``, ``indices``, ``weights``, ``draws`` and
+            yours; it defines the epoch in place of ``shuffle``, ``indices``, ``weights``, ``draws`` and
             ``repeats``. It is drawn in this process when an epoch begins, after its ``set_epoch`` if it has
-            one, and is part of the state. Each rank draws from its own: give one that is distributed.
-        batch_sampler: the same, of an object that yields lists of indices: batches, also of different
-            lengths. It takes the place of ``batch_size`` and ``drop_last`` too.
-        repeats: how often in an epoch each sample that is drawn comes, on different ranks where there are
-            several (repeated augmentation). The epoch is so much longer; equal weights with fewer ``draws``
-            make it as long as before. Random transforms do something else each time; random steps of the
-            recipe, which are cached, do the same.
+            one, and is part of the state. Each rank draws from its own, so pass a distributed one.
+        batch_sampler: the same for an object that yields lists of indices, one per batch; lengths may differ.
+            It replaces ``batch_size`` and ``drop_last`` too.
+        repeats: number of times that each drawn sample comes in an epoch, on different ranks if there are
+            several (repeated augmentation). The epoch grows by this factor; equal weights with fewer
+            ``draws`` keep its length. Random transforms differ each time; random steps of the recipe, which
+            are cached, do not.
 
     Raises:
-        ConfigError: an argument is wrong; PlanError: no batch would be left.
-        UsageError: ``dataset`` is no SuperDataset.
-        SourceError: the source is missing, empty, forbidden, or its listing stands still.
-        CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: there is no coordinator to speak
-            to.
-        CoordinatorTrustError: its certificate is not to be trusted, or it does not know this client's token.
-        CacheError: the cache does not answer or refuses.
+        ConfigError: an argument is invalid; PlanError: no batch would be left.
+        UsageError: ``dataset`` is not a SuperDataset.
+        SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
+        CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: no coordinator can be reached,
+            understood or started.
+        CoordinatorTrustError: its certificate is not trusted, or it does not know this client's token.
+        CacheError: the cache does not answer, or refuses.
     """
 
     _mix: tuple[tuple[int, ...], int, int] = (), 0, 1
     """In a mix: samples of each dataset in an epoch, which of them is its own, samples in a row of one."""
 
     _of_several: ClassVar[type[Any]]
-    """What is made of several datasets; :mod:`superdl.sampler.mixing` says it, which knows this module."""
+    """The class for several datasets; set by :mod:`superdl.sampler.mixing`, which imports this module."""
 
     def __new__(cls, dataset: Any, **_how: Any) -> Self:
-        """A sampler of mixed batches where several datasets are given."""
+        """Return a sampler of mixed batches if several datasets are given."""
         several = cls is SuperSampler and isinstance(dataset, ConcatDataset)
         return super().__new__(cls._of_several if several else cls)
 
@@ -168,7 +168,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             check_places(drawn, listed, self._session.binding.fingerprint, whole.source)
             whole.ping_cache(self._session.binding.cache)
         except BaseException:
-            self._session.close()  # nobody will read what this job would have decoded
+            self._session.close()  # nothing will read what this job would have decoded
             raise
         whole.coordinator = where
         if not client.alone:
@@ -187,14 +187,14 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
         self._cursor = Cursor()
         self._draws = drawn
-        # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
+        # DistributedSampler attributes that frameworks read. Its __init__ is not called: it counts otherwise.
         self.dataset: Any = whole
         self.made_of: Any = dataset
-        """What it was made of: the dataset, or a part of it."""
+        """The dataset, or the part of one, that was passed."""
         self.rank, self.num_replicas = plan.rank, plan.num_replicas
         self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, drop_last
         self.num_samples = samples_of_a_rank(spec.length(self._session.binding.size), spec)
-        """Samples of this rank in an epoch, padding with them; ``len()`` counts batches."""
+        """Samples of this rank in an epoch, padding included; ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
         """The same over all ranks."""
         self.batch_size = spec.batch_size
@@ -206,33 +206,33 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def coordinator(self) -> str:
-        """The address of the coordinator that plans for it: the embedded one's where none was named."""
+        """Return the address of the coordinator that plans for it, also if that is the embedded one."""
         return self._client.address
 
     @property
     def job(self) -> str:
-        """The id of the job, 32 hex digits; the ranks of a run share it."""
+        """Return the id of the job, 32 hex digits, shared by the ranks of a run."""
         return self._session.job
 
     @property
     def kept(self) -> str:
-        """Where decoded records are kept and how full that was when the job was opened, for people; empty
-        where a store is not wanted.
+        """Return a text for users: where decoded records are kept, and how full that was when the job was
+        opened. Empty without a store.
         """
         return self._session.kept
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """The bad samples that the dataset's readers passed over until now; see :class:`SuperDataset`."""
+        """Return the bad samples skipped or replaced so far by readers; see :class:`SuperDataset`."""
         return tuple(self.dataset.bad_samples)
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
-        """The epoch that the next iteration begins."""
+        """Return the epoch that the next iteration begins."""
         return self._cursor.peek().epoch
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; ``num_samples`` and ``total_size`` count samples."""
+        """Return the batches of this rank in an epoch; ``num_samples`` and ``total_size`` count samples."""
         return self._session.batches_per_epoch if self._order is None else len(self._order)
 
     def __repr__(self) -> str:
@@ -245,44 +245,44 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
 
     def __iter__(self) -> PlanIterator:
-        """A new pass over the next epoch; it begins when its first batch is asked for.
+        """Return a new pass over the next epoch, which begins when its first batch is requested.
 
         Raises:
-            ConfigError: a StatefulDataLoader would take a state of another number of workers.
+            ConfigError: a StatefulDataLoader would load a state of a different number of workers.
             UsageError: this is not the process that made the sampler, or not the rank that it was made for,
-                or Accelerate would step the learning rate's schedule once for each rank.
+                or Accelerate would step the learning-rate schedule once per rank.
         """
         self._check_process()
         check_workers()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
-        if self.shuffle:  # it trains
+        if self.shuffle:  # only if training
             check_schedules(self.num_replicas)
         return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
 
     def begin_epoch(self, epoch: int, position: int) -> None:
-        """Draw the order of an epoch that begins, where a user's sampler does; its iterator calls this."""
+        """Draw the order of a new epoch if the user passed a sampler; called by the iterator."""
         if self._order is not None:
             self._session.begin_epoch(epoch, position, self._order.draw(epoch))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins; if it is so already, because a state of it
-        was loaded, the position in it stays.
+        """Set the epoch that the next iteration begins. If a state of that epoch was loaded, its position is
+        kept.
         """
         self._cursor.set_epoch(whole_number("epoch", epoch, 0, _INT64))
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Where training stands, as a small dict that JSON can hold; the next iteration of a sampler that
-        loads it begins there.
+        """Return the position of training as a small JSON-compatible dict. The next iteration of a sampler
+        that loads it begins there.
 
         Args:
-            batches_consumed: so many batches the training loop has got from its loader in the latest
-                iteration, also where that was resumed in mid-epoch: a plain DataLoader with workers has asked
-                for more. After the last batch of an epoch the state names the epoch's end: an iteration that
-                begins there ends at once. ``None``: between iterations, or for a loader that asks the
-                iterator's state too (torchdata's StatefulDataLoader).
+            batches_consumed: the number of batches that the training loop has received in the latest
+                iteration, also if that was resumed in mid-epoch; needed with a plain DataLoader with workers,
+                which has requested more. After the last batch of an epoch the state is the epoch's end: an
+                iteration that begins there ends at once. ``None``: between iterations, or for a loader that
+                also saves the iterator's state (torchdata's StatefulDataLoader).
 
         Raises:
-            ConfigError: no iteration has given out so many batches.
+            ConfigError: no iteration has delivered that many batches.
         """
         if batches_consumed is None:
             return self._checkpoint.state_of(self._cursor.peek())
@@ -301,14 +301,14 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._checkpoint.state_of(delivered.place(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin where ``state`` says, in constant time.
+        """Make the next iteration begin at the place in ``state``, in constant time.
 
-        The page of the plan there is asked for at once in the background. Iterations that have begun go on
-        undisturbed. The state may come from another rank, and from another number of ranks if ``batch_size``
-        times ranks is the same. That of a StatefulDataLoader will do, whatever its number of workers was.
+        The page there is requested at once in the background. Iterations under way continue undisturbed. The
+        state may come from another rank, or from another number of ranks if ``batch_size`` times ranks is
+        equal. A StatefulDataLoader's state works too, whatever its number of workers.
 
         Raises:
-            ConfigError: the state belongs to another plan; the message names what differs.
+            ConfigError: the state belongs to another plan; the message names the difference.
             UsageError: this is not the process that made the sampler, or the sampler is closed.
         """
         self._check_process()
@@ -323,8 +323,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             )
 
     def job_stats(self) -> SamplerStats:
-        """What the coordinator has counted for this job until now, over all ranks, and what status checks
-        have cost this process.
+        """Return the coordinator's counters for this job so far, over all ranks, and the cost of status
+        checks in this process.
         """
         return self._session.stats(self._pager.checks)
 
@@ -338,11 +338,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.dataset.name_bad_samples()
         try:
             self._session.close()
-        except SuperError as error:  # a courtesy: the lease of a job that says nothing runs out by itself
+        except SuperError as error:  # best effort: the lease of a silent job expires anyway
             _LOG.warning("job %s could not be closed: %s", self.job, error)
 
     def close_soon(self) -> None:
-        """Close it in the background, if this is its process: for finalizers."""
+        """Close it in the background if this process made it. For finalizers."""
         if self._pid == os.getpid() and not self._closed:
             in_background(self.close)
 

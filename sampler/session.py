@@ -1,6 +1,6 @@
-"""A sampler's standing with the coordinator: its dataset registered, its job open, again if that forgot them.
+"""A sampler's session with the coordinator: dataset registered, job open, both restored if it forgot them.
 
-Opening again is bounded in time and in number, however often the coordinator forgets.
+Reopening is bounded in time and in number, however often the coordinator forgets.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = ["JobSpec", "Session"]
 _LOG = logging.getLogger(__name__)
 
 MAX_REOPENS = 5
-"""How often one call may find its job unknown, open it again and still not be served."""
+"""Times that one call may reopen an unknown job before it fails."""
 
 REOPENING_S = 180.0
-"""How long such a call may take altogether; not counting the time in which a listing gets on."""
+"""Time limit of such a call, without the time in which a listing makes progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a sampler wants of the plan; see :class:`superdl.sampler.SuperSampler`."""
+    """A sampler's request for a plan; see :class:`superdl.sampler.SuperSampler`."""
 
     batch_size: int
     seed: int
@@ -66,24 +66,24 @@ class JobSpec:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether a user's sampler draws the order of each epoch."""
+        """Return whether a user's sampler draws the order of each epoch."""
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Samples of an epoch, over all ranks and without padding, of a dataset of ``size`` or its mix."""
+        """Return the samples of an epoch, over all ranks, unpadded, for a dataset of ``size`` or a mix."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
 
 
 class Session:
-    """Registers a dataset and opens a job on it when made; raises what ``SuperSampler`` says.
+    """A registered dataset and an open job; the constructor raises the errors of ``SuperSampler``.
 
-    ``ranks`` is the rank of this process and how many there are, by default as in the spec: where a sampler
-    draws the order, each rank has a job of its own.
+    ``ranks`` is the rank of this process and the number of ranks, by default as in the spec. If a sampler
+    draws the order, each rank has its own job.
 
-    ``binding`` is what is known of the dataset, ``batches_per_epoch`` is of this rank, ``kept`` tells people
-    where records are kept.
+    ``binding`` holds the facts about the dataset, ``batches_per_epoch`` counts this rank's batches, and
+    ``kept`` is a text for users on where records are kept.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Session:
         self._spec = spec
         self.seed = spec.seed
         self.may_be_empty = bool(spec.mix)
-        """Whether a batch may have no sample: it is a part of a mix's."""
+        """Whether a batch may be empty, as a part of a mix's batch may be."""
         rank, count = ranks or (spec.rank, spec.num_replicas)
         self.alone = count == 1 and not spec.mix
-        """Whether a step of training takes no other batch than one of this rank's."""
+        """Whether a training step uses just one batch, of this rank."""
         self.is_ordered = spec.is_ordered
         """Whether a user's sampler draws each epoch, for :meth:`begin_epoch`."""
         self._orders: dict[int, Draws] = {}
@@ -123,14 +123,14 @@ class Session:
             )
             warn_of(dataset, facts.warnings, rank)
             self._check_fits(spec.length(facts.size))
-            own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # a job of each rank
+            own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # one job per rank
             self.job = job_id(
                 f"{run if job is None else f'job:{job}'}{own}",
                 facts.fingerprint,
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
-            head = 0, int(self.is_ordered)  # where nothing was drawn yet, at the end
+            head = 0, int(self.is_ordered)  # at the end of the undrawn order
             warn_of(dataset, self._open(facts, job_start(), head), rank)
 
     def _check_fits(self, size: int) -> None:
@@ -146,7 +146,7 @@ class Session:
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> Sequence[str]:
-        """Open the job for a rank whose next batch is at ``head``, an epoch and a position; its warnings."""
+        """Open the job for a rank whose next batch is at ``head`` (epoch, position); return warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
@@ -181,7 +181,7 @@ class Session:
         return tuple(opened.warnings)
 
     def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
-        """Describe the order of an epoch; one that is too long for the request is sent before it."""
+        """Describe the order of an epoch; one that is too long for the request is uploaded before it."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         draws = self._orders.get(epoch, self._spec.draws or Draws())
@@ -196,7 +196,7 @@ class Session:
         request.order_sent = draws.length(0)
 
     def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
-        """Go on with the order that a user's sampler drew for an epoch, from ``position`` on.
+        """Continue with the order that a user's sampler drew for an epoch, from ``position`` on.
 
         Raises as :meth:`pages_from`.
         """
@@ -214,12 +214,14 @@ class Session:
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
     ) -> float:
-        """Register and open again, at a coordinator that lost its memory; this rank goes on at a position.
+        """Register and open the job again, at a coordinator that lost its memory; this rank resumes at a
+        position.
 
-        By the monotonic ``end_s``, which is returned, later by the time in which a listing got on.
+        Gives up at the monotonic ``end_s``. Returns it, extended by the time in which a listing made
+        progress.
 
         Raises:
-            SourceError: the source is no longer what this sampler's plan was made from.
+            SourceError: the source has changed since this sampler's plan was made.
         """
         with self._lock:
             facts, end_s = self._client.register(
@@ -250,11 +252,11 @@ class Session:
         patience: Patience = RUNNING,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """A page (message) of up to ``count`` batches from ``position`` on; reopens a forgotten job.
+        """Return a page (message) of up to ``count`` batches from ``position`` on; reopen a forgotten job.
 
         Raises:
-            UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: nobody answered.
-                Both name the bound that was reached.
+            UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: no answer. Both
+                name the bound that was reached.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 
@@ -280,7 +282,7 @@ class Session:
         position: int,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return what ``call`` does by the monotonic time that it is given; reopen a forgotten job before."""
+        """Return the result of ``call``, passing it the time limit; reopen a forgotten job and retry."""
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
@@ -303,7 +305,7 @@ class Session:
         )
 
     def stats(self, checks: StatusChecks) -> SamplerStats:
-        """The job's counters as the coordinator has them now, with what status checks have cost here."""
+        """Return the coordinator's current counters for the job, and the local cost of status checks."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
@@ -313,7 +315,7 @@ class Session:
         return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks, reply.workers)
 
     def close(self) -> None:
-        """Tell the coordinator that this rank is done with the job."""
+        """Report to the coordinator that this rank is done with the job."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
@@ -321,7 +323,7 @@ class Session:
 
 
 def seen_store(address: str, store_id: str) -> str:
-    """The address of the coordinator's store if this machine sees that very one, else nothing."""
+    """Return the address of the coordinator's store if this machine sees that very store, else ""."""
     if not address:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""States of torchdata's ``StatefulDataLoader``: the sampler's place in one, and which loaders can take it."""
+"""States of torchdata's ``StatefulDataLoader``: extraction of the sampler's state, check of the workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOADERS = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 def sampler_state_in(state: Any) -> Any:
-    """Return the sampler's state in that of a ``StatefulDataLoader``; any other state as it is.
+    """Return the sampler's state within that of a ``StatefulDataLoader``; return any other state unchanged.
 
     Raises:
         ConfigError: it was taken between two snapshots of the sampler.
@@ -32,13 +32,12 @@ def sampler_state_in(state: Any) -> Any:
 
 
 def check_workers() -> None:
-    """Refuse that a ``StatefulDataLoader`` is about to take a state of another number of workers.
+    """Check that no ``StatefulDataLoader`` is about to load a state of a different number of workers.
 
-    It asserts that the number is the same and says nothing else. It asks for the sampler's iterator before,
-    and does not say who asks: so the loader is looked for among the callers.
+    The loader itself merely asserts that the numbers are equal.
 
     Raises:
-        ConfigError: it is another number; the message has the way to go on with it.
+        ConfigError: the number differs; the message explains how to resume.
     """
     loader = _loader_that_asks()
     if loader is None or loader.next_iter_state is None:
@@ -53,9 +52,10 @@ def check_workers() -> None:
 
 
 def _loader_that_asks() -> Any:
+    # The loader requests the sampler's iterator without identifying itself: find it among the callers.
     frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
     while frame is not None:
-        # Variables of torchdata's frames alone: a look at another frame's would keep what they hold alive.
+        # Only variables of torchdata's frames: reading another frame's would keep its objects alive.
         if frame.f_globals.get("__name__") == _LOADERS:
             loader = frame.f_locals.get("self")
             if hasattr(loader, "next_iter_state"):
@@ -65,7 +65,7 @@ def _loader_that_asks() -> Any:
 
 
 def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main process's part, which a loader without workers has alone."""
+    """Return the main process's part; a loader without workers has no other."""
     snapshot = state.get("_snapshot")
     main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
     return main if isinstance(main, Mapping) else {}

@@ -1,6 +1,6 @@
-"""``SamplerStats``: what the coordinator has counted for one job, as plain numbers.
+"""``SamplerStats``: the coordinator's counters for one job, as plain numbers.
 
-Counters run from the opening of the job and go over all its ranks. Showing them is others' work.
+Counters start when the job is opened and cover all its ranks. Displaying them is left to others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks", "WorkerUse"]
 
 
 class StallTotal(NamedTuple):
-    """How many batches stalled for one cause, and how long readers waited, several at once maybe."""
+    """Number of batches that stalled for one cause, and the sum of readers' waits, which may overlap."""
 
     cause: str
     batches: int
@@ -35,7 +35,7 @@ class Stall(NamedTuple):
 
 
 class WorkerUse(NamedTuple):
-    """A worker that is connected to the coordinator: its slots, and CPU seconds since it was started."""
+    """A worker connected to the coordinator: its slots, and CPU seconds since its start."""
 
     name: str
     slots: int
@@ -44,7 +44,7 @@ class WorkerUse(NamedTuple):
 
 @dataclass(slots=True)
 class StatusChecks:
-    """What the sampler's own thread has spent on asking for pages, and how long the loop waited for one."""
+    """Time spent fetching pages in the sampler's own thread, and time the training loop waited for them."""
 
     calls: int = 0
     call_s: float = 0.0
@@ -56,17 +56,17 @@ class StatusChecks:
 class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
-    ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks`` the ``lapsed_ranks`` have not
-    called lately. ``team`` is the one that the sampler's token names. The fields from ``budget_bytes`` to
+    ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks``, ``lapsed_ranks`` have not
+    called recently. ``team`` is named by the sampler's token. The fields from ``budget_bytes`` to
     ``free_bytes`` describe the whole cache; ``needed_bytes`` is the budget with which nothing would be
-    dropped. ``cache_trouble`` says why the cache does not answer the coordinator, and is empty while it does.
-    ``store`` is the address of the store below it, empty if there is none; its packs may take
-    ``store_room_bytes`` in all, 0 where that is unbounded; ``store_trouble`` is empty while all is well.
+    dropped. ``cache_trouble`` is the reason why the cache does not answer the coordinator, and empty while it
+    does. ``store`` is the address of the store below it, empty if there is none; its packs may take
+    ``store_room_bytes`` in all, 0 if unbounded; ``store_trouble`` is empty while all is well.
 
-    ``workers`` are those that are connected to the coordinator. ``stall_causes`` say why batches stalled
-    (docs/runs.md lists them), ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls``
-    and the following are of this process: its calls for pages of the plan, their seconds and CPU seconds, and
-    the seconds that the loop waited for a page.
+    ``workers`` are the connected workers. ``stall_causes`` count stalled batches by cause (docs/runs.md lists
+    the causes), ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls`` and the fields
+    after it are of this process: its calls for pages of the plan, their seconds and CPU seconds, and the
+    seconds that the loop waited for a page.
     """
 
     job: str
@@ -113,8 +113,8 @@ class SamplerStats(WorkCounters):
     def from_messages(
         cls, job: Any, cache: Any, checks: StatusChecks, workers: Iterable[Any] = ()
     ) -> SamplerStats:
-        """From the proto messages ``JobStats``, ``CacheStats`` and ``WorkerStats``, and what this sampler has
-        counted.
+        """Build from the proto messages ``JobStats``, ``CacheStats`` and ``WorkerStats``, and this sampler's
+        own counters.
         """
         of_job = {field.name for field in job.DESCRIPTOR.fields}
         told = [field.name for field in fields(cls) if field.name not in _COMPUTED]

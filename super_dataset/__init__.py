@@ -1,7 +1,7 @@
-"""Reads decoded samples from the cache into tensors: the dataset that a torch ``DataLoader`` is given, and
-``SuperLoader``, which reads by threads instead.
+"""Reading decoded samples into tensors: the dataset for torch's ``DataLoader``, and ``SuperLoader``.
 
-It knows nothing of the coordinator: a ``SuperSampler`` binds it and yields the ``BatchRef`` s that index it.
+The dataset reads the cache; ``SuperLoader`` uses threads instead of processes. Neither knows the coordinator:
+a ``SuperSampler`` binds the dataset and yields the ``BatchRef`` s that index it.
 """
 
 from __future__ import annotations

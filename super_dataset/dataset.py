@@ -1,7 +1,7 @@
-"""``SuperDataset``: a torch dataset whose index is a planned batch and whose items are that batch's tensors.
+"""``SuperDataset``: a torch dataset indexed by planned batches, which returns their tensors.
 
-It reads the cache, and the store's packs where this machine sees them; nothing else. Which batches there are
-is the sampler's.
+It reads only from the cache, and from the store's packs if this machine sees them. The sampler decides which
+batches there are.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class SuperDataset(ListedSource, Dataset[Any]):
     """Decoded samples of a source, read from the cache or the store batch by batch.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
-    channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
-    come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
-    list's dtype; where that gives arrays, of shape (batch, ...); where their lengths vary, a list of tensors;
-    where it gives named fields, a dict of these. Where samples have fields (``Recipe.fields``), or a custom
-    step gives named arrays, a dict of tensors, and of lists of tensors, is in the images' place. With
-    ``return_info`` a :class:`BatchInfo` comes third.
+    channels_last; other samples are stacked as they are, and samples that differ in dtype or shape come as a
+    list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
+    dtype. If the key list has arrays, the shape is (batch, ...); if their lengths vary, labels are a list of
+    tensors; if it has named fields, a dict of these. If samples have fields (``Recipe.fields``), or a custom
+    step returns named arrays, a dict of tensors, or of lists of tensors, takes the place of images. With
+    ``return_info``, a :class:`BatchInfo` comes third.
 
-    Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler was made.
-    Asked for before, they start what the sampler would start, and wait until the source is listed.
+    Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
+    Accessed before that, they start what the sampler would start, and wait until the source is listed.
 
     It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
-    ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
+    ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the reading process.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
@@ -91,48 +91,51 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        recipe: what functions do to every sample. Without one they decode it, and images keep their sizes.
-        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
-            folders give labels.
-        classes: the names of the classes by their labels, as ``classes=train.classes`` of a validation set.
-            Folders and labels of other names are an error, classes without a sample a warning. Without them
-            the classes that the source has are sorted, and one that it lacks shifts those behind it.
-        alias: a name that stands for the source's place in sample ids, so that a moved or copied source is
-            found in a store. Without it a file ``.superdl-source`` in the source's root may name one.
-        versions: how files are told apart in ids: ``"times"`` (size and time of change), the default, or
-            ``"digests"`` of their bytes, for which the coordinator reads each file when it lists them.
-        transform: runs where batches are read, after the cache. With one required argument, as those of
+        recipe: the steps that functions apply to every sample. Default: decode, and keep the size of images.
+        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it, labels
+            come from class folders.
+        classes: class names in the order of their labels, such as ``classes=train.classes`` for a validation
+            set. Folders and labels with other names are an error, classes without a sample a warning.
+            Default: the classes found in the source, sorted; a missing one then shifts the labels of those
+            after it.
+        alias: a name that replaces the source's location in sample ids, so that a moved or copied source is
+            found in a store. Default: the name in a file ``.superdl-source`` in the source's root, if any.
+        versions: how ids distinguish versions of a file: by ``"times"`` (size and modification time), the
+            default, or by ``"digests"`` of their bytes, for which the coordinator reads each file when it
+            lists them.
+        transform: runs where batches are read, after the cache. With one required argument, as in
             torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
-            albumentations an array, uint8 of shape (height, width, 3)); see :class:`PerSample`, which says
-            that and more explicitly. What it makes becomes a batch as by torch's ``default_collate``. With
-            three, of which the last ones may have defaults, it is called as ``transform(images, labels,
-            info)`` on every batch, and what it returns is the item. It must pickle if workers are spawned.
-            A sample of several arrays is a dict to the former, and what it makes may be one.
-        columns: makes of each batch a dict of these names, as ``{"pixel_values": "images", "labels":
+            albumentations an array, uint8 of shape (height, width, 3)); :class:`PerSample` makes this
+            explicit and has more options. Its results are batched as by torch's ``default_collate``. A sample
+            of several arrays is passed as a dict, and the result may be one. With three arguments, where the
+            last ones may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
+            and its result is the item. It must pickle if workers are spawned.
+        columns: turns each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
             "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and
-            ``"labels.NAME"`` where labels have names. With ``return_info`` an item is (dict, info).
-        collate_fn: as a DataLoader's: called on the list of a batch's samples, each as ``dataset[i]`` without
-            info; what it returns is the item. With ``return_info`` an item is (that, info).
-        on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
-            batch) or ``"replace"`` (by the next good sample of the same batch). Both warn of each bad sample
-            once; see :attr:`bad_samples`. A batch of bad samples alone is filled with up to eight samples
-            of the last good batch of its process, so that ranks take equally many steps, flagged as padding;
-            with ``"skip"`` and one rank a ``SuperLoader`` leaves it out.
-        padding: what becomes of the samples that fill the last batches of several ranks by repeating others:
-            ``"keep"``, or ``"skip"`` for validation (a shorter batch, so that each sample counts once; one
-            stays where a batch has nothing else, flagged in its ``BatchInfo``).
+            ``"labels.NAME"`` if labels have names. With ``return_info`` an item is (dict, info).
+        collate_fn: as a DataLoader's: called with the list of a batch's samples, each as ``dataset[i]``
+            without info; its result is the item. With ``return_info`` an item is (result, info).
+        on_bad_sample: policy for samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter batch)
+            or ``"replace"`` (by the next good sample of the same batch). The latter two warn about each bad
+            sample once; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight
+            samples of the last good batch of its process, flagged as padding, so that ranks take equally many
+            steps; with ``"skip"`` and one rank, a ``SuperLoader`` leaves it out.
+        padding: policy for repeated samples that fill up the last batches of several ranks: ``"keep"``, or
+            ``"skip"`` for validation (a shorter batch, so that each sample counts once; a batch with nothing
+            else keeps one, flagged in its ``BatchInfo``).
         return_info: whether items have a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
-        verify: which payloads are hashed. ``"all"``: each of them. ``"auto"``: each on plain TCP; on a unix
-            socket or TLS each that a process reads for the first time, and of the others one in 64.
-        in_flight_bytes: bound on the replies that one reading thread has asked for and not yet received; at
-            least one record is always under way. Smaller where many readers share a cache with little room
-            for output buffers.
-        coordinator: the default of its samplers, and asked before there is one.
+        verify: which payloads are hashed. ``"all"``: all of them. ``"auto"``: all on plain TCP; on a unix
+            socket or TLS, those that a process reads for the first time, and one in 64 of the others.
+        in_flight_bytes: bound on replies that one reading thread has requested but not yet received; at least
+            one record is always under way. Use less if many readers share a cache with little room for output
+            buffers.
+        coordinator: the default of its samplers, also used before there is one.
 
     Raises:
-        ConfigError: an argument is wrong. Length, classes, samples and targets raise what ``SuperSampler``
-            does, and ``UsageError`` in a copy in another process that knows them not, nor whom to ask.
+        ConfigError: an argument is invalid. Length, classes, samples and targets raise the errors of
+            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor a
+            coordinator.
     """
 
     def __init__(  # noqa: PLR0913 # each says something else of how a batch is read
@@ -162,14 +165,14 @@ class SuperDataset(ListedSource, Dataset[Any]):
             raise ConfigError(msg)
         check_policies(on_bad_sample, padding)
         _check_reading(read_timeout, verify, in_flight_bytes)
-        self.source = normalise_url(source, name="source")  # what sample ids are made of, unless named
+        self.source = normalise_url(source, name="source")  # default basis of sample ids
         self.naming = checked_naming(alias, versions)
         self.given_classes = () if classes is None else checked_classes(classes)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
         self.reads_straight = True
-        """Whether records are read out of the store's packs where this machine sees them; else all come by
-        way of the cache. Change it before a sampler is made.
+        """Whether to read records straight from the store's packs if this machine sees them; otherwise all
+        come from the cache. Change it before a sampler is created.
         """
         self._transform = for_batches(transform)
         self._columns = None if columns is None else checked_columns(columns)
@@ -201,25 +204,25 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Name of the transform or collate_fn that may draw from global random generators; empty: none."""
+        """Return the name of a transform or collate_fn that may use global random generators; empty: none."""
         transform = self._transform
         drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """The bad samples that were skipped or replaced until now, each once: key, reason, what was done,
-        and how often it was met. They are those of this process and its DataLoader workers, so of one rank.
+        """Return the bad samples skipped or replaced so far, each once: key, reason, handling, and number of
+        occurrences. They are those of this process and its DataLoader workers, so of one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
     def name_bad_samples(self) -> None:
-        """Warn of bad samples that workers met since the last call. A sampler calls it for each batch."""
+        """Warn about bad samples that workers met since the last call. Samplers call it for each batch."""
         if self._bad_samples is not None:
             self._bad_samples.hear()
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Take what a coordinator told; see :class:`ListedSource`. This process keeps the bad samples."""
+        """Store what a coordinator reported; see :class:`ListedSource`. The bad samples stay here."""
         super().bind(binding)
         kept = self._bad_samples
         if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
@@ -227,28 +230,27 @@ class SuperDataset(ListedSource, Dataset[Any]):
             weakref.finalize(self, self._bad_samples.close)
 
     def ping_cache(self, cache: str) -> None:
-        """Reach the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
+        """Ping the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
 
         Raises:
-            CacheUnreachableError: nobody answered; CacheError: the cache refused, say the credentials.
+            CacheUnreachableError: no answer; CacheError: the cache refused, for example the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
     def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
-        """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` or
-        ``collate_fn`` returns. Of an integer, which may be negative: one sample, ``(image, label)`` after the
-        transform, as the first epoch of a sampler with seed 0 has it. That asks for a job of its own, which
-        takes some milliseconds: it is for a look, not for training.
+        """Read one batch: ``(images, labels)``, with the info if configured, or the result of ``transform``
+        or ``collate_fn``. For an integer, which may be negative, read one sample: ``(image, label)`` after
+        the transform, as in the first epoch of a sampler with seed 0. That opens a separate job, which takes
+        some milliseconds: use it for inspection, not for training.
 
         Raises:
-            UsageError: ``ref`` is neither, or a ``BatchRef`` of another dataset; a DataLoader was given
-                another sampler; or this copy in another process does not know whom to ask.
-            IndexError: there are not as many samples.
-            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"``, or it is the
-                one that was asked for; or none of the batch can, and this process has not read a good one
-                yet.
+            UsageError: ``ref`` is neither, or a ``BatchRef`` of another dataset; a DataLoader uses another
+                sampler; or this is another process's copy without a coordinator.
+            IndexError: the index is out of range.
+            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or it was
+                requested by index; or none of the batch can, and this process has not read a good sample yet.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
-            CacheUnreachableError: the cache was not to be reached for as long.
+            CacheUnreachableError: the cache was unreachable for that time.
             CacheError: the cache refused.
         """
         if isinstance(ref, BatchRef):
@@ -263,7 +265,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(sample, info)
 
     def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
-        """A batch, put together by ``collate_fn`` instead of its own; raises as an index does."""
+        """Return a batch put together by ``collate_fn`` instead of its own; raises as an index does."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
             made = collate_fn(self._each(images, labels, info))
@@ -275,7 +277,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(self._item(images, labels), info)
 
     def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
-        """The samples of a batch that was read, each after the transform, with its label."""
+        """Return the samples of a batch that was read, each after the transform, with its label."""
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
             raise UsageError(_MAKES_ITEM.format("collate_fn"))
@@ -291,7 +293,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return (item, info) if isinstance(item, dict) else (*item, info)
 
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
-        """Images and labels of a batch, before the transform, and the info where something needs it."""
+        """Return images and labels of a batch before the transform, and the info if anything needs it."""
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
@@ -310,10 +312,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def _instead_of(
         self, read: BatchProgress, info: BatchInfo
     ) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Fill a batch that has no good sample, from the last one that had some.
+        """Fill a batch without a good sample from the last batch that had some.
 
         Raises:
-            BatchLeftOut: the batch is to be skipped, and the caller can do so.
+            BatchLeftOut: the policy is to skip the batch, and the caller supports that.
             BadSampleError: this process has not read a good sample.
         """
         ref = read.ref
@@ -326,7 +328,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             remedy = "All of them are bad, and this process has read no good sample yet to repeat instead"
             raise bad_sample_error(ref, read.bad, remedy)
         self._note_bad(read, "batch filled")
-        # Padding that is left out leaves one sample of a batch that is nothing else.
+        # Skipped padding leaves one sample of a batch that is nothing else.
         return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
 
     def _note_bad(self, read: BatchProgress, handled: str) -> None:
@@ -334,7 +336,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
+        """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
     def _check_ours(self, ref: BatchRef) -> None:

@@ -1,4 +1,4 @@
-"""``dataset[i]``: which sample an index names, how one is planned, and what is said of all other indices."""
+"""``dataset[i]``: resolving an index, planning its sample, and explaining why other indices are refused."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _THREE_LINES = """\
 
 
 def place_of(index: Any, dataset: Sized) -> int:
-    """The place in ``dataset.samples`` that an index of one sample names, which may count from the end.
+    """Return the place in ``dataset.samples`` for an index, which may count from the end.
 
     Raises:
-        IndexError: there are not as many samples.
-        UsageError: it names no sample; or a DataLoader asks, which was to be given batches.
+        IndexError: the index is out of range.
+        UsageError: it is no index of a sample, or a DataLoader uses it, which must be given batches.
     """
     if isinstance(index, slice):
         raise UsageError(
@@ -50,7 +50,7 @@ def place_of(index: Any, dataset: Sized) -> int:
 
 
 def sampler_of_one(coordination: Coordination, dataset: Any, place: int) -> Any:
-    """A sampler whose one batch is the sample at ``place``, as the first epoch of seed 0 has it."""
+    """Return a sampler whose only batch is the sample at ``place``, as in the first epoch of seed 0."""
     return coordination.SuperSampler(
         dataset,
         batch_size=1,
@@ -63,7 +63,7 @@ def sampler_of_one(coordination: Coordination, dataset: Any, place: int) -> Any:
 
 
 def how_to_use(index: object) -> str:
-    """Explain why ``dataset[index]`` was refused, and show the intended way."""
+    """Explain why ``dataset[index]`` was refused, and show the intended use."""
     if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
         return (
             "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
@@ -80,9 +80,8 @@ def how_to_use(index: object) -> str:
 
 
 def _a_loader_asks() -> bool:
-    """Tell whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset. It would
-    take each sample for a batch.
-    """
+    """Return whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset."""
+    # It would mistake each sample for a batch.
     frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):
         frame = frame.f_back

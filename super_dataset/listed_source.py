@@ -1,7 +1,7 @@
-"""What is known of a dataset's source: how many samples, which classes, each sample's path and label.
+"""Facts about a dataset's source: number of samples, classes, and each sample's path and label.
 
-A sampler tells it when it is made. Before, the coordinator is asked by what ``superdl`` brings: this package
-knows no coordinator.
+A new sampler provides them. Before that, the coordinator is queried through functions that ``superdl``
+injects, because this package does not know the coordinator.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ __all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination", "nor
 
 
 class Coordination(Protocol):
-    """What finds coordinators and asks them: ``superdl.sampler``."""
+    """The functions that find and query coordinators: ``superdl.sampler``."""
 
     @property
     def SuperSampler(self) -> Callable[..., Any]:  # noqa: N802 # the name of the class
-        """Makes a sampler, of a dataset and by its arguments."""
+        """Return the class that creates a sampler from a dataset and its arguments."""
 
     @property
     def describe(self) -> Callable[[Bindable], DatasetBinding]:
-        """What a coordinator knows of a dataset, once it has listed the source."""
+        """Return the function that gets a coordinator's facts about a dataset, after listing the source."""
 
     @property
     def list_samples(self) -> Callable[[Bindable, bytes], SampleList]:
-        """The samples of a dataset whose fingerprint is known."""
+        """Return the function that lists the samples of a dataset with a known fingerprint."""
 
     @property
     def list_labels(self) -> Callable[[Bindable, bytes], Labels]:
-        """The labels alone."""
+        """Return the function that lists only the labels."""
 
 
 _coordination: Coordination | None = None
 
 
 def coordinate_by(given: Coordination | None) -> None:
-    """From now on ask coordinators by ``given``; ``superdl`` says so when a dataset or loader is imported."""
+    """Query coordinators through ``given`` from now on; ``superdl`` sets it when imported for a dataset."""
     global _coordination  # noqa: PLW0603 # of the process
     _coordination = given
 
 
 def coordination(wanted: str) -> Coordination:
-    """What asks coordinators; ``UsageError`` where nothing does, with what was ``wanted``."""
+    """Return the injected functions; raise ``UsageError`` naming ``wanted`` if there are none."""
     if _coordination is None:
         raise UsageError(
             f"{wanted}: the coordinator knows, and superdl.super_dataset alone finds none: import from "
@@ -65,14 +65,14 @@ def coordination(wanted: str) -> Coordination:
 
 
 class ListedSource:
-    """The part of a dataset that knows its source; ``coordinator`` is where to ask.
+    """The part of a dataset that knows its source; ``coordinator`` is the address to query.
 
-    It asks once. Copies in other processes, such as DataLoader workers, ask only a coordinator that is named:
-    else each would start one. They do not carry samples and targets, which may be large.
+    It queries once. Copies in other processes, such as DataLoader workers, query only a coordinator with an
+    address: otherwise each would start one. They do not carry samples and targets, which may be large.
     """
 
     coordinator: str | None = None
-    """Asked before there is a sampler, and its samplers' default; ``None``: as ``SuperSampler`` says."""
+    """Queried before there is a sampler, and the samplers' default; ``None``: as in ``SuperSampler``."""
 
     def __init__(self, coordinator: str | None = None) -> None:
         if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
@@ -87,18 +87,18 @@ class ListedSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names by label; empty where a key list gives labels as numbers."""
+        """Return class names by label; empty if a key list has numeric labels."""
         return self._known("classes").classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The label of each class name."""
+        """Return the label of each class name."""
         return {name: label for label, name in enumerate(self.classes)}
 
     @property
     def samples(self) -> SampleList:
-        """Path and label of each sample, in the order of an ImageFolder or of a list's keys: a sequence,
-        fetched when first asked for.
+        """Return path and label of each sample, in the order of an ImageFolder or of a list's keys: a
+        sequence, fetched on first access.
         """
         if self._samples is None:
             known = self._known("samples")
@@ -107,8 +107,8 @@ class ListedSource:
 
     @property
     def targets(self) -> Labels:
-        """The label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...). Where
-        a list varies by sample they are a sequence, of which ``targets["boxes"]`` is a field.
+        """Return the label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...).
+        If a list varies in length, they are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
             return self._samples.labels
@@ -118,15 +118,15 @@ class ListedSource:
         return self._targets
 
     def __len__(self) -> int:
-        """Number of samples of the source. Before a sampler was made, this waits until it is listed."""
+        """Return the number of samples. Before a sampler exists, this waits until the source is listed."""
         return self._known("len()").size
 
     def __bool__(self) -> bool:
-        """True, also before the length is known."""
+        """Return True, also before the length is known."""
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Take what a coordinator told; ``ConfigError`` if no tensor can hold the labels."""
+        """Store what a coordinator reported; ``ConfigError`` if no tensor can hold the labels."""
         check_label_dtype(binding.label_dtype)
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None
@@ -134,8 +134,8 @@ class ListedSource:
 
     @property
     def listed_as(self) -> bytes | None:
-        """The fingerprint of the listing that was looked at last, by ``len()``, ``samples`` or the like: of
-        which places are. ``None`` before a look.
+        """Return the fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which
+        places refer. ``None`` before any use.
         """
         return self._looked_at
 
@@ -162,12 +162,12 @@ class ListedSource:
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """``s3://bucket/prefix`` and the like, or ``file:///real/path``, of what a user gave as ``name``.
+    """Return the user's argument ``name`` as ``s3://bucket/prefix`` and the like, or ``file:///real/path``.
 
-    Whether the source exists is for the coordinator to say: it may run where the files are.
+    The coordinator checks whether the source exists: it may run where the files are.
 
     Raises:
-        ConfigError: not text or a path, empty, or of a scheme that SUPER does not read.
+        ConfigError: it is not text or a path, is empty, or has a scheme that SUPER does not read.
     """
     try:
         text = os.fspath(value)
@@ -177,9 +177,9 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
-        # A last slash says nothing, but one behind another is a part of the prefix.
+        # A trailing slash has no meaning, but a second one is a part of the prefix.
         return re.sub("(?<!/)/$", "", join_url(bucket, path))
-    # expanduser raises RuntimeError only where there is no home directory to expand to
+    # expanduser raises RuntimeError only if there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:

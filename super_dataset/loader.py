@@ -1,7 +1,7 @@
-"""``SuperLoader``: the batches of a plan, by threads of the training process or by worker processes.
+"""``SuperLoader``: the batches of a plan, read by threads of the training process or by worker processes.
 
-Receiving a batch holds no lock of Python's and needs hardly any CPU, so that threads do what processes would,
-without a hand-over. Processes are for code that may draw from Python's, numpy's or torch's global generators.
+Receiving a batch holds no Python lock and needs hardly any CPU, so threads do as well as processes, without a
+hand-over. Processes are for code that may use the global generators of Python, numpy or torch.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ _Ref_contra = TypeVar("_Ref_contra", contravariant=True)
 
 
 class Indexed(Protocol[_Ref_contra]):
-    """A dataset: a ``SuperDataset``, or one that wraps it."""
+    """A dataset: a ``SuperDataset``, or a wrapper around one."""
 
     def __getitem__(self, ref: _Ref_contra, /) -> Any:
-        """The batch that ``ref`` names."""
+        """Return the batch that ``ref`` names."""
 
 
 class Sampling(Protocol[_Ref_co]):
-    """A sampler: a ``SuperSampler``, or what iterates over its batches."""
+    """A sampler: a ``SuperSampler``, or an iterable over its batches."""
 
     def __iter__(self) -> Iterator[_Ref_co]:
-        """A new pass."""
+        """Return a new pass."""
 
     def __len__(self) -> int:
-        """Batches in a pass."""
+        """Return the number of batches in a pass."""
 
 
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead; each iteration is the sampler's next epoch.
 
-    Threads read, or worker processes where code of yours may draw from global random generators. Batches are
-    the same, and the log says at level INFO which and why, as does ``repr(loader)``.
+    Batches are read by threads, or by worker processes if your code may use global random generators. Batches
+    are the same; the choice and its reason are logged at level INFO and shown by ``repr(loader)``.
 
-    It takes a sampler, or makes its own where it is given a ``batch_size``, and closes that one, also when it
-    is dropped. So the call of a ``DataLoader`` becomes this one by its name.
+    It takes a sampler, or creates one from ``batch_size``, which it closes with itself, also when it is
+    garbage collected. So it can replace a ``DataLoader`` by changing only the name.
 
-    On CPU batches lie in memory that is used again when a batch and all its views are gone, never before:
-    they may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory
-    and copied on a stream of their own. Errors of a batch are raised in its place, and the iteration can go
-    on after it.
+    On CPU, the memory of a batch is reused when the batch and all its views are gone, never before: batches
+    may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory and
+    copied on a separate stream. An error of a batch is raised in its place, and the iteration can continue
+    after it.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> with SuperLoader(dataset, batch_size=4, shuffle=True, num_workers=4) as loader:
@@ -94,37 +94,38 @@ class SuperLoader(Generic[_Ref]):
     >>> loader = SuperLoader(dataset, sampler, device="cpu", prefetch=2)
 
     Args:
-        dataset: indexed by what the sampler yields; a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix``
-            or a ``ConcatDataset``, where there is no sampler.
-        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows. With
-            ``batch_size`` also any sampler that yields indices, as ``SuperSampler(sampler=)`` takes it.
-        device: where tensors are wanted, as ``torch.device`` takes it; default: where they are received, on
-            CPU. Tensors are found in tuples, lists and mappings; whatever else an item holds stays as it is.
-        prefetch: how many batches are read ahead of the one that the loop has; worker processes read two
-            each, if that is more. Each takes the memory of a batch, on the device too.
-        batch_size: samples per batch on this rank. Beside a sampler it may be given if that says the same.
-        shuffle: whether each epoch has its own order; not beside a sampler. Default, as in a DataLoader:
-            ``False``.
-        drop_last: leave out the short last global batch. Beside a sampler only if that does so.
-        num_workers: how many worker processes read, where transform, ``collate_fn`` or a dataset that wraps
-            may draw from the global generators of Python, numpy or torch; default: one for each core that
-            this rank has, up to 16; 0: the training process itself reads. Where nothing draws, so many
-            threads read, but no more than ``prefetch + 1``, and at least one; one does what several processes
-            would, and three were measured to take a fifth more CPU.
-        threads: so many threads read whatever draws, as no transform for one image may; 0: processes.
-        collate_fn: as a DataLoader's: with ``batch_size`` it is called on the list of a batch's samples,
-            which are as ``dataset[i]``; else on every item of the dataset. What it returns is the batch.
-        pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory where a
-            CUDA ``device`` is named.
+        dataset: indexed by the sampler's items; without a sampler, a ``SuperDataset``, a ``Subset`` of one, a
+            ``SuperMix`` or a ``ConcatDataset``.
+        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is created from the arguments below. With
+            ``batch_size`` also any sampler that yields indices, as for ``SuperSampler(sampler=)``.
+        device: where to put tensors, as ``torch.device`` takes it; default: where they are received, on CPU.
+            Tensors are moved within tuples, lists and mappings; other values of an item stay as they are.
+        prefetch: number of batches to read ahead of the loop; worker processes read two each, if that is
+            more. Each takes the memory of a batch, on the device too.
+        batch_size: samples per batch on this rank. With a sampler it must agree.
+        shuffle: whether each epoch has its own order; not allowed with a sampler. Default, as in a
+            DataLoader: ``False``.
+        drop_last: leave out the short last global batch. With a sampler it must agree.
+        num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
+            the global generators of Python, numpy or torch; default: one for each core of this rank, up to
+            16; 0: read in the training process itself. If nothing draws, this is the number of threads, at
+            most ``prefetch + 1`` and at least one; one thread does the work of several processes, and three
+            were measured to take a fifth more CPU.
+        threads: read with this many threads even if something draws (not allowed for per-image transforms);
+            0: processes.
+        collate_fn: as a DataLoader's: with ``batch_size`` it is called with the list of a batch's samples,
+            each as ``dataset[i]``; else with every item of the dataset. Its result is the batch.
+        pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory if
+            ``device`` is CUDA.
         persistent_workers: whether worker processes stay for the next epoch, as threads always do.
-        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, batch_sampler, job, ... A
-            DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` are for worker
-            processes, ``worker_init_fn`` demands them, and a ``generator`` gives the seed.
+        of_sampler: further arguments of the created ``SuperSampler``: seed, batch_sampler, job, ... A
+            DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to worker
+            processes, ``worker_init_fn`` requires them, and a ``generator`` sets the seed.
 
     Raises:
-        ConfigError: an argument is wrong, or contradicts the sampler's, or the device is not to be had.
-        UsageError: there is no sampler, and ``dataset`` is no SuperDataset.
-        SuperError: what :class:`SuperSampler` raises, where it is made.
+        ConfigError: an argument is invalid, or contradicts the sampler's, or the device is not available.
+        UsageError: there is no sampler, and ``dataset`` is not a SuperDataset.
+        SuperError: the errors of :class:`SuperSampler`, if one is created.
     """
 
     def __init__(
@@ -184,10 +185,10 @@ class SuperLoader(Generic[_Ref]):
                 **of_sampler,
             }
             self.sampler = self._made = make(dataset, **how)
-            weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
+            weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
-        # Others may look at what they wrap.
+        # A wrapper may inspect the batches of the dataset that it wraps, so it needs finished ones.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
@@ -210,25 +211,25 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per batch on this rank; ``None`` where the sampler does not say."""
+        """Return the samples per batch on this rank; ``None`` if the sampler does not define it."""
         size: int | None = getattr(self.sampler, "batch_size", None)
         return size
 
     @property
     def drop_last(self) -> bool:
-        """Whether the sampler leaves out the short last global batch."""
+        """Return whether the sampler leaves out the short last global batch."""
         return bool(getattr(self.sampler, "drop_last", False))
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """The bad samples that its datasets skipped or replaced until now; see :class:`SuperDataset`."""
+        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins: the sampler's ``set_epoch``.
+        """Set the epoch that the next iteration begins, by the sampler's ``set_epoch``.
 
         Raises:
-            UsageError: the sampler has none.
+            UsageError: the sampler has no such method.
         """
         self._of_the_sampler("set_epoch")(epoch)
 
@@ -239,7 +240,7 @@ class SuperLoader(Generic[_Ref]):
         )
 
     def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the DataLoader, which takes most of them only if it has workers."""
+        """Return arguments of the DataLoader, which accepts most of them only if it has workers."""
         pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
         if not self.num_workers:
             return {"pin_memory": pins}
@@ -251,26 +252,26 @@ class SuperLoader(Generic[_Ref]):
         } | given
 
     def _begin(self, progress: _Progress) -> ThreadPass | ProcessPass:
-        """Begin a pass; the loader's state is that of this pass from now on."""
+        """Begin a pass, which defines the loader's state from now on."""
         reading = self._readers.begin(self.sampler)
         self._latest = progress
         return reading
 
     @property
     def batch_sampler(self) -> None:
-        """There is none, as in a DataLoader with ``batch_size=None``. Lightning asks."""
+        """Return None, as a DataLoader with ``batch_size=None`` does. Lightning reads it."""
         return None
 
     def __len__(self) -> int:
-        """Batches in an epoch, of this rank."""
+        """Return the number of batches of this rank in an epoch."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """A new pass; it begins when its first batch is asked for."""
+        """Return a new pass, which begins when its first batch is requested."""
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop stands: after the last batch that it was given in the latest pass.
+        """Return the position of the training loop: after the last batch delivered in the latest pass.
 
         Raises:
             UsageError: the sampler keeps no state.
@@ -281,7 +282,7 @@ class SuperLoader(Generic[_Ref]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass begin after the batch that was the last when ``state`` was taken.
+        """Make the next pass begin after the last batch before ``state`` was saved.
 
         Raises:
             ConfigError: the state belongs to another plan.
@@ -291,9 +292,9 @@ class SuperLoader(Generic[_Ref]):
         self._latest = None
 
     def close(self) -> None:
-        """End threads and processes; a thread ends with its batch. Idempotent; iterating then fails.
+        """Stop threads and processes; a thread finishes its batch first. Idempotent; iterating then fails.
 
-        A sampler that the loader has made is closed too; one that it was given is not.
+        A sampler that the loader created is closed too; one that was passed to it is not.
         """
         self._readers.stop()
         if self._made is not None:
@@ -309,7 +310,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def multiprocessing_context(self) -> NoReturn:
-        """Refuse: only code that makes a DataLoader of another's arguments, and loses the plan, reads it."""
+        """Raise ``UsageError``: only code that rebuilds a DataLoader, and so loses the plan, reads this."""
         raise UsageError(
             "a SuperLoader cannot be made into a DataLoader, as Accelerate's skip_first_batches does: save "
             "loader.state_dict() and give it to loader.load_state_dict(), which skips in constant time"
@@ -330,7 +331,7 @@ class SuperLoader(Generic[_Ref]):
 
 
 class _Progress:
-    """How far a pass has come: batches given to the loop, and whether it was told of the end."""
+    """Progress of a pass: batches delivered to the loop, and whether the loop has seen its end."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -338,13 +339,13 @@ class _Progress:
 
 
 class _Pass(Iterator[Any]):
-    """One iteration, which begins when its first batch is asked for."""
+    """One iteration, which begins when its first batch is requested."""
 
     def __init__(self, loader: SuperLoader[Any]) -> None:
         self._loader = loader
         self._progress = _Progress()
         self._reading: ThreadPass | ProcessPass | None = None
-        self._none_good: BaseException | None = None  # to be raised if no batch has a good sample
+        self._none_good: BaseException | None = None  # raised if no batch has a good sample
 
     def __next__(self) -> Any:
         if self._reading is None:
@@ -380,7 +381,7 @@ def _check_agreed(
     shuffle: bool | None,
     drop_last: bool,
 ) -> None:
-    """Refuse, by ``ConfigError``, arguments that contradict the sampler beside them."""
+    """Raise ``ConfigError`` for arguments that contradict the given sampler."""
     kind, theirs = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, theirs):
         raise ConfigError(

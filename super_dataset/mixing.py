@@ -1,7 +1,7 @@
-"""``SuperMix``: several datasets, of which each batch has its share.
+"""``SuperMix``: several datasets, each with its share of every batch.
 
-Which samples a batch has of which dataset is the sampler's. Here is how many an epoch has of each, and how a
-batch is put together.
+The sampler chooses the samples of each batch. This module computes how many each dataset has in an epoch, and
+puts batches together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["SuperMix", "whole_of"]
 
 _ROUNDING = Fraction(1, 2**40)
-"""Relative error of a proportion that is ignored: more than floats such as ``2 / 7`` and ``1 - 0.9999`` have,
-and less than 1/500 of a sample in the longest epoch.
+"""Relative error of a proportion that is ignored: larger than the rounding error of floats such as ``2 / 7``
+and ``1 - 0.9999``, and less than 1/500 of a sample in the longest epoch.
 """
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
@@ -37,13 +37,13 @@ Stopping = Literal["first_exhausted", "all_exhausted"]
 class SuperMix(ConcatDataset[Any]):
     """SuperDatasets, each with its own recipe and transform, whose samples are mixed within each batch.
 
-    A ``SuperSampler`` of it makes a job of each dataset. Every batch has the proportions, to within a sample
-    or two; so has every rank's part. An epoch has exact counts. They follow from sizes and proportions alone,
-    so that a run may go on with another number of ranks.
+    Its ``SuperSampler`` opens a job for each dataset. Every batch, and every rank's part, keeps the
+    proportions to within a sample or two. An epoch has exact counts. They depend only on sizes and
+    proportions, so that a run may resume with another number of ranks.
 
-    An item is one batch: tensors of all parts one after the other, dataset by dataset, where dtype and shape
-    are equal. Else all samples come as a list, as those of a SuperDataset do. What is no tensor, such as a
-    :class:`BatchInfo`, comes as a list of one for each part. Labels stay those of their datasets.
+    An item is one batch: the tensors of all parts concatenated, dataset by dataset, if dtype and shape are
+    equal. Otherwise all samples come as a list, as from a SuperDataset. Other values, such as a
+    :class:`BatchInfo`, come as a list with one for each part. Labels stay those of their datasets.
 
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
@@ -56,16 +56,17 @@ class SuperMix(ConcatDataset[Any]):
     [4, 4, 2]
 
     Args:
-        datasets: the proportion of each ``SuperDataset``, or ``Subset`` of one, in every batch; what they sum
-            to does not matter. A sequence, or a ``ConcatDataset``: an epoch has each sample of all once.
-        stopping_strategy: when an epoch of proportions ends. ``"first_exhausted"``: once a dataset has given
-            each of its samples; of the others it has some, and each epoch draws others. ``"all_exhausted"``:
-            once all have; samples of smaller ones come repeatedly, each as often as the others to within
-            once. Without ``shuffle`` they come in the catalog's order, from its first one on. A dataset that
-            gives not each sample once has at most 2**24 of them.
+        datasets: the proportion of each ``SuperDataset``, or ``Subset`` of one, in every batch; their sum
+            does not matter. For a sequence or a ``ConcatDataset``, an epoch has each sample of all datasets
+            once.
+        stopping_strategy: when an epoch with proportions ends. ``"first_exhausted"``: once one dataset is
+            used up; the other datasets contribute some samples, drawn afresh in each epoch.
+            ``"all_exhausted"``: once all are; samples of smaller datasets repeat, equally often to within
+            one. Without ``shuffle`` they come in the catalog's order, from the first sample on. A dataset
+            whose samples do not come exactly once has at most 2**24 of them.
 
     Raises:
-        ConfigError: an argument is wrong, or a proportion leaves a dataset without a sample in an epoch.
+        ConfigError: an argument is invalid, or a proportion leaves a dataset without a sample in an epoch.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class SuperMix(ConcatDataset[Any]):
             )
         self.stopping_strategy = stopping_strategy
         self.proportions: tuple[Fraction, ...] | None = None
-        """Of each dataset; ``None``: by its size."""
+        """Share of each dataset; ``None``: by its size."""
         if isinstance(datasets, Mapping):
             self.proportions = tuple(map(_proportion, datasets.values()))
         elif isinstance(datasets, ConcatDataset):
             datasets = datasets.datasets
-        # ConcatDataset's own __init__ asks for lengths, which here would start a coordinator.
+        # ConcatDataset's own __init__ reads lengths, which would start a coordinator here.
         self._members: list[Any] = list(datasets)
         self.datasets = self._members
         if not self._members:
@@ -93,11 +94,11 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # known only when it is asked for
-        """How many samples the datasets have up to each one."""
+        """Return cumulative numbers of samples, dataset by dataset."""
         return list(accumulate(map(len, self._members)))
 
     def __bool__(self) -> bool:
-        """True, also before lengths are known."""
+        """Return True, also before lengths are known."""
         return True
 
     def __repr__(self) -> str:
@@ -108,7 +109,7 @@ class SuperMix(ConcatDataset[Any]):
         return f"<SuperMix, {self.stopping_strategy}: {named}>"
 
     def samples_of_each(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """How many samples an epoch has of each dataset, where they have so many."""
+        """Return the samples of each dataset in an epoch, for datasets of these sizes."""
         if self.proportions is None:
             return tuple(sizes)
         lasting = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
@@ -126,22 +127,22 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """As of a SuperDataset: what of its datasets may draw from shared generators."""
+        """Return the name of code in its datasets that may use shared generators, as a SuperDataset does."""
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read one batch, or of an integer one sample, as a ConcatDataset. Raises as a SuperDataset does."""
+        """Read a batch or, for an integer, a sample, as a ConcatDataset. Raises as a SuperDataset does."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """A batch, put together by ``collate_fn`` of the samples of all parts."""
+        """Return a batch put together by ``collate_fn`` from the samples of all parts."""
         made = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
         return (collate_fn(made[0]), made[1]) if isinstance(made, tuple) else collate_fn(made)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
+        """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""
         raise UsageError(
             f"a SuperMix was given a list of {len(refs)}: what its sampler yields are whole batches already. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"
@@ -149,7 +150,7 @@ class SuperMix(ConcatDataset[Any]):
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The parts of a batch as one, of the same form."""
+    """Join the parts of a batch, keeping their structure."""
     first = parts[0]
     if all(isinstance(part, torch.Tensor) for part in parts):
         if len({(part.dtype, part.shape[1:]) for part in parts}) == 1 and first.ndim:
@@ -165,14 +166,14 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def whole_of(dataset: Any) -> Any:
-    """What a ``Subset`` is of: samplers name batches of the whole dataset."""
+    """Return the dataset behind a ``Subset``: samplers name batches of the whole dataset."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
 
 
 def _proportion(value: Any) -> Fraction:
-    """Read a proportion as it is written: 0.1 is a tenth."""
+    """Parse a proportion from its decimal notation: 0.1 is exactly a tenth."""
     try:
         share = Fraction(str(value))
     except (ValueError, ZeroDivisionError):

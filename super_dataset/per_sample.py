@@ -1,8 +1,8 @@
-"""``PerSample``: a transform for one image, as torchvision, timm and albumentations have them, on a batch.
+"""``PerSample``: a per-image transform, as in torchvision, timm and albumentations, applied to a batch.
 
 Such transforms draw from the global generators of Python, numpy and torch. These are set before each sample
-and put back after the batch, which is safe in the main thread of a worker or trainer only. Nothing of those
-libraries is imported: how a transform is called is read from its signature.
+and restored after the batch, which is safe only in the main thread of a worker or trainer. None of those
+libraries is imported: the calling convention is read from the signature.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "generator": lambda digest: torch.Generator().manual_seed(_bits(digest[:8])),
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
 }
-"""Arguments by which a transform takes a generator of its own, as torch and numpy name them."""
+"""Arguments by which a transform takes its own generator, by their names in torch and numpy."""
 
 
 class _Global(NamedTuple):
-    """A generator that a whole process draws from, and how it is set for a sample."""
+    """A process-wide generator, and how to seed it for a sample."""
 
     seed: Callable[[bytes], Any]
     state: Callable[[], Any]
@@ -73,19 +73,19 @@ _INT64 = 2**63
 class PerSample:
     """A transform for one image, called on every sample of a batch: ``SuperDataset(..., transform=...)``.
 
-    ``SuperDataset`` wraps a transform with one required argument by itself.
+    ``SuperDataset`` wraps a transform with one required argument automatically.
 
-    What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global generators
-    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in
-    worker processes and in the main thread. A transform that has an argument ``generator`` (of torch) or
-    ``rng`` (of numpy), or both, is given them, and the global ones are left alone, so that ``SuperLoader``
-    can call it in threads; one that has ``set_random_state``, as albumentations, is given its own besides.
-    Generators that a transform keeps otherwise are not seeded.
+    The draws for a sample depend only on (seed, epoch, sample id): the global generators of Python, numpy and
+    torch (CPU) are set before each sample and restored after the batch. So it works in worker processes and
+    in the main thread. A transform with an argument ``generator`` (torch) or ``rng`` (numpy), or both,
+    receives them, and the global ones are left alone, so that ``SuperLoader`` can call it in threads; one
+    with ``set_random_state``, as in albumentations, also gets its own. Any other generators of a transform
+    are not seeded.
 
-    Results become a batch as by torch's ``default_collate``: tensors and arrays are stacked, lists, tuples
-    and dicts become lists and dicts of batches. What that refuses, such as tensors of different shapes, comes
-    as a list. A sample of several arrays is a dict, its images and masks, uint8 of shape (height, width), in
-    the form that is said, other arrays as tensors.
+    Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, lists, tuples and
+    dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes, come
+    as a list. A sample of several arrays is a dict: images and masks (uint8 of shape (height, width)) in the
+    form set by ``takes``, other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -97,17 +97,17 @@ class PerSample:
 
     Args:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
-            image by keyword alone, as albumentations do.
-        seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
-            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing, on your
-            word, and threads may call it.
-        takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
-            ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
-            the latter two. Default: numpy by keyword, else PIL.
+            image only by keyword, as albumentations do.
+        seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a signed 64-bit
+            integer, so that runs with different shuffles draw alike; ``None``: you assert that it draws
+            nothing, and threads may call it.
+        takes: the form of its input: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
+            ``"tensor"`` (uint8, (channels, height, width)). With the latter two, samples that are not images
+            are passed as they are. Default: numpy by keyword, else PIL.
 
     Raises:
-        ConfigError: an argument is wrong; the transform mixes the images of a batch, or is known to draw in
-            spite of ``seed=None``.
+        ConfigError: an argument is invalid; the transform mixes the images of a batch, or is known to draw
+            despite ``seed=None``.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class PerSample:
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
 
     def __call__(self, images: Any, labels: Any, info: BatchInfo) -> tuple[Any, Any]:
-        """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
+        """Return (transformed images, unchanged labels), as a ``transform`` of SuperDataset does.
 
         Raises:
-            UsageError: it may draw, and this is not the main thread; or a sample is no image.
+            UsageError: it may draw, and this is not the main thread; or a sample is not an image.
         """
-        # Looked at for each batch, for a Compose may get other transforms while it is used.
+        # Checked for each batch, because a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
         count = len(info.draw_ids) // ID_BYTES
         with self._making(call, images, info) as made:
@@ -156,13 +156,13 @@ class PerSample:
             return batched(made, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
-        """What the transform makes of each sample, with its end; raises as a call."""
+        """Return the transform's complete result for each sample; raises as a call."""
         with self._making(self._transform, images, info) as made:
             return list(made)
 
     @contextmanager
     def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
-        """Within it, the results of ``call`` on each sample, one after the other."""
+        """Yield an iterator over the results of ``call`` on each sample."""
         set_global = bool(self.may_draw)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
@@ -180,7 +180,7 @@ class PerSample:
 
     @property
     def may_draw(self) -> str:
-        """The transform's name if it may draw from the global generators, else nothing."""
+        """Return the transform's name if it may draw from the global generators, else ""."""
         is_told = self._seed is None or self._generators
         return name_of(self._transform) if not is_told and may_draw(self._transform) else ""
 
@@ -193,7 +193,7 @@ class PerSample:
         *,
         set_global: bool,
     ) -> Any:
-        """What the transform makes of the sample at this place of the batch."""
+        """Return the transform's result for the sample at this offset of the batch."""
         form = _FORMS[self._takes]
         given: Any
         if isinstance(sample, dict):
@@ -214,11 +214,11 @@ class PerSample:
             raise
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
-        """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
+        """Seed the transform's generators; return those to pass to it by name, if it takes any."""
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
-        # Each generator has numbers of its own: Python's and numpy's are one algorithm, and would draw alike.
+        # A separate key per generator: Python's and numpy's share one algorithm, and would draw alike.
         words = seed.to_bytes(8, "little", signed=True), info.epoch.to_bytes(8, "little"), sample_id
         if self._generators:
             return {
@@ -227,7 +227,7 @@ class PerSample:
         for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
             generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
-            # One pair for a whole pipeline; by set_random_seed all its steps would draw the same numbers.
+            # One pair for a whole pipeline; with set_random_seed all its steps would draw the same numbers.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
             python = random.Random(_bits(digest128(b"state: random", *words)))  # noqa: S311  # no secret
             self._transform.set_random_state(arrays, python)
@@ -235,10 +235,10 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """What a user gave as ``transform``, as it is called on a batch: itself, or a :class:`PerSample`.
+    """Return a user's ``transform`` in a form to call on a batch: itself, or a :class:`PerSample`.
 
     Raises:
-        ConfigError: it cannot be called, its signature does not tell how it is meant, or it mixes a batch.
+        ConfigError: it is not callable, its signature is ambiguous, or it mixes a batch.
     """
     if transform is None:
         return None
@@ -265,8 +265,8 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
 
 
 def _is_for_batches(parameters: _Parameters) -> bool:
-    """Three required arguments, or three of which one or more have defaults, and names where only one has
-    none: ``(image, mean=..., std=...)`` is for one image.
+    """Return whether there are three required arguments, or three, some with defaults, whose names match if
+    only one is required: ``(image, mean=..., std=...)`` is for one image.
     """
     by_place = [
         one for one in parameters.values() if one.kind in _POSITIONAL and one.name not in _OWN_GENERATORS
@@ -292,7 +292,7 @@ def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """The arguments of a call; ``None`` where Python cannot tell, and for a class that was not called."""
+    """Return the arguments of a call; ``None`` if Python does not know them, and for an uncalled class."""
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
         return None
@@ -307,7 +307,7 @@ def _is_required(one: inspect.Parameter) -> bool:
 
 
 def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
-    """Whether it is called as albumentations: ``(*, image)``, or their ``(*args, force_apply, **data)``."""
+    """Return whether the signature is albumentations': ``(*, image)`` or ``(*args, force_apply, **data)``."""
     kinds = [one.kind for one in parameters.values()]
     if any(kind in _POSITIONAL for kind in kinds):
         return False
@@ -334,12 +334,12 @@ def _is_image(sample: torch.Tensor) -> bool:
 
 
 def _is_picture(sample: torch.Tensor) -> bool:
-    """An image, or a mask."""
+    """Return whether a sample is an image or a mask."""
     return _is_image(sample) or (sample.dtype == torch.uint8 and sample.ndim == _NDIM - 1)
 
 
 def _array(sample: torch.Tensor) -> Any:
-    """An image as uint8 of shape (height, width, channels), anything else as it is; no copy."""
+    """Return an image as uint8 of shape (height, width, channels), others unchanged; without a copy."""
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 

@@ -1,8 +1,8 @@
-"""Images between the cache and a pipeline of torchvision or timm: to PIL, and from PIL to tensors.
+"""Images for a pipeline of torchvision or timm: conversion to PIL, and from PIL to tensors.
 
-Both ends take as little as they can. A crop copies the pixels that it keeps, not the whole image before it.
-What makes a tensor of an image and normalises it works in the memory of the batch, or on the device. Every
-pixel stays as the pipeline would make it, bit for bit.
+Both ends copy as little as possible. A crop copies only the pixels that it keeps. The conversion to tensors
+and normalisation work in the memory of the batch, or on the device. Every pixel equals the pipeline's, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ _RGB = 3
 _VALUES = 256
 
 _SCALES = ("bytes", "divided", "multiplied")
-"""What the classes above make of bytes: nothing; float32 as torchvision's v1; as its v2."""
+"""Scaling by the classes above: none (bytes); to float32 as torchvision's v1; as its v2."""
 
 
 class Planes(NamedTuple):
-    """The pixels of an RGB image whose pipeline has only its :class:`End` to come."""
+    """The pixels of an RGB image on which only the pipeline's :class:`End` remains to be applied."""
 
     pixels: NDArray[np.uint8]
-    """Of shape (channels, height, width), not to be written to."""
+    """Shape (channels, height, width), not to be written to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """How a pipeline makes tensors of images, which is the same for every value of a channel.
+    """The pipeline's conversion of images to tensors, which maps each value of a channel independently.
 
-    On CPU it is the pipeline's own arithmetic, in the memory of the result. On other devices a table of all
-    values is looked up, which gives the same bits whatever the device makes of a division.
+    On CPU it is the pipeline's own arithmetic, in the memory of the result. Other devices use a lookup table
+    of all values, which gives the same bits however the device rounds a division.
     """
 
     scale: str
     moments: tuple[NDArray[np.float32], ...]
-    """Mean and standard deviation, each of shape (1 or channels, 1, 1); or none."""
+    """Mean and standard deviation, each of shape (1 or channels, 1, 1); or empty."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it makes: uint8 or float32."""
+        """Return the dtype of the result: uint8 or float32."""
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """Make of uint8 of shape (..., channels, height, width) what the pipeline does, in ``out``."""
+        """Convert uint8 of shape (..., channels, height, width) as the pipeline does, writing to ``out``."""
         np.copyto(out, pixels)
         if self.scale == "divided":
             np.divide(out, np.float32(255), out=out)
@@ -68,7 +68,7 @@ class End:
             np.divide(out, self.moments[1], out=out)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """The same for a batch, uint8 of shape (..., channels, height, width), where it lies."""
+        """Convert a batch, uint8 of shape (..., channels, height, width), on its own device."""
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
@@ -78,7 +78,7 @@ class End:
         return self.looked_up(images)
 
     def looked_up(self, images: torch.Tensor) -> torch.Tensor:
-        """The same by a table of all values; for ends that make float32."""
+        """Convert a batch with a table of all values; for ends that produce float32."""
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
@@ -87,8 +87,8 @@ class End:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """A PIL image of uint8 of shape (height, width), or (height, width, channels) with 1, 3 or 4 of them."""
-    from PIL import Image  # only where a transform takes it
+    """Return a PIL image of uint8 of shape (height, width), or (height, width, channels) with 1, 3 or 4."""
+    from PIL import Image  # only needed if a transform takes PIL images
 
     if pixels.shape[2:] == (_RGB,) and pixels.flags.c_contiguous:
         return _stored_image()(pixels)
@@ -100,8 +100,8 @@ def _stored_image() -> Callable[[NDArray[np.uint8]], Image]:
     from PIL import Image
 
     class StoredImage(Image.Image):
-        """An RGB image that is loaded when it is needed, as one that ``Image.open`` gave; a crop loads its
-        part alone. Until it is loaded it keeps the memory of its batch.
+        """An RGB image that is loaded when needed, like one from ``Image.open``; a crop loads only its part.
+        Until it is loaded it keeps the memory of its batch.
         """
 
         def __init__(self, pixels: NDArray[np.uint8]) -> None:
@@ -134,11 +134,12 @@ def _stored_image() -> Callable[[NDArray[np.uint8]], Image]:
 
 
 def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
-    """The same transform, without its end if it is a pipeline that makes tensors as most do; and that end.
+    """Return a pipeline without its end, and that end, if it converts to tensors in a usual way.
 
-    That is ``ToTensor`` or the like, with a change of the dtype, ``Normalize``, both or none after it. Their
-    classes are known by name; that they give the same bits is tried on an image of all values. The transform
-    then gives :class:`Planes`, but what the whole pipeline gives for images that are not RGB.
+    Such an end is ``ToTensor`` or the like, followed by a change of the dtype, ``Normalize``, both or
+    neither. The classes are recognised by name; equality of the bits is verified on an image of all values.
+    The transform then returns :class:`Planes`, except for images that are not RGB, where it returns the
+    pipeline's full result.
     """
     first, last = split_at_tensors(transform)
     size, moments = size_and_moments(last) if last else (None, [])
@@ -166,7 +167,7 @@ def _planes(image: Image) -> Planes:
 
 
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
-    """What does the same as ``last`` to the planes of an image; ``None`` if nothing here does."""
+    """Return an End equivalent to ``last`` on the planes of an image; ``None`` if there is none."""
     values = np.arange(_VALUES, dtype=np.uint8)
     pixels = np.stack([np.resize(one, size) for one in (values, values[::-1], np.roll(values, 99))], axis=-1)
     if pixels[..., 0].size < _VALUES:
@@ -176,7 +177,7 @@ def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
         expected = torch.as_tensor(_in_turn(last, probe))
         moments = [torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy() for moment in given]
     except (RuntimeError, TypeError, ValueError):
-        return None  # the pipeline itself tells it of its first image
+        return None  # the pipeline itself reports it at its first image
     planes = _planes(probe).pixels
     for scale in _SCALES:
         if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):

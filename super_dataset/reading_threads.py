@@ -24,16 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadingThreads", "ThreadPass"]
 
-_EXIT_S = 5.0  # how long the interpreter's end waits for threads; one that waits for the cache is harmless
+_EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache is harmless
 _CLOSED = "this SuperLoader was closed: make another"
 
 
 class ReadingThreads:
-    """``count`` threads, started when the first batch is asked for, that serve until :meth:`stop`.
+    """``count`` threads, started when the first batch is requested, that run until :meth:`stop`.
 
-    They are daemons, so that the interpreter's end does not wait for a batch that is still to come; but it
-    waits a moment, since a thread that is ended within torch's C++ aborts the process. They hold no batch
-    while they wait for work. What is ``finished_elsewhere`` may come to the mover as an ``Unfinished``.
+    With ``finished_elsewhere``, the mover may receive an ``Unfinished``.
     """
 
     def __init__(
@@ -58,11 +56,11 @@ class ReadingThreads:
         self._stopped = False
 
     def begin(self, sampler: Any) -> ThreadPass:
-        """A new pass over the sampler, which is asked in the loop's own thread, as a DataLoader does."""
+        """Return a new pass over the sampler, which is iterated in the loop's thread, as in a DataLoader."""
         return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` if no batch can be read: after :meth:`stop`, and in a fork."""
         if self._stopped:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -70,7 +68,7 @@ class ReadingThreads:
             raise UsageError(msg)
 
     def read(self, ref: Any) -> Future[Any]:
-        """Have a batch read; batches are begun in the order in which they are asked for."""
+        """Schedule a batch to be read; batches are started in the order of these calls."""
         self.check()
         if len(self._threads) < self._count:
             self._start()
@@ -78,19 +76,19 @@ class ReadingThreads:
         with self._lock:
             self._waiting.append(ref)
         self._tasks.put((ref, future))
-        if self._stopped:  # since check(), so that perhaps no thread is left to see it
+        if self._stopped:  # stopped since check(): perhaps no thread is left to see it
             self._refuse_what_waits()
         return future
 
     def stop(self) -> None:
-        """Let each thread end after the batch that it reads; what is not begun fails. Idempotent."""
+        """Let each thread end after its current batch; batches not begun fail. Idempotent."""
         # A garbage collection may call it anywhere, so it takes no lock.
         self._stopped = True
         if self._pid == os.getpid():
             self._refuse_what_waits()
 
     def join(self, timeout_s: float) -> None:
-        """Wait so long for the threads to end, after :meth:`stop`."""
+        """Wait at most ``timeout_s`` for the threads to end, after :meth:`stop`."""
         until_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -99,6 +97,7 @@ class ReadingThreads:
         _running.add(self)
         with self._lock:
             for number in range(len(self._threads), self._count):
+                # A daemon: the interpreter's end does not wait for a batch that has not come.
                 thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -108,7 +107,7 @@ class ReadingThreads:
         with receiving_into(self.mover.memory, finished_elsewhere=self._finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)
-                del task
+                del task  # it holds a batch, which must be free while this waits for work
         self._tasks.put(None)  # for the next thread
 
     def _load(self, ref: Any) -> Any:
@@ -116,7 +115,7 @@ class ReadingThreads:
         return self.mover.send(self._make(ref))
 
     def _look_ahead(self, ref: Any) -> None:
-        """A batch is about to be read: the disk may fetch the next one while this one is copied."""
+        """Announce the next batch when one is about to be read: the disk can fetch it during the copy."""
         waiting = self._waiting
         with self._lock:
             while any(one is ref for one in waiting) and waiting.popleft() is not ref:
@@ -126,7 +125,7 @@ class ReadingThreads:
             announce(following)
 
     def _refuse_what_waits(self) -> None:
-        """Fail what no thread has begun, and leave the sign to end."""
+        """Fail all batches that have not been started, and leave the signal to end."""
         while True:
             try:
                 task = self._tasks.get_nowait()
@@ -138,7 +137,7 @@ class ReadingThreads:
 
 
 class ThreadPass:
-    """One pass; ``passed`` counts the batches that were taken, or failed."""
+    """One pass; ``passed`` counts the batches that were taken or failed."""
 
     def __init__(self, threads: ReadingThreads, refs: Iterator[Any], prefetch: int) -> None:
         self.passed = 0
@@ -146,12 +145,12 @@ class ThreadPass:
         self._refs = refs
         self._prefetch = prefetch
         self._exhausted = False
-        self._trouble: BaseException | None = None  # what the sampler raised in place of a batch
+        self._trouble: BaseException | None = None  # the sampler's error in place of a batch
         self._ahead: deque[Future[Any]] = deque()
         weakref.finalize(self, _give_up, self._ahead).atexit = False
 
     def take(self) -> Any:
-        """The next batch, where it is used; raises what its reading or the sampler raised in its place."""
+        """Return the next batch, ready for use; raise the error of its reading or of the sampler instead."""
         self._ask_ahead()
         if not self._ahead:
             trouble, self._trouble = self._trouble, None
@@ -163,10 +162,10 @@ class ThreadPass:
         try:
             return self._threads.mover.receive(future.result())
         finally:
-            del future  # or an error, its frames and the future would hold one another
+            del future  # or an error, its frames and the future would form a reference cycle
 
     def _ask_ahead(self) -> None:
-        """Have the next batch read and those to come after it."""
+        """Schedule the next batch and those after it."""
         while self._trouble is None and not self._exhausted and len(self._ahead) <= self._prefetch:
             try:
                 ref = next(self._refs)
@@ -179,7 +178,7 @@ class ThreadPass:
 
 
 def _give_up(ahead: deque[Future[Any]]) -> None:
-    """A pass was left: what nobody has begun to read is not read."""
+    """Cancel unstarted batches when a pass is abandoned."""
     for future in ahead:
         future.cancel()
     ahead.clear()
@@ -190,7 +189,8 @@ _running: weakref.WeakSet[ReadingThreads] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    """Let the threads end before the interpreter ends them, wherever they are."""
+    """Stop the threads at exit, and wait a moment for them."""
+    # A thread that the interpreter ends within torch's C++ aborts the process.
     threads = list(_running)
     for each in threads:
         each.stop()
@@ -206,6 +206,6 @@ def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
         item = load(ref)
     except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
         future.set_exception(error)
-        del future  # or error, traceback and future would hold one another, and the batch
+        del future  # or error, traceback and future would keep one another and the batch alive
     else:
         future.set_result(item)

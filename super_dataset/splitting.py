@@ -1,7 +1,7 @@
-"""Cuts a pipeline of torchvision or timm in two: what functions do once, and what stays in the user's worker.
+"""Splitting a pipeline of torchvision or timm: a part that functions do once, and the rest for workers.
 
-Neither is imported. Their classes are known by module and name, and read by their public attributes; a class
-that a user derived from one of them may do anything, so it is not known.
+Neither library is imported. Their classes are recognised by module and name, and read by their public
+attributes; a user's subclass may do anything, so it is not recognised.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DRAW = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
 _CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
-_PRESET = "ImageClassification"  # of weights; only its end is left where split_transform was used
+_PRESET = "ImageClassification"  # a preset of weights; split_transform leaves only its end
 _DRAW_NOTHING = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
-_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
+_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
@@ -49,9 +49,9 @@ _RANDOM_FIRST = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts; its text says what was moved, and why no more was.
+    """A pipeline in two parts; its text lists what was moved, and where and why it stopped.
 
-    ``rest`` is ``None`` where nothing is left. ``moved`` are the transforms that the recipe does, in words.
+    ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe does.
     """
 
     recipe: Recipe
@@ -65,16 +65,16 @@ class SplitTransform:
 
 
 class _StopError(Exception):
-    """A transform is no step of a recipe; the message says why."""
+    """A transform cannot be a recipe step; the message has the reason."""
 
 
 def split_transform(transform: Transform) -> SplitTransform:
-    """Cut a pipeline for one PIL image in two: a recipe, done once by functions, and the rest.
+    """Split a pipeline for one PIL image in two: a recipe, done once by functions, and the rest.
 
-    The recipe takes what comes first, is not random, and has a step that gives the same pixels, bit for bit:
-    ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets that weights of
-    torchvision come with. Pixels of the whole stay those of the pipeline on ``PIL.Image.open(...)
-    .convert("RGB")``, but that functions turn images upright by their EXIF.
+    The recipe takes the leading transforms that are not random and have a step with the same pixels, bit for
+    bit: ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets of torchvision's
+    weights. Together the parts give the pixels of the pipeline on ``PIL.Image.open(...) .convert("RGB")``,
+    except that functions turn images upright by their EXIF.
 
     >>> from torchvision import transforms
     >>> pipeline = transforms.Compose(
@@ -89,11 +89,11 @@ def split_transform(transform: Transform) -> SplitTransform:
     Stopped at ToTensor: it makes a tensor, and recipes have steps for images only.
 
     Args:
-        transform: torchvision's ``Compose`` (v1 or v2), what timm's ``create_transform`` returns, or one
-            transform. What is neither torchvision's nor timm's stays whole, and the recipe is the decode.
+        transform: torchvision's ``Compose`` (v1 or v2), the result of timm's ``create_transform``, or a
+            single transform. Any other pipeline stays whole, and the recipe only decodes.
 
     Raises:
-        ConfigError: it cannot be called.
+        ConfigError: it is not callable.
     """
     if not callable(transform):
         raise ConfigError(
@@ -127,15 +127,15 @@ def split_transform(transform: Transform) -> SplitTransform:
 
 
 def _parts_of(transform: Any) -> list[Any]:
-    """The transforms that a pipeline applies in turn; one in another is taken apart too."""
+    """Return the transforms that a pipeline applies in turn, flattening nested ones."""
     if _known_class(transform) != "Compose":
         return [transform]
     return [part for one in transform.transforms for part in _parts_of(one)]
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """The parts of a pipeline that make images, and those that make a tensor and change it pixel by pixel;
-    none of the latter where others are among them.
+    """Split a pipeline into the parts that produce images and those that make a tensor and change it pixel by
+    pixel; the latter are empty if other parts are among them.
     """
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
@@ -144,21 +144,21 @@ def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
 
 
 def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
-    """Of the end of a pipeline: the size of images that it takes, if it takes one alone; mean and std."""
+    """Return an end's required image size (``None``: any), and its mean and std."""
     size = [*end[0].crop_size] * 2 if _known_class(end[0]) == _PRESET else None
     normalising = [part for part in end if _known_class(part) in ("Normalize", _PRESET)]
     return size, [moment for part in normalising for moment in (part.mean, part.std)]
 
 
 def _makes_tensors(part: Any) -> bool:
-    """Return whether it only makes a tensor. A preset that was split keeps images of its size as they are."""
+    """Return whether it only makes a tensor. A split preset leaves images of its size unchanged."""
     if _known_class(part) == _PRESET:
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
 
 def mixing_part(transform: Any) -> str:
-    """The name of what in a pipeline mixes the images of a batch, as MixUp and CutMix do."""
+    """Return the name of a part that mixes the images of a batch, as MixUp and CutMix do; else ""."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -167,7 +167,8 @@ def mixing_part(transform: Any) -> str:
 
 
 def may_draw(transform: Any) -> bool:
-    """Return whether a transform may draw from global generators: not all its parts are known not to."""
+    """Return whether a transform may draw from global generators."""
+    # Unknown parts may do anything.
     return any(_known_class(part) not in _DRAW_NOTHING for part in _parts_of(transform))
 
 
@@ -177,20 +178,20 @@ def draws(transform: Any) -> bool:
 
 
 def unknown(function: Any) -> str:
-    """The name of code that may draw from anything, a user's own; empty for SUPER's, torch's and none."""
+    """Return the name of user code, which may use any generator; empty for SUPER's, torch's and none."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)
 
 
 def _known_class(transform: object) -> str:
-    """The name of a class of torchvision or timm, and "" for all others."""
+    """Return the name of a class of torchvision or timm, and "" for all others."""
     kind = type(transform)
     return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
 
 
 def name_of(transform: Any) -> str:
-    """Return what a message calls a transform."""
+    """Return the name of a transform for messages."""
     name: str = getattr(transform, "__name__", type(transform).__name__)
     if _known_class(transform) != "Compose":
         return name
@@ -198,7 +199,7 @@ def name_of(transform: Any) -> str:
 
 
 def _described(transform: object) -> str:
-    """Its own text where that is a line, else its name."""
+    """Return its repr if that is one readable line, else its name."""
     text = repr(transform)
     return name_of(transform) if "\n" in text or text.startswith("<") else text
 
@@ -208,7 +209,7 @@ def _draws(transform: object) -> bool:
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
-    """The recipe's steps for the transform, and what of it they leave to be done."""
+    """Return the recipe's steps for the transform, and the part that they leave."""
     name = _known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None
@@ -240,7 +241,7 @@ def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, A
 
 
 def _filter_of(transform: Any) -> Any:
-    """The name of the filter that Pillow applies, from a text, an enumerated value or Pillow's number."""
+    """Return the name of Pillow's filter, from a text, an enum value or Pillow's number."""
     given = transform.interpolation
     name = _BY_PILLOWS_NUMBER.get(given) if isinstance(given, int) else getattr(given, "value", given)
     return "nearest" if name == "nearest-exact" else name
@@ -255,10 +256,10 @@ def _pad(transform: Any) -> dict[str, Any]:
 
 
 def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
-    """The preset for evaluation resizes, crops, and makes a normalised tensor.
+    """Split an evaluation preset, which resizes, crops, and makes a normalised tensor.
 
-    What the steps leave is the preset itself, with the size of its crop for both: an image of that size it
-    neither resizes nor crops.
+    The rest is the preset itself with its crop size for both sizes: it neither resizes nor crops an image of
+    that size.
     """
     rest = copy.copy(preset)
     rest.resize_size = preset.crop_size

@@ -1,7 +1,7 @@
-"""Makes a batch of the results of a transform, and samples of a batch.
+"""Building a batch from the results of a transform, and taking batches apart into samples.
 
-A batch has the structure that torch's ``default_collate`` gives it, but in memory that is used again. Where
-that would raise, because samples differ, the samples stay a list.
+A batch has the structure of torch's ``default_collate``, but in recycled memory. If that would raise because
+samples differ, they stay a list.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, say one for each crop. Any other list in a batch has an entry for each sample."""
+    """A list of batches, such as one per crop. Any other list in a batch has one entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
-    """``count`` results of a transform as a batch. Tensors and arrays of one shape and dtype are copied into
-    one tensor as soon as each is made; so are images that only want their ``end``.
+    """Return ``count`` results of a transform as a batch. Tensors and arrays of one shape and dtype are
+    copied into one tensor as they are produced; so are images that only lack their ``end``.
     """
     results = map(_as_tensor, results)
     first = next(results)
@@ -67,7 +67,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Images of one size as they are, with their end to come; others as :func:`batched` makes them."""
+    """Return images of one size with their end still to come; others as :func:`batched` does."""
     made: list[Any] = [next(results)]
     if isinstance(made[0], Planes):
         shape = made[0].pixels.shape
@@ -83,8 +83,8 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
-    """A batch's samples, which share its memory. ``numbers``: those are Python's where ``default_collate``
-    makes the same dtype of them again.
+    """Return a batch's samples, which share its memory. With ``numbers``, those are Python's if
+    ``default_collate`` would restore the same dtype.
     """
     if isinstance(batch, dict):
         columns = [rows_of(part, numbers=numbers) for part in batch.values()]
@@ -95,7 +95,7 @@ def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
 
 
 def only_sample(batch: Any) -> Any:
-    """The sample of a batch of one, in the structure of the batch; what has no axis stays."""
+    """Return the sample of a batch of one, in the same structure; values without an axis stay."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -105,7 +105,7 @@ def only_sample(batch: Any) -> Any:
 
 
 def checked_columns(columns: object) -> dict[str, str]:
-    """By each wanted name, what it names; from such a mapping, or a list of names that stay as they are.
+    """Return the mapping from column names to parts, given as a mapping or as a list of unchanged names.
 
     Raises:
         ConfigError: it is neither, or empty.
@@ -123,10 +123,10 @@ def checked_columns(columns: object) -> dict[str, str]:
 
 
 def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """A batch as a dict of these columns.
+    """Return a batch as a dict of these columns.
 
     Raises:
-        UsageError: it has no part of such a name.
+        UsageError: it has no part of that name.
     """
     parts = dict(images) if isinstance(images, dict) else {"images": images}
     parts["labels"] = labels
@@ -141,7 +141,7 @@ def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str
 
 
 def _in_structure(samples: list[Any]) -> Any:
-    """Samples that are no tensors: the structure that they share, around batches."""
+    """Return samples that are not tensors as batches within their common structure."""
     first, count = samples[0], len(samples)
     if isinstance(first, Mapping):
         if all(isinstance(sample, Mapping) and sample.keys() == first.keys() for sample in samples):
@@ -157,7 +157,7 @@ def _in_structure(samples: list[Any]) -> Any:
 
 
 def _as_tensor(result: Any) -> Any:
-    """An array as a tensor; a copy only of what torch cannot take as it is, such as a flipped one."""
+    """Return an array as a tensor, copied only if torch cannot take it as it is, as a flipped one."""
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))

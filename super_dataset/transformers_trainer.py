@@ -1,7 +1,7 @@
-"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on SUPER, and resumes.
+"""``SuperTrainerMixin``: lets Hugging Face's ``Trainer`` train, evaluate and resume on SUPER.
 
-Trainer's own way prepares a loader by Accelerate, which deals out to ranks once more, and resumes by making a
-new DataLoader, which loses the plan. Nothing of transformers is imported here.
+Trainer itself prepares a loader by Accelerate, which shards among ranks once more, and resumes by creating a
+new DataLoader, which loses the plan. This module does not import transformers.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = ["SuperTrainerMixin"]
 
 Loader: TypeAlias = "SuperLoader[Any] | DataLoader[Any]"
 
-_NO_LABEL = -100  # what transformers' losses leave out
+_NO_LABEL = -100  # ignored by transformers' losses
 
 
 class SuperTrainerMixin:
-    """Stands before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
+    """A mixin to put before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
-    ``train_dataset`` and ``eval_dataset`` are then ``SuperDataset`` s (or ``SuperMix`` es), of which it makes
-    loaders as ``TrainingArguments`` say, with ``dataloader_num_workers`` threads or processes. Batches are
-    what ``columns=`` makes, or ``pixel_values`` and ``labels``; with ``return_info=True`` padding has the
-    label -100. Or they are ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
-    ``batch_size=None``, whose batches are dicts, made after ``TrainingArguments``, which makes the process
-    group.
+    ``train_dataset`` and ``eval_dataset`` may be ``SuperDataset`` s (or ``SuperMix`` es). Their loaders are
+    built from ``TrainingArguments``, with ``dataloader_num_workers`` threads or processes. Batches have the
+    keys of ``columns=``, or ``pixel_values`` and ``labels``; with ``return_info=True`` padding has the label
+    -100. They may also be ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
+    ``batch_size=None``, whose batches are dicts. Create these after ``TrainingArguments``, which creates the
+    process group.
 
-    A checkpoint is resumed at the batch after the last one trained on, in constant time, also with
-    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples; those with the label -100,
-    such as padding, do not count, nor reach ``compute_metrics`` where a sample has one label.
+    A checkpoint resumes at the batch after the last one trained on, in constant time, also with
+    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples. Those with the label -100,
+    such as padding, do not count, and are not passed to ``compute_metrics`` if samples have one label.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))
@@ -57,23 +57,23 @@ class SuperTrainerMixin:
     """
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
-        """The training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
+        """Return the training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
         loader = self._super_loader(self.train_dataset, training=True)
         return DataLoader(_Batches(loader, self), batch_size=None)
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Loader:
-        """The loader for evaluation."""
+        """Return the loader for evaluation."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         loader: Loader = self._super_loader(self.eval_dataset[chosen] if isinstance(chosen, str) else chosen)
         return loader
 
     def get_test_dataloader(self: Any, test_dataset: Any) -> Loader:
-        """The loader for prediction."""
+        """Return the loader for prediction."""
         loader: Loader = self._super_loader(test_dataset)
         return loader
 
     def _super_loader(self: Any, given: Any, *, training: bool = False) -> Loader:
-        """A loader as it is; of a dataset the one that was made of it first."""
+        """Return a given loader as it is; for a dataset, the loader first created for it."""
         if not isinstance(given, SuperDataset | SuperMix):
             theirs: Loader = given
             return theirs
@@ -96,13 +96,13 @@ class SuperTrainerMixin:
         return made[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples of an epoch, over all ranks."""
+        """Return the samples of an epoch, over all ranks."""
         dataset: Any = dataloader.dataset
         samples: Any = dataset.loader.dataset if isinstance(dataset, _Batches) else dataset
         return len(samples)
 
     def prediction_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, and the batch's loss is counted by its samples."""
+        """Run Trainer's step, and weight the batch's loss by its samples."""
         loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         labels = inputs.get(self.label_names[0])
         if loss is not None and labels is not None:
@@ -112,7 +112,7 @@ class SuperTrainerMixin:
         return loss, *rest
 
     def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Trainer's, whose own loss counts a short batch as a full one."""
+        """Run Trainer's loop with the mean loss per sample: its own counts a short batch as a full one."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
         self.compute_metrics = compute and partial(_of_labelled, compute)
@@ -127,7 +127,7 @@ class SuperTrainerMixin:
 
 
 def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
-    """An item of a dataset as a model's arguments; padding, where there is an info, has no label."""
+    """Return an item of a dataset as a model's arguments; with an info, padding has no label."""
     info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
     if isinstance(item, tuple) and not isinstance(item[0], Mapping):
         inputs = {"pixel_values": item[0], label_name: item[1]}
@@ -140,7 +140,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
 
 
 def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
-    """Metrics of the samples that have a label; where each has several, all are given."""
+    """Compute metrics of the samples that have a label; all samples if each has several labels."""
     labels, predictions = found.label_ids, found.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
         found = type(found)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
@@ -148,7 +148,7 @@ def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
 
 
 class _Batches(IterableDataset[Any]):
-    """The batches of a loader for one training, which begins where the trainer's state says."""
+    """The batches of a loader for one training, which begins at the trainer's state."""
 
     def __init__(self, loader: Loader, trainer: Any) -> None:
         self.loader = loader
@@ -164,7 +164,7 @@ class _Batches(IterableDataset[Any]):
         yield from self.loader
 
     def _go_to_place(self, state: Any, args: Any) -> int:
-        """Let the loader begin after what ``state`` was trained on; how many items Trainer will leave out."""
+        """Move the loader past the items ``state`` was trained on; return how many Trainer will skip."""
         of_a_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
         # A DataLoader keeps no state: its sampler does.

@@ -33,14 +33,14 @@ __all__ = [
 _OF_WORKERS = frozenset(
     {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}
 )
-"""Arguments of a DataLoader that are for its worker processes."""
+"""Arguments of a DataLoader that apply to worker processes."""
 
 _MOST_THAT_HELP = 16
 _CLOSED = "this SuperLoader was closed: make another"
 
 
 def workers_that_help() -> int:
-    """One process for each core that this rank may use, its share of the host's, up to 16."""
+    """Return one process per core that this rank may use, its share of the host's, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
 
@@ -48,7 +48,7 @@ def workers_that_help() -> int:
 def by_processes(
     dataset: Any, collate_fn: Any, threads: int | None, of_workers: Mapping[str, Any]
 ) -> tuple[bool, str]:
-    """Choose between worker processes (true) and threads, and say why."""
+    """Choose between worker processes (true) and threads, and return the reason."""
     if threads is not None:
         return not threads, f"threads={threads} says so"
     if "worker_init_fn" in of_workers:
@@ -60,7 +60,7 @@ def by_processes(
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the arguments of a DataLoader out of ``given``; a generator becomes the sampler's seed."""
+    """Remove a DataLoader's arguments from ``given``; a generator becomes the sampler's seed."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
@@ -72,9 +72,9 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Make a batch of what a sampler yields. It pickles if its parts do.
+    """The function that loads a batch for each of a sampler's items. It pickles if its parts do.
 
-    ``of_samples``: ``collate_fn`` is called on the list of a batch's samples, else on the dataset's item.
+    ``of_samples``: ``collate_fn`` is called with the list of a batch's samples, else with the dataset's item.
     """
 
     dataset: Any
@@ -82,7 +82,7 @@ class Load:
     of_samples: bool
 
     def __call__(self, ref: Any) -> Any:
-        """The batch; ``RuntimeError`` in place of a ``StopIteration``, which would end the epoch."""
+        """Return the batch; a ``StopIteration`` becomes a ``RuntimeError``."""
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
@@ -90,17 +90,18 @@ class Load:
                 return self.dataset.collated(ref, self.collate_fn)
             return self.collate_fn(self.dataset[ref])
         except StopIteration as error:
+            # It would end the epoch.
             raise RuntimeError("the dataset, its transform or collate_fn raised StopIteration") from error
 
 
 class WorkerProcesses:
-    """``count`` processes that read for the passes of a loader; 0: the process itself reads.
+    """``count`` processes that read for the passes of a loader; 0: read in the process itself.
 
     Args:
-        load: makes a batch of what the sampler yields.
-        mover: brings batches from there to where they are used.
+        load: loads a batch for an item of the sampler.
+        mover: moves batches to where they are used.
         count: number of processes.
-        finished_elsewhere: whether batches may come to the mover as an ``Unfinished``.
+        finished_elsewhere: whether the mover may receive an ``Unfinished``.
         how: further arguments of torch's ``DataLoader``.
     """
 
@@ -127,7 +128,7 @@ class WorkerProcesses:
         self._pid = os.getpid()
 
     def begin(self, sampler: Any) -> ProcessPass:
-        """A new pass. With workers that stay there is one at a time: an earlier one fails from now on."""
+        """Return a new pass. With persistent workers there is only one: an earlier one fails from now on."""
         loader = self.check()
         before = self.latest()
         if before is not None and loader.persistent_workers:
@@ -138,11 +139,11 @@ class WorkerProcesses:
         return begun
 
     def latest(self) -> ProcessPass | None:
-        """The pass that began last, unless it was dropped."""
+        """Return the pass that began last, unless it was dropped."""
         return self._latest()
 
     def check(self) -> DataLoader[Any]:
-        """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` if no batch can be read: after :meth:`stop`, and in a fork."""
         if self._loader is None:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -150,14 +151,14 @@ class WorkerProcesses:
         return self._loader
 
     def stop(self) -> None:
-        """End the processes. Idempotent."""
+        """Stop the processes. Idempotent."""
         latest, self._loader = self.latest(), None
         if latest is not None:
             latest.batches = None
 
 
 class ProcessPass:
-    """One pass; ``passed`` counts the batches that were taken, or failed."""
+    """One pass; ``passed`` counts the batches that were taken or failed."""
 
     def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
         self.passed = 0
@@ -167,8 +168,8 @@ class ProcessPass:
         self._trouble: Exception | None = None
 
     def take(self) -> Any:
-        """The next batch, where it is used; raises what its reading raised in its place. Where the sampler
-        failed, its error ends the pass.
+        """Return the next batch, ready for use; raise the error of its reading in its place. An error of the
+        sampler ends the pass.
         """
         self._processes.check()
         if self.batches is None:
@@ -187,9 +188,8 @@ class ProcessPass:
         return mover.receive(mover.send(made.item))
 
     def next_ref(self) -> Any:
-        """Ask the sampler. Its error ends the pass later: a DataLoader would raise it before the batches that
-        are under way.
-        """
+        """Return the sampler's next item; keep its error for the end of the pass."""
+        # A DataLoader would raise the error before the batches that are under way.
         try:
             return next(self._refs)
         except StopIteration:
@@ -200,11 +200,11 @@ class ProcessPass:
 
 
 class _RefsOfPass:
-    """The sampler of a DataLoader: it yields what that of the latest pass does. It holds no pass, so that
-    workers end as soon as the loader is dropped, even if an error's traceback still refers to all.
-    """
+    """The sampler of a DataLoader, which yields the items of the latest pass."""
 
     def __init__(self, processes: WorkerProcesses) -> None:
+        # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
+        # refers to everything.
         self._processes = weakref.ref(processes)
 
     def __iter__(self) -> Iterator[Any]:
@@ -219,26 +219,26 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
             ref = begun.next_ref()
         except StopIteration:
             return
-        del begun
+        del begun  # hold no pass between items
         yield ref
 
 
 @dataclass(slots=True)
 class _Made:
-    """A worker's answer: an item, or that the batch is left out, with the cause if it is an epoch's first."""
+    """A worker's reply: an item, or that the batch is left out, with the cause if it is an epoch's first."""
 
     item: Any = None
     left_out: bool = False
     cause: BaseException | None = None
 
     def pin_memory(self) -> _Made:
-        """A DataLoader calls this where it was told to."""
+        """Pin the item's tensors; a DataLoader calls this if configured to."""
         self.item = map_tensors(self.item, torch.Tensor.pin_memory, finish=False)
         return self
 
 
 class _Reading(Dataset[Any]):
-    """The dataset of the DataLoader: reads in a worker, or in the process itself."""
+    """The dataset of the DataLoader, which reads in a worker or in the process itself."""
 
     def __init__(self, load: Load, memory: Memory | None, *, finished_elsewhere: bool) -> None:
         self._load, self._memory, self._finished_elsewhere = load, memory, finished_elsewhere
@@ -256,5 +256,5 @@ class _Reading(Dataset[Any]):
 
 
 def _as_it_is(item: Any) -> Any:
-    """In place of a DataLoader's own ``collate_fn``, which makes lists of tuples."""
+    """Return the item; in place of a DataLoader's own ``collate_fn``, which makes lists of tuples."""
     return item

@@ -1,7 +1,7 @@
 """SUPER in one import: ``from superdl import Recipe, SuperDataset, SuperSampler``.
 
-The packages behind it are imported when a name is first asked for, so that ``superdl --help`` pays for none
-of them.
+The packages behind it are imported when a name is first used, so that ``superdl --help`` does not pay for
+them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
-"""The homes of names; all others are the dataset's."""
+"""Modules of names that are not the dataset's."""
 
 _ASKING = frozenset({"SuperDataset", "SuperLoader", "SuperMix"})
-"""They ask a coordinator before there is a sampler, or make one. Who can is brought here, since the dataset's
-home knows neither.
+"""Names that query a coordinator before there is a sampler, or create one. The functions for that are
+injected here, since the dataset's package knows neither.
 """
 
 

@@ -1,5 +1,5 @@
-"""``superdl advise SPEC``: what a run will be like, and what helps it most. The work is
-:mod:`superdl.experiments.advising`'s.
+"""``superdl advise SPEC``: predict a run, and recommend the change that helps it most. Implemented in
+:mod:`superdl.experiments.advising`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe, and print."""
+    """Probe, and print the advice."""
     from superdl.experiments.advising import advise, print_advice
-    from superdl.experiments.console import Console, say  # --help needs none of this
+    from superdl.experiments.console import Console, say  # --help does not need these imports
     from superdl.experiments.output import tell_json
     from superdl.run_command import spec_of
 

@@ -1,5 +1,5 @@
-"""``superdl bench``: measure SUPER beside other loaders. The work is that of the folder ``benchmarks``,
-which a checkout has and the wheel has not.
+"""``superdl bench``: measure SUPER beside other loaders. Implemented in the folder ``benchmarks``, which
+exists in a checkout but not in the wheel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks as subcommands; without a checkout any words, so that :func:`run` can explain."""
+    """Add the benchmarks as subcommands; without a checkout accept any words: :func:`run` explains."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
@@ -36,16 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
             "the benchmarks are not in the wheel, they need a checkout of SUPER: clone its repository, "
             "run 'make .venv' there, and call .venv/bin/superdl bench"
         )
-    for name in ("SUPER_STORE", "SUPER_STATE"):  # else the second run would measure another thing
+    for name in ("SUPER_STORE", "SUPER_STATE"):  # otherwise the second run would measure something else
         os.environ.setdefault(name, "none")
     return int(benchmarks.run(arguments))
 
 
 def _benchmarks() -> Any:
-    """Their package, ``None`` without a checkout; what they lack themselves says its own name."""
+    """Return the benchmarks package, ``None`` without a checkout; its own import errors propagate."""
     root = Path(__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
-        sys.path.append(str(root))  # an editable install shows superdl alone
+        sys.path.append(str(root))  # an editable install exposes only superdl
     try:
         import benchmarks
     except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
-"""``superdl compare SPEC``: run a spec's arms interleaved and say how they differ. The work is
-:mod:`superdl.experiments.comparing`'s.
+"""``superdl compare SPEC``: run a spec's arms interleaved and report how they differ. Implemented in
+:mod:`superdl.experiments.comparing`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, or read the runs."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.output import tell_json
 
-    for name in ("SUPER_STORE", "SUPER_STATE"):  # else what one run decoded would serve the next
+    for name in ("SUPER_STORE", "SUPER_STATE"):  # otherwise samples decoded by one run would serve the next
         os.environ.setdefault(name, "none")
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)

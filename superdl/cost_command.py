@@ -1,5 +1,5 @@
-"""``superdl cost``: what the epochs of your jobs cost in US dollars, by five ways of loading. The work is
-:mod:`superdl.cost`'s; what runs have cost, ``superdl compare --runs`` sets side by side.
+"""``superdl cost``: the cost of your jobs' epochs in US dollars, by five ways of loading. Implemented in
+:mod:`superdl.cost`; ``superdl compare --runs`` compares the costs of finished runs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute and print."""
+    """Compute and print the costs."""
     from superdl.coordinator.executors.price_table import load_prices
     from superdl.cost import bills, load_scenario
-    from superdl.experiments.console import Console, say  # --help needs none of this
+    from superdl.experiments.console import Console, say  # --help does not need these imports
 
     prices = load_prices(os.environ.get("SUPER_PRICES"))
     scenario = load_scenario([*arguments.case, *arguments.overrides])
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """The user's case and a row for each way of loading."""
+    """Print the user's case and a row for each way of loading."""
     from superdl.cost.model import left_out
     from superdl.experiments.console import print_rows, say
     from superdl.experiments.reporting.quantities import ABSENT
@@ -100,7 +100,7 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
 
 
 def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """What all epochs cost by what is paid for, then every assumption."""
+    """Print the cost of all epochs by cost item, then every assumption."""
     from superdl.cost.model import PARTS, cache_samples
     from superdl.experiments.console import print_rows, say
 
@@ -122,7 +122,7 @@ def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
 
 
 def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the result as JSON values."""
     from superdl.cost.model import cache_samples
 
     loaders = []

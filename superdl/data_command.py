@@ -1,5 +1,5 @@
-"""``superdl data``: makes the image sets of the experiments, lists them and published ones, and pushes a
-directory to a bucket. The work is :mod:`superdl.experiments.data`'s.
+"""``superdl data``: create the image sets of the experiments, list them and published ones, and push a
+directory to a bucket. Implemented in :mod:`superdl.experiments.data`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MEGABYTE = 1e6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what can be done, with its options."""
+    """Add the actions and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make", help="write a set, once", description="Write a set, once and whole.")
     make.add_argument("name", metavar="NAME", help="one that superdl data list names")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked for."""
+    """Run the chosen action."""
     {"list": _list, "make": _make, "push": _push}[arguments.action](arguments)
     return 0
 

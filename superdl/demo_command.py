@@ -1,5 +1,5 @@
-"""``superdl demo [FOLDER]``: what a DataLoader and SUPER take to read images here. The work is
-:mod:`superdl.experiments.demo`'s.
+"""``superdl demo [FOLDER]``: compare how fast a DataLoader and SUPER read images here. Implemented in
+:mod:`superdl.experiments.demo`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and show."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    """Measure and show the result."""
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.demo.running import demo
     from superdl.experiments.output import tell_json
 

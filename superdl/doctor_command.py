@@ -1,7 +1,7 @@
-"""``superdl doctor``: can this machine train, and if not, what is to be done? The checks are
-:mod:`superdl.doctor`'s.
+"""``superdl doctor``: check whether this machine can train, and print remedies if not. The checks are in
+:mod:`superdl.doctor`.
 
-Exit codes: 0 nothing is wrong (warnings and what was skipped are told), 1 something is, 2 wrong use.
+Exit codes: 0 nothing is wrong (warnings and skipped checks are printed), 1 something is, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check one after the other, and print; 1 if something is bad."""
+    """Run the checks in order and print findings; return 1 if something is bad."""
     from superdl.doctor import ALL_SAMPLES, CHECKS, CheckStatus, run_checks
     from superdl.super_wire.redaction import shown_lines
 
@@ -73,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _case_of(arguments: argparse.Namespace) -> Case:
-    """What was named, by arguments, by variables or by a stack.
+    """Return the input of the checks, from arguments, variables or a stack.
 
     Raises:
-        ConfigError: something of it cannot be meant.
+        ConfigError: part of it is invalid.
     """
     from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
@@ -87,7 +87,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
 
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else {}
-    # Of the coordinator's settings those that say how functions run; the doctor reads no other variables.
+    # Only those settings of the coordinator that define how functions run; no other variables are read.
     names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
     named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
     named["executor"] = arguments.executor or named["executor"]
@@ -114,13 +114,13 @@ def _case_of(arguments: argparse.Namespace) -> Case:
 
 
 def read_stack(file: str) -> dict[str, str]:
-    """The outputs of a deployed stack, by their keys; their names are those of ``infra/template.yaml``.
+    """Return the outputs of a deployed stack, by their keys; the names are those of ``infra/template.yaml``.
 
     Args:
         file: JSON, as ``aws cloudformation describe-stacks`` prints it, or a mapping of names.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: it cannot be read, or has no outputs.
     """
     from superdl.super_wire.redaction import without_credentials
     from superdl.super_wire.user_text import load_json

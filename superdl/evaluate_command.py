@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: what a checkpoint is worth. The work is :mod:`superdl.experiments.run`'s."""
+"""``superdl evaluate RUN``: evaluate a checkpoint. Implemented in :mod:`superdl.experiments.run`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate the checkpoint."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.output import tell_json
     from superdl.experiments.run.evaluation import evaluate, print_evaluation
     from superdl.experiments.training.ranks import process_rank

@@ -1,7 +1,7 @@
-"""The command ``superdl``: parses, hands over to a subcommand's module, maps errors to exit codes.
+"""The command ``superdl``: parse, dispatch to a subcommand's module, map errors to exit codes.
 
 Exit codes: 0 done; 1 it failed, the reason is on stderr; 2 wrong use or settings; 130 interrupted.
-Subcommands are imported when asked for.
+Subcommands are imported on demand.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    """All commands by what they are for, as wide as the terminal."""
+    """Return all commands by purpose, as wide as the terminal."""
     width, lines = max(shutil.get_terminal_size().columns, _NARROWEST), []
     for group, commands in _GROUPS.items():
         lines.append(f"{group}:")
@@ -100,7 +100,7 @@ def _overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and give the exit code."""
+    """Run a subcommand and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if word in _COMMANDS), None)
     arguments = _parser(chosen).parse_args(words)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"superdl {arguments.command}: interrupted\n")
         return 130
-    except BrokenPipeError:  # the reader of our output, such as head, has gone
+    except BrokenPipeError:  # the reader of our output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

@@ -1,4 +1,4 @@
-"""Options of several subcommands: ``--set``; ``--coordinator``; recipes; and asking a person."""
+"""Options shared by subcommands: ``--set``; ``--coordinator``; recipes; and confirmation by the user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Number = TypeVar("Number", int, float)
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--set``, of which ``example`` is one."""
+    """Add ``--set``, with ``example`` in its help."""
     words = f"replace one value, such as {example}; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words
@@ -46,7 +46,7 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """Return the address of the option, of ``SUPER_COORDINATOR``, or of the only embedded run.
 
     Raises:
-        ConfigError: there is none of them, or several runs; the message lists them for ``command``.
+        ConfigError: there is none, or several runs; the message lists them for ``command``.
     """
     from superdl.super_wire.run_directory import RunDirectory
 
@@ -67,7 +67,7 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
 
 
 def _sources(address: str) -> str:
-    """Return the sources that a run reads, to tell it from others."""
+    """Return the sources that a run reads, to distinguish it from others."""
     from superdl.sampler.rpc import Client, Patience
     from superdl.super_wire import coordinator_pb2 as pb
 
@@ -79,7 +79,7 @@ def _sources(address: str) -> str:
 
 
 def above_zero(option: str, value: Number) -> Number:
-    """The value of an option, which is above 0.
+    """Return the value of an option after checking that it is above 0.
 
     Raises:
         ConfigError: it is not.
@@ -90,10 +90,10 @@ def above_zero(option: str, value: Number) -> Number:
 
 
 def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
-    """Whether a person agrees, or has by ``--yes``.
+    """Return whether the user agrees, now or by ``--yes``.
 
     Raises:
-        ConfigError: nobody can be asked; the message has ``otherwise``.
+        ConfigError: there is no terminal to ask; the message has ``otherwise``.
     """
     if yes:
         return True
@@ -105,7 +105,7 @@ def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
-    """Add them; none is required."""
+    """Add options for a recipe, none of them required."""
     parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
     parser.add_argument(
         "--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)"
@@ -116,10 +116,10 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
-    """The recipe that the options name; ``None`` where they name none.
+    """Return the recipe that the options name, or ``None``.
 
     Raises:
-        ConfigError: they name two, or a file that holds none; RecipeError: its steps are wrong.
+        ConfigError: they name two, or a file without a recipe; RecipeError: its steps are invalid.
     """
     from superdl.super_wire.recipe import Recipe
 

@@ -1,5 +1,5 @@
-"""``superdl report DIRECTORY``: make the page of a run or of a comparison from the files that it left; with
-``--book``, one page of all runs below the directory.
+"""``superdl report DIRECTORY``: write the page of a run or a comparison from its files; with ``--book``, one
+page of all runs below the directory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the page."""
-    # --help needs none of this
+    """Write the page."""
+    # --help does not need these imports
     from superdl.experiments.comparing.comparison import is_comparison, read_comparison
     from superdl.experiments.comparing.show import comparison_page
     from superdl.experiments.output import write_whole

@@ -1,4 +1,4 @@
-"""``superdl run SPEC``: train from a spec and report. The work is :mod:`superdl.experiments.run`'s."""
+"""``superdl run SPEC``: train from a spec and report. Implemented in :mod:`superdl.experiments.run`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add ``--epochs 25`` for ``--set epochs=25``, as services hand hyper-parameters on.
+    """Add ``--epochs 25`` for ``--set epochs=25``, because services pass hyper-parameters in this form.
 
-    A key that only one section has goes by its own name too: ``--batch-size 64``.
+    A key that only one section has also works without it: ``--batch-size 64``.
     """
     from superdl.experiments.spec import spec_keys
 
@@ -58,10 +58,10 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
-    """The spec that the arguments name, with the places that the environment does.
+    """Return the spec that the arguments name, with places from the environment.
 
     Raises:
-        ConfigError: it cannot be read, or holds what it must not.
+        ConfigError: it cannot be read, or is invalid.
     """
     from superdl.experiments import load_spec
     from superdl.experiments.places import placed
@@ -71,7 +71,7 @@ def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.e
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the spec."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.output import tell_json
     from superdl.experiments.run import run as run_spec
     from superdl.experiments.training.ranks import process_rank

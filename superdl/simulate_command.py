@@ -1,5 +1,5 @@
-"""``superdl simulate SPEC``: predict a deployment without it. The work is
-:mod:`superdl.experiments.simulator`'s.
+"""``superdl simulate SPEC``: predict the behaviour of a deployment. Implemented in
+:mod:`superdl.experiments.simulator`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.output import tell_json
     from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points

@@ -1,5 +1,5 @@
-"""``superdl stats``: the jobs of a coordinator, or what is known of one batch. The figures are
-:mod:`superdl.coordinator`'s.
+"""``superdl stats``: print the jobs of a coordinator, or the facts about one batch. The figures come from
+:mod:`superdl.coordinator`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and print."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    """Query the coordinator and print."""
+    from superdl.experiments.console import Console  # --help does not need it
     from superdl.sampler.rpc import FIRST_CONTACT, Client, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
@@ -65,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _batch_id(text: str) -> bytes:
-    """A batch id from its hex digits.
+    """Parse a batch id from its hex digits.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a batch id.
     """
     try:
         batch = bytes.fromhex(text)
@@ -80,8 +80,8 @@ def _batch_id(text: str) -> bytes:
 
 
 def mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
-    """A protobuf message as JSON values: all fields, ids in hex, integers as integers, texts as ``text``
-    gives them.
+    """Return a protobuf message as JSON values: all fields, ids in hex, integers as integers, texts passed
+    through ``text``.
     """
     return {field.name: _value(getattr(message, field.name), text) for field in message.DESCRIPTOR.fields}
 
@@ -146,7 +146,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
 
 
 def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
-    for executor in executors:  # one alone is told with the cache already, but for its trouble
+    for executor in executors:  # a single one is shown with the cache already, except its trouble
         if len(executors) > 1 or executor["trouble"]:
             trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
             console.print(

@@ -1,6 +1,6 @@
 """``superdl warm SOURCE``: fill a coordinator's cache or store ahead of the jobs that will read it.
 
-The coordinator does the work, for a job that nobody reads; the command shows how far it is. Exit codes beside
+The coordinator does the work, for a job without readers; the command shows the progress. Exit codes beyond
 the command's own: 0 all samples that fit are there, 1 some failed or it ended early.
 """
 
@@ -150,7 +150,7 @@ def _address(arguments: argparse.Namespace) -> str:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe that the options name; ``ConfigError`` if that is none, two, or a random one."""
+    """Return the recipe from the options; ``ConfigError`` if there is none, two, or a random one."""
     recipe = recipe_of(arguments)
     if recipe is None:
         raise ConfigError(
@@ -166,11 +166,11 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 @dataclass(slots=True)
 class Report:
-    """What was done, by the coordinator's count.
+    """The result, by the coordinator's count.
 
     ``warm`` samples are in the cache or the store and take ``record_bytes`` there: ``produced`` for this job,
-    ``hits`` before or for others. ``dropped`` counts anybody's samples that left the cache meanwhile;
-    ``failures`` has keys and reasons of the first that failed; ``why`` explains an early end.
+    ``hits`` before or for others. ``dropped`` counts samples of any job that left the cache meanwhile;
+    ``failures`` has keys and reasons of the first failed ones; ``why`` is the reason for an early end.
     """
 
     samples: int
@@ -192,7 +192,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Filling:
-    """The job, from its opening to its end. A restarted coordinator skips what it finds in place."""
+    """The job, from its opening to its end. A restarted coordinator skips samples already present."""
 
     client: Client
     dataset: SuperDataset
@@ -207,7 +207,7 @@ class _Filling:
     moved_s: float = 0.0
 
     def run(self, progress: WarmProgress) -> None:
-        """Fill until the coordinator has ended it, time is up, or Ctrl-C."""
+        """Run until the coordinator has finished, the time limit, or Ctrl-C."""
         report, begin_s = self.report, time.monotonic()
         with self.client.hold():
             try:
@@ -221,11 +221,11 @@ class _Filling:
                 report.ended = "interrupted"
             finally:
                 report.seconds = time.monotonic() - begin_s
-                with suppress(CacheError, CoordinatorError):  # a coordinator forgets the job by itself too
+                with suppress(CacheError, CoordinatorError):  # a coordinator also forgets the job by itself
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _look(self, begin_s: float) -> None:
-        """Poll how far the coordinator is; it goes on for as long as it is polled."""
+        """Poll the coordinator's progress; it continues as long as it is polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)
@@ -249,7 +249,7 @@ class _Filling:
             self._end_if_late(stats.cache.store_trouble)
 
     def _count(self, job: pb.JobStats, cache: pb.CacheStats) -> None:
-        """Add what has happened since the last look."""
+        """Add the changes since the last poll."""
         report, before = self.report, self.job_before
         report.produced += job.samples_produced - before.samples_produced
         report.usd += job.usd - before.usd
@@ -283,7 +283,7 @@ class WarmProgress:
         self._next_s = 0.0
 
     def show(self, report: Report) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         done, made = report.warm + report.failed, f"{report.produced:,} made  {report.failed:,} failed"
         phrase = f"{report.warm / max(report.seconds, 1e-9):,.0f}/s  {made}  {report.usd:.4f} USD"
         self.bar.update(self._task, completed=done, phrase=phrase)

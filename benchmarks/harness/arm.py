@@ -1,6 +1,6 @@
-"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs of one loader in a process of its own.
+"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs of one loader in a separate process.
 
-Which arms there are, and what becomes of their figures, the benchmarks decide.
+The benchmarks choose the arms and evaluate their figures.
 """
 
 from __future__ import annotations
@@ -31,27 +31,26 @@ _SETTLED_S, _POLL_S = 30.0, 0.05
 
 
 class Trainer(Protocol):
-    """Trains on each batch of an arm."""
+    """The protocol of a trainer on an arm's batches."""
 
     def step(self, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Steps, waiting and losses since the last call, in so much time."""
+        """Return steps, waiting and losses since the last call, which was ``wall_s`` seconds ago."""
 
 
 class Contender:
-    """An opened loader. Each iteration is one epoch, in an order of its own.
+    """An opened loader. Each iteration is one epoch, in a new order.
 
-    Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is good until
-    the next one is asked for: a loader may use its memory again.
+    Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is valid
+    until the next one is requested: a loader may reuse its memory.
 
     Args:
-        batches: what iterates, and is closed or else ends with its last reference.
-        pair: turns what it yields into images and labels, where it does not yield just these.
+        batches: the iterable, which is closed, or else ends with its last reference.
+        pair: converts its items to images and labels, if they have another form.
         sampler: SUPER's, which is closed too.
-        gets: how many GETs a loader without a sampler has sent until now, where it counts them.
-
+        gets: returns the GETs sent so far by a loader without a sampler, if it counts them.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """What functions have done until now: samples decoded, requests to a store in a bucket and to the
-        source. Of a loader that decodes by itself only the last is not 0, if it counts its GETs.
+        """Return the functions' work so far: decoded samples, requests to a store in a bucket, and requests
+        to the source. For a loader that decodes itself only the last is not 0, if it counts its GETs.
         """
         if self._sampler is None:
             return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
@@ -85,11 +84,10 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions have no request under way: the last answers come later than the last batch.
+        """Wait until functions have no request under way: their last results come after the last batch.
 
         Raises:
-            BenchmarkError: that takes too long.
-
+            BenchmarkError: it takes too long.
         """
         until_s = time.monotonic() + _SETTLED_S
         while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
@@ -114,15 +112,14 @@ class ArmSpec:
 
     Args:
         open: opens the loader.
-        loading: what it loads.
-        laps: epochs of each lap; within a lap one epoch follows another at once.
-        pids: whose CPU is read beside.
-        imports: modules that are imported before the loader is opened.
-        settle: whether a lap also counts what functions still do after its last batch.
-        checked: whether one epoch more is read after the laps, for its checksum.
-        cold_store: a store whose packs no memory holds when a lap begins.
-        trainer: makes what trains on each batch; ``None``: batches are let go.
-
+        loading: the images to load, and how.
+        laps: epochs of each lap; within a lap, epochs follow one another without a pause.
+        pids: further processes whose CPU is measured.
+        imports: modules to import before the loader is opened.
+        settle: whether a lap includes the functions' work after its last batch.
+        checked: whether to read one more epoch after the laps, for its checksum.
+        cold_store: a store whose packs are dropped from memory before each lap.
+        trainer: creates the trainer for the batches; ``None``: batches are dropped.
     """
 
     open: Callable[[Loading], Contender]
@@ -138,12 +135,12 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What the epochs of a lap took.
+    """The costs of a lap's epochs.
 
-    ``opening_s`` is of the loader, before the first lap; ``first_s`` until the first batch. Functions
-    ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs, or those of a loader
-    that reads by itself. ``disk_bytes`` were read from disks for this process. Of a trainer these are its
-    steps, their losses, and the time in which none was under way. ``checksum`` is of one epoch's images and
+    ``opening_s`` is that of the loader, before the first lap; ``first_s`` the time until the first batch.
+    Functions ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs, or those of a
+    loader that reads itself. ``disk_bytes`` were read from disks for this process. A trainer adds its steps,
+    their losses, and the time in which none was under way. ``checksum`` is that of one epoch's images and
     labels, see :func:`checksum`.
     """
 
@@ -168,17 +165,17 @@ class Lap:
 
     @property
     def trainer_cpu_s(self) -> float:
-        """CPU of the process that reads and of its workers."""
+        """Return the CPU of the process that reads and of its workers."""
         return self.main_cpu_s + self.workers_cpu_s
 
     @property
     def cpu_of_all_s(self) -> float:
-        """CPU of everything but the S3 server."""
+        """Return the CPU of everything except the S3 server."""
         return self.trainer_cpu_s + self.cache_cpu_s + self.coordinator_cpu_s + self.functions_cpu_s
 
 
 class _Spent:
-    """What was spent beside the main process, and done by functions, since the last reading."""
+    """CPU outside of the main process, and work of functions, since the last reading."""
 
     def __init__(self, pids: Pids) -> None:
         self._pids = pids
@@ -188,17 +185,16 @@ class _Spent:
         return {"workers_cpu_s": children_cpu_s(), **self._pids.cpu_s()}
 
     def read(self, contender: Contender) -> dict[str, Any]:
-        """The figures by the names of a lap; functions begin while a loader is opened, so before that."""
+        """Return the figures by a lap's names; functions start while the loader opens, so before that."""
         before, self._before = self._before, {**contender.counts(), **self._cpu_s()}
         return {name: value - before.get(name, 0) for name, value in self._before.items()}
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process: all images came, and once all was read, nothing was decoded.
+    """Measure an arm in a fresh process; check that all images came and later laps decoded nothing.
 
     Raises:
-        BenchmarkError: it failed, or is not what a table says of it.
-
+        BenchmarkError: it failed, or contradicts its description in the table.
     """
     laps = run_child(measure_arm, spec, name=name, environment=environment)
     for count, lap in zip(spec.laps, laps, strict=True):
@@ -228,12 +224,12 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
 
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:
-    """Take every batch of so many epochs, as a trainer would."""
+    """Read every batch of ``epochs`` epochs, as a trainer would."""
     if spec.cold_store:
         drop_pages(spec.cold_store)
     disk_bytes = _disk_bytes()
-    # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at the
-    # end first.
+    # Reading other processes' clocks takes milliseconds of this one's time: so its own is read last, and
+    # at the end first.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
     images, first_s = 0, 0.0
     for _ in range(epochs):
@@ -262,15 +258,15 @@ def _disk_bytes() -> int:
 
 
 def drop_pages(store: str) -> None:
-    """Have the kernel drop what it holds of a store's packs."""
+    """Have the kernel drop a store's packs from its page cache."""
     for pack in Path(store, "packs").iterdir():
         with pack.open("rb") as file:
-            os.fsync(file)  # what the disk does not have yet cannot be dropped
+            os.fsync(file)  # data not on disk yet cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
-    """A number of a batch that grows with every pixel, weighted by its image's label.
+    """Return a number that grows with every pixel of a batch, weighted by its image's label.
 
     Sums over batches do not depend on the order.
     """

@@ -1,8 +1,7 @@
-"""The image sets that benchmarks read: which there are, their recipes, their options, where they lie, and how
-they are loaded.
+"""The image sets of the benchmarks: their recipes, options, location, and loading parameters.
 
-The digits and the photos are `experiments.data`'s. The photos are drawn JPEGs that cost what ImageNet's
-photographs cost: 500x375 pixels and about 110 KB.
+The digits and the photos come from `experiments.data`. The photos are drawn JPEGs that cost as much as
+ImageNet's photographs: 500x375 pixels and about 110 KB.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ IMAGE_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """An image set, and how it is loaded.
+    """An image set, and its loading parameters.
 
     Args:
         name: of the set.
         directory: its images in class folders.
-        images: how many there are.
+        images: number of images.
         resize: of the shorter side, in pixels.
         crop: centre crop, in pixels.
-        batch_size: images of a batch; the last of an epoch may be shorter.
-        num_workers: processes that load beside the main one.
-        coordinator: SUPER's address; other loaders leave it alone.
-        shards: where the images lie in tar shards in S3, if these are to be read.
+        batch_size: images per batch; the last of an epoch may be shorter.
+        num_workers: processes that load besides the main one.
+        coordinator: address for SUPER; ignored by other loaders.
+        shards: location of tar shards in S3, to read those instead.
         key_list: of the samples in the shards, for SUPER.
         seed: of the shuffle.
-
     """
 
     name: str
@@ -67,24 +65,24 @@ class Loading:
     seed: int = 0
 
     def format_directory(self, name: str) -> Path:
-        """Where the images lie in the format of that name: beside the set, one folder for each format."""
+        """Return the directory of the images in a format: beside the set, one folder per format."""
         place = Path(self.directory).parent
         return place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted") / name
 
 
 def described(sets: Iterable[Loading]) -> dict[str, Any]:
-    """What a report's settings say of these sets, by their names."""
+    """Return the description of these sets for a report's settings, by name."""
     return {loading.name: {"about": IMAGE_SETS[loading.name], "images": loading.images} for loading in sets}
 
 
 def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options of a benchmark that reads one image set, with so many photos unless told otherwise."""
+    """Add the options of a benchmark that reads one image set, with ``photos`` as the default number."""
     parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
     add_data_option(parser, photos=photos)
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options that say how many photos there are and where sets lie."""
+    """Add the options for the number of photos and the location of sets."""
     parser.add_argument(
         "--photos", type=positive, default=photos, help=f"images of the set photos ({photos})"
     )
@@ -98,12 +96,11 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Make the set if it is not there, where the options say; ``say`` gets a line first.
+    """Create the set, unless present, in the directory of the options; ``say`` gets a line first.
 
     Raises:
         ConfigError: it cannot be written.
-        SourceError: something else lies in its place.
-
+        SourceError: something else is in its place.
     """
     say(f"preparing images: {name}")
     directory = Path(arguments.data)

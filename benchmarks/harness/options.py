@@ -1,4 +1,4 @@
-"""Numbers that options of benchmarks take."""
+"""Parsers for numeric options of benchmarks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["not_negative", "positive"]
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on; ``ValueError``, which argparse explains, if it is none."""
+    """Parse an integer of at least 1; else raise ``ValueError``, which argparse explains."""
     return _at_least(1, text)
 
 
 def not_negative(text: str) -> int:
-    """A whole number from 0 on; ``ValueError``, which argparse explains, if it is none."""
+    """Parse an integer of at least 0; else raise ``ValueError``, which argparse explains."""
     return _at_least(0, text)
 
 

@@ -1,7 +1,7 @@
 """Processes of a benchmark: a fresh one for each measurement, its CPU seconds, and the cores that it may use.
 
-A measurement has a process to itself so that its CPU, its memory and its imports are its own. The kernel's
-CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
+Each measurement has its own process, so that CPU, memory and imports are its own. CPU is read from the
+kernel's clock of the process: nanoseconds, over all its threads, including ended ones.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _Result = TypeVar("_Result")
 _WHOLE_PROCESS = 2
 """CPUCLOCK_SCHED of the kernel: user and system time of all threads."""
 
-_ALONE_S = 2.0  # how long work is measured alone
+_ALONE_S = 2.0  # seconds for which work is measured alone
 
 
 class BenchmarkError(SuperError):
-    """A measurement could not be made, or measured something else than it says."""
+    """A measurement could not be made, or measured something else than intended."""
 
 
 def run_child(
@@ -61,14 +61,13 @@ def run_child(
     """Call ``function`` in a fresh process and return its result.
 
     Args:
-        function: at the top of a module.
-        argument: is pickled, as the result is.
+        function: defined at the top level of a module.
+        argument: pickled, as is the result.
         name: for messages.
-        environment: over this process's own.
+        environment: overrides this process's own.
 
     Raises:
-        BenchmarkError: it failed; a ``SuperError`` comes as it is.
-
+        BenchmarkError: it failed; a ``SuperError`` propagates unchanged.
     """
     variables = {**os.environ, **(environment or {})}
     try:
@@ -82,56 +81,55 @@ def run_child(
 
 def _prepare(variables: dict[str, str]) -> None:
     os.environ.update(variables)
-    os.dup2(2, 1)  # loaders of others print, and standard output is the report's
+    os.dup2(2, 1)  # other loaders print, and standard output is for the report
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system CPU seconds of one live process.
+    """Return the user and system CPU seconds of one live process.
 
     Raises:
-        ProcessLookupError: there is no such process.
-
+        ProcessLookupError: the process does not exist.
     """
     try:
-        # What glibc's clock_getcpuclockid computes; Python has no name for it.
+        # As computed by glibc's clock_getcpuclockid; Python has no name for it.
         return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
     except OSError as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
 
 
 def descendants_cpu_s(pid: int) -> float:
-    """CPU seconds of the live descendants of a process, itself left out."""
+    """Return the CPU seconds of a process's live descendants, without its own."""
     total_s = 0.0
     try:
         descendants = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
     for child in descendants:
-        # One that has just ended is in its parent's account once it is reaped.
+        # A process that has just ended is in its parent's account once it is reaped.
         with contextlib.suppress(ProcessLookupError):
             total_s += process_cpu_s(child.pid)
     return total_s
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of this process's descendants: those that live and those that were waited for."""
+    """Return the CPU seconds of this process's descendants: live ones and those waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """The processes of a trainer's services, whose children are the functions; 0 where one does not run."""
+    """The processes of a trainer's services, whose children are the functions; 0 for one not running."""
 
     coordinator: int = 0
     cache: int = 0
     store: int = 0
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds until now of each of them, and of the functions."""
+        """Return the CPU seconds so far of each service, and of the functions."""
         one_by_one = {"coordinator": self.coordinator, "cache": self.cache, "store": self.store}
         return {
             **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in one_by_one.items()},
@@ -140,7 +138,7 @@ class Pids:
 
 
 def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of one call by a clock, over calls that take two seconds."""
+    """Return the seconds per call by a clock, over calls that take two seconds."""
     until_s = time.perf_counter() + _ALONE_S
     began_s, count = clock(), 0
     while time.perf_counter() < until_s:
@@ -150,11 +148,10 @@ def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> floa
 
 
 def usable_cores(least: int, why: str) -> list[int]:
-    """The cores that this process may use.
+    """Return the cores that this process may use.
 
     Raises:
         BenchmarkError: there are fewer than ``least``.
-
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < least:
@@ -164,7 +161,7 @@ def usable_cores(least: int, why: str) -> list[int]:
 
 @contextlib.contextmanager
 def held_to(cores: Sequence[int]) -> Iterator[None]:
-    """Hold this thread, and what it starts meanwhile, to these cores."""
+    """Pin this thread, and anything it starts meanwhile, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

@@ -1,6 +1,6 @@
-"""What every benchmark reports: its table, how it was measured, and on which machine with which versions.
+"""Reports of benchmarks: the table, the method, and the machine with its versions.
 
-The same figures go out as JSON. Measuring is the benchmarks'.
+The same figures are written as JSON. Measuring is up to the benchmarks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 _FORMAT = 2
 
 _NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
-"""Options that change no figure, some of them paths of the machine."""
+"""Options that change no figure; some are paths of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +53,23 @@ class Column:
     spec: str = ""
 
     def cell(self, row: dict[str, Any]) -> str:
-        """The figure as text; a dash where there is none."""
+        """Return the figure as text; a dash if it is missing."""
         value = row.get(self.name)
         return "-" if value is None else format(value, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkReport:
-    """What a benchmark measured.
+    """The results of a benchmark.
 
     Args:
-        method: says what was counted.
-        columns: of the tables; one without figures in a table is left out there.
+        method: describes what was counted.
+        columns: of the tables; a column without figures is left out.
         rows: the figures.
-        rounds: what they were made of.
-        group_by: names of figures; rows that agree in them stand in one table.
-        packages: whose versions matter beside SUPER's own.
-        settings: stand beside the options in the JSON.
-
+        rounds: the measurements behind the rows.
+        group_by: names of figures; rows that agree in them form one table.
+        packages: further packages whose versions matter.
+        settings: added to the options in the JSON.
     """
 
     method: Sequence[str]
@@ -87,7 +86,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[Result]):
-    """One measurement: the conditions, which are its row's first columns, the round, and what came of it, a
+    """One measurement: the conditions, which are its row's first columns, the round, and the result, a
     dataclass.
     """
 
@@ -96,12 +95,12 @@ class Run(Generic[Result]):
     result: Result
 
     def to_mapping(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return all of it as plain values."""
         return {**self.conditions, "round": self.round, **asdict(cast("Any", self.result))}
 
 
 def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
-    """The results of all rounds under each conditions, in the order of the first."""
+    """Return the results of all rounds for each set of conditions, in order of appearance."""
     groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
     for run in runs:
         groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
@@ -109,13 +108,13 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
 
 
 def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """The median of each figure over the measurements that have it; ``None`` where none has."""
+    """Return the median of each figure over the measurements that have it; ``None`` if none has."""
     values = {name: [value for some in figures if (value := some[name]) is not None] for name in figures[0]}
     return {name: median(known) if known else None for name, known in values.items()}
 
 
 def over(above: float | None, below: float | None) -> float | None:
-    """The ratio of two figures; ``None`` where one is missing or the second is 0."""
+    """Return the ratio of two figures; ``None`` if one is missing or the second is 0."""
     return above / below if above is not None and below else None
 
 
@@ -142,7 +141,7 @@ def measured(
 
 
 def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: Console) -> None:
-    """Print a table for each group of rows, with the columns that have figures there; method and machine."""
+    """Print a table for each group of rows, with the columns that have figures; method and machine."""
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([content["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
@@ -165,9 +164,9 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
 
 
 def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
-    """This machine and its software, the processor and memory too; no host, user or path names.
+    """Return this machine's hardware and software; no host, user or path names.
 
-    ``packages`` are named with their versions beside SUPER's own, ``None`` where one is not installed.
+    ``packages`` are listed with their versions besides SUPER's own, ``None`` if not installed.
     """
     hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {

@@ -1,7 +1,7 @@
 """The servers that benchmarks read from: a cache, an S3 store, a coordinator with functions.
 
-Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
-CPU can be read. Servers run on the cores that the caller has when it starts them.
+Each is a context manager whose block begins once the server answers. Process ids are exposed so that each
+server's CPU can be measured. Servers run on the cores that the caller has when it starts them.
 
 A cache has a unix socket, as the embedded default's.
 """
@@ -41,20 +41,20 @@ __all__ = [
     "s3_server",
 ]
 
-_START_TIMEOUT_S = 300.0  # a busy host may take so long, as for the embedded default
+_START_TIMEOUT_S = 300.0  # a busy host may take that long, as for the embedded default
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
-# Not a preexec_fn, which would fork this process: where it has used grpc, that ended the child.
+# Not a preexec_fn, which would fork this process: after grpc was used, that killed the child.
 _TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may have ended before
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
-_KEY, _SECRET = "super-bench", "super-bench-secret"  # made up; the S3 server checks them
+_KEY, _SECRET = "super-bench", "super-bench-secret"  # invented; the S3 server checks them
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server: where it listens, and what its clients need in their environment."""
+    """A running server: its address, and the environment that its clients need."""
 
     address: str
     pid: int
@@ -65,7 +65,7 @@ class Server:
 class LoaderServices:
     """A coordinator's address, and the processes of it, its cache and its S3 server.
 
-    ``environment`` is what processes that read need beside the address.
+    ``environment`` is what reading processes need besides the address.
     """
 
     coordinator: str
@@ -75,8 +75,8 @@ class LoaderServices:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
-    """Run a program that listens on a unix socket or a port of loopback; gives its process id. It ends with
-    the block, and with this process, however that ends.
+    """Run a program that listens on a unix socket or a loopback port; yield its process id. It ends with the
+    block, and with this process, however that ends.
 
     Args:
         command: the program and its arguments.
@@ -85,7 +85,6 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
 
     Raises:
         BenchmarkError: it ended, or does not listen in time.
-
     """
     with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
@@ -122,7 +121,7 @@ def _listens(place: str | int) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that is free now."""
+    """Return a loopback port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -130,7 +129,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory of this user's for sockets and keys, with a short path; it goes with the block."""
+    """Yield a private directory for sockets and keys, with a short path; removed after the block."""
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
 
@@ -140,9 +139,8 @@ def cache_server() -> Iterator[Server]:
     """Run an empty cache on a unix socket.
 
     Raises:
-        EmbeddedError: there is no program to run.
+        EmbeddedError: there is no cache server to run.
         BenchmarkError: it does not answer.
-
     """
     with private_directory() as directory:
         path = str(directory / "cache.sock")
@@ -153,7 +151,7 @@ def cache_server() -> Iterator[Server]:
 
 
 def rclone_binary() -> str | None:
-    """The program, beside this Python or on ``PATH``."""
+    """Return the path of rclone, beside this Python or on ``PATH``."""
     beside = Path(sys.executable).with_name("rclone")
     return str(beside) if beside.is_file() else shutil.which("rclone")
 
@@ -172,14 +170,14 @@ def s3_server(directory: Path) -> Iterator[Server]:
     port = free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
-    # GOGC: less of its time for collecting garbage, more for answering.
+    # GOGC: spend less time on garbage collection, more on answering.
     with running(command, port, env={**os.environ, "GOGC": "800"}) as pid:
         environment = s3_environment(port)
         yield Server(environment["SUPER_S3_ENDPOINT_URL"], pid, environment)
 
 
 def s3_environment(port: int) -> dict[str, str]:
-    """What clients of an S3 server on loopback need."""
+    """Return the environment for clients of an S3 server on loopback."""
     return {
         "AWS_ACCESS_KEY_ID": _KEY,
         "AWS_SECRET_ACCESS_KEY": _SECRET,
@@ -193,18 +191,17 @@ def s3_environment(port: int) -> dict[str, str]:
 def loader_services(
     *words: str, store: Server | None = None, budget_bytes: int = 0
 ) -> Iterator[LoaderServices]:
-    """Run all that SUPER's loaders need, as the embedded default has it: an empty cache, a coordinator and
+    """Run everything SUPER's loaders need, as in the embedded default: an empty cache, a coordinator and
     functions.
 
     Args:
         words: further options of the coordinator.
-        store: the S3 server that they use, if they use one.
-        budget_bytes: what the cache may hold; 0: as much as the embedded default's.
+        store: the S3 server to use, if any.
+        budget_bytes: capacity of the cache; 0: that of the embedded default's.
 
     Raises:
         EmbeddedError: there is no cache server to run.
-        BenchmarkError: one of them does not answer.
-
+        BenchmarkError: a server does not answer.
     """
     with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
@@ -226,15 +223,14 @@ def coordinator(
     """Run a coordinator on a socket in a directory.
 
     Args:
-        directory: may have the socket of one that was killed.
+        directory: may contain the socket of a killed coordinator.
         cache: its cache.
         words: further options.
-        module: what is run in its place, with the same options.
-        environment: over this process's own.
+        module: a replacement to run, with the same options.
+        environment: overrides this process's own.
 
     Raises:
         BenchmarkError: it does not answer.
-
     """
     path = directory / "coordinator.sock"
     path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Bounds: loops that read what SUPER reads and do nothing else, in the main process.
+"""Bounds: loops that read the same data as SUPER and do nothing else, in the main process.
 
-:class:`SocketLoop` gathers the same bytes from the same cache: pipelined GETs go out for one batch, and the
-replies are received into a buffer that every batch uses again. It checks nothing and knows the length of
-every reply beforehand. It asks SUPER once which samples there are and has them produced; from then on it
-shares no code with it. :class:`PackLoop` reads and hashes the records of packs.
+:class:`SocketLoop` reads the same bytes from the same cache: it sends pipelined GETs for one batch and
+receives the replies into a buffer reused for every batch. It checks nothing and knows the length of every
+reply beforehand. It uses SUPER once to learn the samples and have them produced; after that it shares no code
+with it. :class:`PackLoop` reads and hashes the records of packs.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ID_BYTES = 16
 
 
 def open_socket_loop(loading: Loading) -> Contender:
-    """Learn the samples of the set, have them in the cache, and connect."""
+    """Get the samples of the set, have them cached, and connect."""
     dataset, sampler = open_planned(loading)
     ids: list[str] = []
     labels: list[int] = []
     try:
         refs = list(sampler)
         for ref in refs:
-            dataset[ref]  # read, so that it has been produced
+            dataset[ref]  # reading it makes sure that it was produced
             digits = ref.sample_ids.hex()
             ids += [digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES)]
             labels += list(ref.label_array())
@@ -87,7 +87,7 @@ class SocketLoop:
             yield images, torch.from_numpy(self._labels[chosen])
 
     def _receive(self, count: int) -> None:
-        """Receive so many replies."""
+        """Receive ``count`` replies."""
         rest = self._replies[:count].reshape(-1).data
         while rest:
             received = self._connection.recv_into(rest)
@@ -101,24 +101,24 @@ def _request(key: str) -> bytes:
 
 
 def connected(address: str) -> socket.socket:
-    """Connect to the cache at ``unix:///path``, where a benchmark's services have it."""
+    """Connect to the cache at ``unix:///path``, as set up by a benchmark's services."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     opened.connect(urlsplit(address).path)
     return opened
 
 
 def open_pack_loop(loading: Loading, **how: Any) -> Contender:
-    """The loop in batches of ``loading``, as an arm takes them."""
+    """Open the loop with batches of ``loading``, in the form that an arm takes."""
     return Contender(PackLoop(loading.batch_size, **how))
 
 
 class PackLoop:
-    """Reads all records of ``store``, in random batches: one ``preadv`` and one hash each, and no more.
+    """A loop over ``store`` in random batches: one ``preadv`` and one hash per record, and nothing else.
 
-    Within a batch they are read as they lie, each into a slot of one block; with ``one_slot`` all into the
-    first. With ``ahead`` the disk fetches the next batch while the loop reads one.
+    Within a batch they are read in pack order, each into its slot of one block; with ``one_slot`` all into
+    the first. With ``ahead`` the disk fetches the next batch while the loop reads the current one.
 
-    An iteration gives the sum of the hashes of each batch, and its places: pack, beginning, length.
+    An iteration yields the sum of the hashes of each batch, and its places: pack, start, length.
     """
 
     def __init__(self, batch_size: int, store: str, *, one_slot: bool = False, ahead: bool = False) -> None:

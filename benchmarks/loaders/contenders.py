@@ -1,8 +1,8 @@
-"""Which loaders ``superdl bench read`` compares, what each one needs, and in which form it wants the images.
+"""The loaders that ``superdl bench read`` compares, with their requirements and image formats.
 
-All are given the same images, batch size, workers and seed, and shuffle. Each is written as its documentation
-tells its users, and imports its package only where it runs. Those that a spec may name are opened by
-`experiments.loaders`. A new contender is two functions, which open it and write its format, and one row in
+All get the same images, batch size, workers and seed, and shuffle. Each is written as its documentation
+recommends, and imports its package only where it runs. Loaders that a spec may name are opened by
+`experiments.loaders`. A new contender takes two functions, which open it and write its format, and one row in
 `CONTENDERS`.
 """
 
@@ -56,15 +56,14 @@ class ContenderSpec:
     Args:
         title: in the table.
         open: opens it in this process.
-        without_workers: whether it has threads in place of worker processes.
-        decodes: whether it decodes in every epoch, so that one epoch is long enough to be measured.
+        without_workers: whether it uses threads instead of worker processes.
+        decodes: whether it decodes in every epoch, so that one epoch is long enough to measure.
         format: folder of the converted images; empty for a loader that reads the files.
         convert: writes that format into an empty directory.
         module: the optional package that it imports.
-        distribution: that package's name on the index.
+        distribution: that package's name on the package index.
         needs_store: whether it reads from the S3 server.
-        open_shards: opens it over tar shards in the S3 server; None: it reads none.
-
+        open_shards: opens it over tar shards in the S3 server; None: not supported.
     """
 
     title: str
@@ -79,16 +78,16 @@ class ContenderSpec:
     open_shards: Callable[[Loading], Contender] | None = None
 
     def workers_of(self, number: int) -> int:
-        """With how many workers it runs where this number is asked for."""
+        """Return the number of workers it runs with if ``number`` is requested."""
         return 0 if self.without_workers else number
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What opening it over shards would import."""
+        """Return the modules imported when it is opened over shards."""
         return (self.module, "boto3") if self.module else ("superdl.sampler", "superdl.super_dataset")
 
     def missing(self) -> str:
-        """Why it cannot run here, with the command that mends it; empty if it can."""
+        """Return why it cannot run here, with the command that fixes it; empty if it can."""
         if self.module and find_spec(self.module) is None:
             return "not installed: make .venv-bench, then .venv-bench/bin/superdl bench"
         if self.needs_store and services.rclone_binary() is None:
@@ -97,7 +96,7 @@ class ContenderSpec:
 
 
 def _raw(title: str, kind: str, module: str = "", distribution: str = "", **options: Any) -> ContenderSpec:
-    """A loader of decoded pixels, whose opener and writer are `raw_formats`'."""
+    """Return a loader of decoded pixels, with opener and writer from `raw_formats`."""
     opening, convert = raw_formats.FORMATS[kind]
     return ContenderSpec(
         title, opening, format=kind, convert=convert, module=module, distribution=distribution, **options
@@ -131,21 +130,20 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
         open_shards=loaders.open_super_loader,
     ),
 }
-"""By the name that ``--contenders`` takes, in the order of the table."""
+"""Keyed by the name that ``--contenders`` takes, in the order of the table."""
 
 
 # ----------------------------------------------------------------------------------------- conversion
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
-    """Convert the images for a contender, in a process of its own, unless that has been done.
+    """Convert the images for a contender in a separate process, unless done before.
 
-    What a conversion costs is not measured. Its directory appears whole or not at all, and is kept.
+    The conversion is not measured. Its directory appears whole or not at all, and is kept.
 
     Raises:
         BenchmarkError: it failed.
-        SuperError: the place cannot be written, or holds something else.
-
+        SuperError: the directory cannot be written, or contains something else.
     """
     form = CONTENDERS[contender]
     if form.convert is None:

@@ -1,7 +1,7 @@
-"""A loader under comparison, its interface, and SUPER's and the specs' loaders behind it.
+"""The interface of a loader under comparison, and the loaders of SUPER and of specs behind it.
 
-SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. The
-loaders that a spec may name are opened as for training, with their figures left out.
+SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. Loaders
+that a spec may name are opened as for training, without their figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Pair = tuple["npt.NDArray[np.uint8]", int]
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
-    """A DataLoader, or one of another ``kind``, whose workers stay from epoch to epoch."""
+    """Return a DataLoader, or another ``kind``, whose workers stay from epoch to epoch."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
     return kind(dataset, **workers, **options)
 
@@ -59,7 +59,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded."""
+    """Return the dataset and its sampler, on the coordinator of ``loading`` or, without one, embedded."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
@@ -77,13 +77,13 @@ def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
 
 
 def open_super(loading: Loading) -> Contender:
-    """SUPER in a DataLoader."""
+    """Open SUPER in a DataLoader."""
     dataset, sampler = open_planned(loading)
     return Contender(data_loader(dataset, loading, sampler=sampler, batch_size=None), sampler=sampler)
 
 
 def open_super_loader(loading: Loading) -> Contender:
-    """SUPER by threads of the main process, without a worker."""
+    """Open SUPER with threads of the main process, without workers."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
@@ -94,17 +94,17 @@ def open_super_loader(loading: Loading) -> Contender:
 
 
 def open_named(kind: str, loading: Loading) -> Contender:
-    """Open the loader of that kind over the files; its conversion, if it needs one, is there."""
+    """Open a loader of this kind over the files; its conversion, if it needs one, already exists."""
     return _opened(kind, loading, loading.format_directory(kind))
 
 
 def convert_named(kind: str, loading: Loading, target: Path) -> None:
-    """Write the images into an empty directory, in the format of that kind."""
+    """Write the images into an empty directory, in the format of this kind."""
     _opened(kind, loading, target).close()
 
 
 def open_boto3(loading: Loading) -> Contender:
-    """Pillow in a DataLoader, each image a GET of boto3: of a bucket that is named as the image set is."""
+    """Open Pillow in a DataLoader, with a boto3 GET per image; the bucket is named like the image set."""
     place = Path(loading.directory)
     return _opened("torch", loading, Path(), Source(f"s3://{place.parent.name}/{place.name}/"))
 
@@ -126,7 +126,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
 
 
 class Pairs(Dataset[Pair]):
-    """Pixels and label of each file, in key order: what conversions to decoded pixels write."""
+    """Pixels and label of each file, in key order: the input of conversions to decoded pixels."""
 
     def __init__(self, loading: Loading) -> None:
         self._samples = list_samples(Source(f"file://{loading.directory}"), "torch")
@@ -146,8 +146,8 @@ class Pairs(Dataset[Pair]):
 class PlannedOrder(Sampler[list[int]]):
     """SUPER's plan as a batch sampler for other loaders, so that both train on equal batches in equal order.
 
-    Each iteration is the next epoch of the plan that a shuffled SuperSampler of one rank follows. Indices are
-    of the images sorted by key, as the catalog has them.
+    Each iteration is the next epoch of the plan of a shuffled SuperSampler with one rank. Indices refer to
+    the images sorted by key, as in the catalog.
     """
 
     def __init__(self, size: int, batch_size: int, seed: int) -> None:
@@ -160,14 +160,14 @@ class PlannedOrder(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin the next epoch."""
-        # A generator: a DataLoader that makes two iterators and uses one begins one epoch.
+        # A generator, because a DataLoader that makes two iterators and uses one then begins only one epoch.
         epoch, self._epoch = self._epoch, self._epoch + 1
         for position in range(len(self)):
             yield self._plan.batch(epoch, position, 0).indices.tolist()
 
 
 def open_in_planned_order(loading: Loading) -> Contender:
-    """Pillow in a DataLoader, in the order of SUPER's plan."""
+    """Open Pillow in a DataLoader, in the order of SUPER's plan."""
     pairs = Pairs(loading)
     order = PlannedOrder(len(pairs), loading.batch_size, loading.seed)
     return Contender(data_loader(pairs, loading, batch_sampler=order, collate_fn=collate))

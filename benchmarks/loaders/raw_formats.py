@@ -1,8 +1,8 @@
-"""Loaders of decoded pixels, converted before: LitData, MDS, and an array in memory as a bound.
+"""Loaders of previously decoded pixels: LitData, MDS, and an array in memory as a bound.
 
-Each reads as its documentation tells its users. The array shows what remains without decoding, network or
-anything per image: the copy of a batch and, with workers, its way to the main process. numpy indexes it: it
-asks the system for huge pages, which torch does not.
+Each reads as its documentation recommends. The array shows the remaining cost without decoding, network or
+per-image work: the copy of a batch and, with workers, its transfer to the main process. It is indexed by
+numpy, which requests huge pages from the system; torch does not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _write_mds(loading: Loading, target: Path) -> None:
 
 
 def _open_mds(loading: Loading) -> Contender:
-    """MosaicML Streaming: collated by torch's own collate."""
+    """Open MosaicML Streaming, collated by torch's own collate."""
     declare_operators()
     from streaming import StreamingDataset
 
@@ -78,7 +78,7 @@ def _write_litdata(loading: Loading, target: Path) -> None:
 
 
 def _open_litdata(loading: Loading) -> Contender:
-    """LitData, one by one: decoding chunks in batches costs more where there is nothing to decode."""
+    """Open LitData, image by image: its batched decoding of chunks costs more if nothing needs decoding."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 
@@ -108,7 +108,7 @@ def _write_array(loading: Loading, target: Path) -> None:
 
 
 def _open_array(loading: Loading) -> Contender:
-    """The array, of which numpy gathers a batch by its indices."""
+    """Open the array, from which numpy gathers a batch by its indices."""
     batches = _ArrayBatches(loading)
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
@@ -116,7 +116,7 @@ def _open_array(loading: Loading) -> Contender:
 
 
 class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
-    """A batch for each list of indices. Forked workers share the images' memory."""
+    """A dataset indexed by lists of indices. Forked workers share the images' memory."""
 
     def __init__(self, loading: Loading) -> None:
         directory = loading.format_directory(ARRAY)
@@ -135,4 +135,4 @@ FORMATS: Mapping[str, tuple[Callable[[Loading], Contender], Callable[[Loading, P
     LITDATA: (_open_litdata, _write_litdata),
     ARRAY: (_open_array, _write_array),
 }
-"""By the name of the folder: what opens a format, and what writes it into an empty directory."""
+"""Keyed by folder: the opener of a format, and its writer into an empty directory."""

@@ -1,8 +1,8 @@
-"""Tar shards in an S3 server, for ``superdl bench read --from shards``: written of an image set, indexed for
-SUPER, and read by WebDataset.
+"""Tar shards in an S3 server, for ``superdl bench read --from shards``: written from an image set, indexed
+for SUPER, and read by WebDataset.
 
-WebDataset is written as its documentation says, with an opener for ``s3://`` by boto3 in place of a program
-that is run for each shard. Its shuffles are those of :mod:`superdl.experiments.loaders`.
+WebDataset is used as its documentation describes, with an opener for ``s3://`` by boto3 instead of a program
+per shard. Its shuffles are those of :mod:`superdl.experiments.loaders`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ if TYPE_CHECKING:
 __all__ = ["PER_SHARD", "in_shards", "open_webdataset"]
 
 PER_SHARD = 100
-"""Images of a tar."""
+"""Images per tar."""
 
 _FORMAT = "tar-shards"
 _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
-    """The set as shards of the S3 server that ``environment`` names, written unless they are there.
+    """Return the set as shards in the S3 server of ``environment``, writing them unless present.
 
-    Their key list is written by ``superdl index`` each time, beside them.
+    ``superdl index`` writes their key list each time, beside them.
 
     Raises:
         BenchmarkError: they cannot be indexed.
-        SuperError: the place cannot be written, or holds something else.
-
+        SuperError: the directory cannot be written, or contains something else.
     """
     say(f"writing and indexing shards: {loading.name}")
     place = loading.format_directory(_FORMAT)
@@ -56,7 +55,7 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     written_once(place, manifest, "tar shards", partial(_write, loading))
     source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
     command = [sys.executable, "-P", "-m", "superdl.main", "index", source, "-o", key_list, "--force"]
-    # Standard output is the report's.
+    # Standard output is for the report.
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)
     if done.returncode != 0:
         raise BenchmarkError(f"superdl index cannot read {source}; standard error says why")
@@ -83,7 +82,7 @@ def _names(loading: Loading) -> list[str]:
 
 
 def open_webdataset(loading: Loading) -> Contender:
-    """WebDataset in a DataLoader whose workers share the shards out."""
+    """Open WebDataset in a DataLoader whose workers divide the shards."""
     import webdataset
 
     opened = multiprocessing.Value("q")
@@ -99,7 +98,7 @@ def open_webdataset(loading: Loading) -> Contender:
 
 
 def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
-    """Open an object as WebDataset asks for it: its name, then modes of files."""
+    """Open an object as WebDataset requests it: by name, followed by file modes."""
     with opened.get_lock():
         opened.value += 1
     place = urlsplit(url)
@@ -109,7 +108,7 @@ def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
 
 @cache
 def _client(_process: int) -> Any:
-    """This process's client: one that was made before a fork would share its connections."""
+    """Return this process's client: one created before a fork would share its connections."""
     import boto3
 
     endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL")

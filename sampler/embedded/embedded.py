@@ -1,7 +1,7 @@
-"""A training process's hold on the embedded default: finds or starts its run's coordinator, again if it dies.
+"""A training process's hold on the embedded coordinator of its run: find or start it, restart it if it dies.
 
-The hold is a connection to a socket of the coordinator. As long as some rank has one, coordinator, cache and
-worker live; the kernel closes it when the rank ends, whatever ends it.
+The hold is a connection to a socket of the coordinator. Coordinator, cache and worker live as long as some
+rank has one. The kernel closes it when the rank ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell
 _LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0
-"""For everything: an earlier coordinator's end, imports, starting; usually two seconds."""
+"""Limit for the whole start: the end of a previous coordinator, imports, startup. Usually two seconds."""
 
 _TELL_EVERY_S = 10.0
 _MAX_REVIVALS = 3
@@ -44,27 +44,27 @@ _END_WAIT_S = 30.0
 _BACKLOG = 256
 
 QUESTION_HOLD_S = 60.0
-"""How long after a question the hold is kept for the sampler that may follow."""
+"""Time that the hold is kept after a query, for a sampler that may follow."""
 
 _ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
-"""Prefixes of the variables that coordinator and functions read when they start, credentials among them."""
+"""Prefixes of the variables, credentials included, that coordinator and functions read at startup."""
 
 
 class _LostError(EmbeddedError):
-    """The coordinator could not be started now, or ended without a message: another attempt may succeed."""
+    """The coordinator could not be started, or ended without a message. A retry may succeed."""
 
 
 class Embedded:
-    """One process's hold on the coordinator of one run; made by :func:`embedded_for`, once for each run.
+    """One process's hold on the coordinator of one run, created once per run by :func:`embedded_for`.
 
     Attributes:
         path: the run's directory.
-        coordinator: the coordinator's address, which one that is started again keeps.
+        coordinator: the coordinator's address, which survives a restart.
         pid: the process id of the coordinator that was found or started.
-        was_told: whether the user was told where it keeps records.
-        stays: whether a sampler has it, so that it is kept until the process ends.
-        questions: how many questions are pending.
-        answered: how many were answered.
+        was_told: whether the place of its records was printed for the user.
+        stays: whether a sampler uses it, so that it is kept until the process ends.
+        questions: number of pending queries.
+        answered: number of answered queries.
 
     Args:
         run: the run id.
@@ -88,7 +88,7 @@ class Embedded:
         self.questions: int = before.questions if before else 0
         self.answered: int = before.answered if before else 0
         self.variables = _its_variables()
-        # One cache serves several coordinators only in turn, and that of another process may be the next.
+        # Coordinators use one cache in turn, and the next may belong to another process.
         self.question_hold_s = 0.0 if self._settings.choice.cache else QUESTION_HOLD_S
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
         self._failure: EmbeddedError | None = None
@@ -100,7 +100,7 @@ class Embedded:
         threading.Thread(target=self._watch, args=(hold,), name="superdl-embedded", daemon=True).start()
 
     def failure(self) -> SuperError | None:
-        """Return why the coordinator is gone for good, if it is."""
+        """Return the error that ended the coordinator for good, if any."""
         return self._failure
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
@@ -109,30 +109,30 @@ class Embedded:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has failed for good, or was let go of."""
+        """Return whether it failed for good or was released."""
         return self._failure is not None or self._released.is_set()
 
     def let_go(self) -> None:
-        """Let go, without waiting; the coordinator ends if no other rank holds it."""
+        """Release the hold without waiting. The coordinator ends if no other rank holds it."""
         self._released.set()
         self._sockets.close_all()
 
     def release(self) -> None:
-        """Let go, and wait, bounded, for the coordinators that this process started."""
+        """Release the hold and wait, for a bounded time, for the coordinators that this process started."""
         self.let_go()
         self._await_ends()
 
     def let_go_after(self, question: int) -> None:
-        """Let go of a hold that this question took, unless another question or a sampler has come since."""
+        """Release the hold of this query, unless another query or a sampler has come since."""
         with _lock:
             if self.stays or self.questions or self.answered != question:
                 return
             self.let_go()
         for process in self._processes:
-            process.wait()  # or a zombie would stay
+            process.wait()  # reap it, or it stays a zombie
 
     def _await_ends(self) -> None:
-        """Wait for the coordinators that this process started, so that they leave no zombies."""
+        """Wait for the coordinators that this process started; they would stay as zombies."""
         for process in self._processes:
             try:
                 process.wait(_END_WAIT_S)
@@ -140,7 +140,7 @@ class Embedded:
                 _LOG.warning("coordinator process %d has not ended; see %s", process.pid, self._directory.log)
 
     def _end_and_clear(self) -> None:
-        """Remove what a coordinator that ended too early has left, unless there is another by now."""
+        """Remove the files of a coordinator that ended early, unless another one runs by now."""
         self._await_ends()
         with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
@@ -150,17 +150,15 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a coordinator that serves, started if there was none.
-
-        One that was running and ends without a message was dying: the kernel may close the ranks' connections
-        of a killed process before the socket on which it listens.
-        """
+        """Return a connection to a serving coordinator, which is started if there is none."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
                 self._await_ready(hold)
             except BaseException as error:
                 self._sockets.close(hold)
+                # A running one that closed without a message was dying: the kernel may close the ranks'
+                # connections of a killed process before its listening socket.
                 if was_running and isinstance(error, _LostError):
                     continue
                 if not was_running:
@@ -173,7 +171,7 @@ class Embedded:
         raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row ended when they were called")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
-        """Return a connection to the coordinator, which may not serve yet, and whether it ran already."""
+        """Return a connection to the coordinator, which may not serve yet, and whether it already ran."""
         with self._directory.locked_for_start(self._start_timeout_s):
             self._directory.create()
             hold = self._call()
@@ -198,9 +196,9 @@ class Embedded:
         return hold
 
     def _start(self) -> None:
-        """Start the coordinator on a socket that listens already: every rank can simply connect and wait."""
+        """Start the coordinator on a socket that already listens: every rank can simply connect and wait."""
         path = self._directory.ranks_socket
-        path.unlink(missing_ok=True)  # of one that was killed; the start lock is held
+        path.unlink(missing_ok=True)  # left by a killed one; the start lock is held
         listener = self._sockets.open()
         try:
             listener.bind(str(path))
@@ -214,8 +212,8 @@ class Embedded:
                     stderr=log,
                     env=self._settings.environment(),
                     pass_fds=(listener.fileno(),),
-                    # Ctrl-C in the terminal is the trainer's alone. No session of its own: where the kernel
-                    # groups sessions, functions would take as much as the trainer, however nice they are.
+                    # Ctrl-C in the terminal is for the trainer alone. No new session: where the kernel groups
+                    # sessions, functions would get as much CPU as the trainer, whatever their nice value.
                     process_group=0,
                 )
         except OSError as error:
@@ -249,7 +247,7 @@ class Embedded:
             )
 
     def _watch(self, hold: socket.socket) -> None:
-        """Wait until the coordinator fails or dies, and then start another at the same paths."""
+        """Wait until the coordinator fails or dies, then start another at the same paths."""
         while True:
             try:
                 said = _read_line(hold)
@@ -264,7 +262,7 @@ class Embedded:
                 if self._released.is_set():
                     return
                 self._failure = error
-                _LOG.error("%s", error)  # the message is for users, the place tells nothing
+                _LOG.error("%s", error)  # the message is for users, and the traceback adds nothing
                 return
 
     def _revived(self, message: dict[str, object] | None) -> socket.socket:
@@ -305,17 +303,15 @@ def _read_line(connection: socket.socket) -> dict[str, object] | None:
 
 
 _holds: dict[tuple[int, str, str], Embedded] = {}
-"""Of this process, by process id, run and executor: a forked child has none."""
+"""Holds of this process, keyed by process id, run and executor. A forked child has none."""
 _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
-    """Return this process's hold on the embedded default of ``run``, taken at the first call.
+    """Return this process's hold on the embedded coordinator of ``run``, taken at the first call.
 
-    It outlives the samplers, so that what the cache holds serves the next one. One taken for a question alone
-    is kept for a while after :func:`question_answered`: the sampler that follows may be of a run that has got
-    its id meanwhile, and in other processes. Where credentials or settings were changed since it was taken,
-    the coordinator is started again.
+    The hold outlives the samplers, so that the cache serves the next one. If credentials or settings changed
+    since it was taken, the coordinator is restarted.
     """
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
@@ -334,6 +330,8 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
                     "hold, so that it goes on as it was: start the run again",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
+        # A hold for a query alone is kept for a while after question_answered: the sampler that follows may
+        # belong to a run that got its id meanwhile, and live in other processes.
         if for_question:
             hold.questions += 1
         else:
@@ -342,7 +340,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note that a coordinator answered a question: the hold on an embedded one may be let go of soon."""
+    """Note that a coordinator answered a query: the hold on an embedded one may be released soon."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator != coordinator or pid != os.getpid():
@@ -356,7 +354,7 @@ def question_answered(coordinator: str) -> None:
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:
-    """End holds of other runs that were taken for questions alone: they may hold the lock on the cache."""
+    """End other runs' holds that were taken for queries alone: they may hold the lock on the cache."""
     for other, hold in list(_holds.items()):
         if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
             _holds.pop(other).release()
@@ -367,7 +365,7 @@ def _its_variables() -> set[tuple[str, str]]:
 
 
 def tell_user(coordinator: str, kept: str) -> None:
-    """Print on standard error, once, where an embedded coordinator keeps records: it fills a user's disk."""
+    """Print to standard error, once, where an embedded coordinator keeps records: they fill a user's disk."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
         for hold in holds if kept else ():
@@ -376,7 +374,7 @@ def tell_user(coordinator: str, kept: str) -> None:
 
 
 def release_all() -> None:
-    """End this process's holds now rather than with the process."""
+    """Release this process's holds now instead of at its end."""
     with _lock:
         for key in [key for key in _holds if key[0] == os.getpid()]:
             _holds.pop(key).release()

@@ -1,8 +1,8 @@
-"""How the embedded default is started: shares of this host, which functions run, over which cache.
+"""Settings of the embedded default: its shares of this host, its executors and its cache.
 
-``SUPER_EXECUTOR`` is ``local`` (a worker on this host, the default), ``lambda``, or both with a comma
-between, the cheapest first. Functions elsewhere reach no socket of this host: they need ``SUPER_CACHE``, and
-no cache is started then. The rest (``SUPER_LAMBDA_*``) the coordinator reads itself.
+``SUPER_EXECUTOR`` is ``local`` (a worker on this host, the default), ``lambda``, or both separated by a
+comma, the cheapest first. Remote functions cannot reach a socket of this host: they need ``SUPER_CACHE``, and
+no cache is started then. The coordinator reads the remaining variables (``SUPER_LAMBDA_*``) itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedSettings", "ExecutorChoice"]
 
-_WORKER_NICE = 10  # a core that the trainer wants is its own, nearly all of it
-# Its socket is this user's alone: what guards another coordinator of the same environment is not for it.
+_WORKER_NICE = 10  # the trainer gets nearly all of any core that it needs
+# Only this user can open its socket; settings that guard another coordinator do not apply to it.
 _NOT_FOR_ITS_SOCKET = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
     | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
@@ -35,9 +35,9 @@ _NOT_FOR_ITS_SOCKET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The executors' names, and the cache that they need (empty: the embedded one).
+    """The names of the executors, and the cache they need (empty: the embedded one).
 
-    Samplers of one run with different ``variant`` s get coordinators of their own.
+    Samplers of a run whose ``variant`` differs get separate coordinators.
     """
 
     executor: str = "local"
@@ -46,10 +46,11 @@ class ExecutorChoice:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Read the variables.
+        """Read the choice from the environment.
 
         Raises:
-            ConfigError: there is no such executor, or what it needs is missing; says what to set.
+            ConfigError: the executor does not exist, or a setting it needs is missing; the message names the
+                setting.
         """
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
@@ -81,7 +82,8 @@ def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None
 
 
 def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
-    """Refuse several hosts: one coordinator owns a cache, and each host would start another."""
+    """Refuse a run over several hosts."""
+    # One coordinator owns a cache, and each host would start another.
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
         raise ConfigError(
@@ -93,14 +95,14 @@ def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
-    """How an embedded coordinator is started.
+    """Settings for starting an embedded coordinator.
 
     Attributes:
         cache_bytes: memory for its cache.
         slots: requests that its worker runs at once.
-        program: what is run; the coordinator's arguments are appended.
-        grace_s: how long the coordinator outlives its last rank.
-        choice: which executors it has, and which cache.
+        program: the command; the coordinator's arguments are appended.
+        grace_s: seconds that the coordinator outlives its last rank.
+        choice: its executors and its cache.
     """
 
     cache_bytes: int
@@ -111,18 +113,18 @@ class EmbeddedSettings:
 
     @classmethod
     def of_this_host(cls) -> EmbeddedSettings:
-        """Return the defaults: shares of this host's memory and cores, and the executor of the environment.
+        """Return the defaults: shares of this host's memory and cores, and the executor from the environment.
 
         Raises:
-            ConfigError: a variable is wrong, or one is missing that the executor needs.
+            ConfigError: a variable is invalid, or one that the executor needs is missing.
         """
         choice = ExecutorChoice.from_environment(os.environ)
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
     def command(self, directory: RunDirectory, listener: int) -> list[str]:
-        """Return the coordinator's command, which inherits the descriptor ``listener``."""
+        """Return the command that starts the coordinator, which inherits the descriptor ``listener``."""
         owner = f"embedded-{directory.path.name}"
-        if self.choice.cache:  # directories of one run have one name on all hosts, and one cache
+        if self.choice.cache:  # a run's directory has the same name on all hosts, which share the cache
             owner = f"{owner}-{platform.node()}"
         options = {
             "--directory": str(directory.path),
@@ -141,6 +143,6 @@ class EmbeddedSettings:
         return [*self.program, *(word for option in options.items() for word in option)]
 
     def environment(self) -> dict[str, str]:
-        """Return this process's variables without those that guard another coordinator."""
+        """Return this process's environment without the variables that guard another coordinator."""
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
         return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -1,4 +1,4 @@
-"""Speaking to a coordinator: a client that retries, a process's one connection, and forks around it."""
+"""Calls to a coordinator: a client with retries, one connection per process, and its handling of forks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a sampler says to the coordinator: calls with deadlines, bounded retries, errors by their types.
+"""The sampler's client of the coordinator: calls with deadlines, bounded retries, typed errors.
 
-Every call is idempotent. One that found nobody, or no answer in time, is made again after a jittered pause.
+Every call is idempotent. A call that fails to connect or times out is retried after a jittered pause.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-# Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
-# UNKNOWN and INTERNAL are what gRPC makes of a proxy's HTTP error and of a broken stream or message: the
+# Unreachable, timed out, shut down in the middle of the call, or overloaded.
+# gRPC maps a proxy's HTTP error and a broken stream or message to UNKNOWN and INTERNAL: the
 # coordinator itself names its errors.
 _PASSING = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL"}
 )
-# Of these, gRPC's words for what stays as it is: a message's size, and an exception in the coordinator.
+# Among these, gRPC's wording for permanent failures: message size, an exception in the coordinator.
 _LASTING = ("message larger than max", "Unexpected <class ")
-# The connection may be dead without a word, or out of step with its peer: the next attempt takes a new one.
+# The connection may be silently dead or out of step with its peer: the next attempt opens a new one.
 _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
-_PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
-_LEAST_PROBING_S = 0.5  # also when the call's own time is up
+_PROBING_S = 3.0  # per call, for all probes of an unreachable peer: a silent one takes that long
+_LEAST_PROBING_S = 0.5  # even if the call's own time is up
 _LONG_POLL_S = 10.0
-_TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of a call that nobody answers
-_MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
-# Not the global generator: its state is the trainer's, and ranks that seed it alike would come back at once.
-_JITTER = random.SystemRandom()  # no state that ranks forked from one process would share
+_TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of an unanswered call
+_MAX_CUTS = 1000  # each due to a fork of this process, or to a holder that left
+# Not the global generator: it belongs to the trainer, and ranks that seed it alike would retry in step.
+_JITTER = random.SystemRandom()  # has no state that forked ranks would share
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a call is tried: so many attempts, and no longer than ``total_s`` altogether."""
+    """Limits for retrying a call: the number of attempts, and ``total_s`` overall."""
 
     attempts: int
     total_s: float
@@ -80,47 +80,46 @@ class Patience:
     backoff_max_s: float = 5.0
 
     def until(self, end_s: float) -> Patience:
-        """The same, with no more time than is left until the monotonic ``end_s``."""
+        """Return the same limits, cut to the time left until the monotonic ``end_s``."""
         return replace(self, total_s=min(self.total_s, max(0.0, end_s - time.monotonic())))
 
     def pause_s(self, attempt: int) -> float:
-        """Pause after the ``attempt``-th failure, jittered so that ranks do not come back all at once."""
+        """Return the pause after the ``attempt``-th failure, jittered so that ranks do not retry in step."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
         return ceiling * _JITTER.uniform(0.5, 1.0)
 
 
 class CallStoppedError(Exception):
-    """Whoever made the call has stopped it: nobody wants its answer any more."""
+    """The caller cancelled the call."""
 
 
 FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
-"""For a question from the command line: a wrong address should be told soon."""
+"""For a query from the command line: a wrong address should be reported soon."""
 
 
 def job_start() -> Patience:
-    """While a sampler is made: batch schedulers start jobs and coordinators in any order."""
+    """Return the limits while a sampler is created: schedulers start jobs and coordinators in any order."""
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
 RUNNING = Patience(attempts=60, total_s=120.0)
-"""In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
+"""In the middle of an epoch: a coordinator may restart, or the network may fail for a while."""
 
 LISTING_SILENCE_S = 120.0
-"""A listing that finds nothing new for so long is given up: object stores answer a page in seconds."""
+"""Seconds after which a listing without progress is given up: object stores return a page in seconds."""
 
 
 class Client:
-    """Speaks to the coordinator at one address.
+    """A client of the coordinator at one address.
 
     Args:
-        address: as :func:`superdl.sampler.rpc.connection.checked_address` gives it.
-        explain: asked when nobody answered; an error that it returns is raised instead of the general one.
-        alone: whether the coordinator ends with this process, which so needs no goodbye.
-        credentials: what it is let in with, and what it knows the coordinator by; by default those of the
-            environment.
+        address: as :func:`superdl.sampler.rpc.connection.checked_address` returns it.
+        explain: called when no answer came; an error that it returns replaces the general one.
+        alone: whether the coordinator ends with this process, so that jobs need no closing.
+        credentials: authenticate the client and verify the coordinator; by default those of the environment.
 
     Raises:
-        ConfigError: the environment's credentials are none, or no token is among them where one is needed.
+        ConfigError: the environment's credentials are invalid, or a required token is missing.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Client:
         return self._connection().hold()
 
     def cut(self) -> None:
-        """End all calls under way at once; those that are still wanted are made again."""
+        """Cut all calls under way; those still needed are retried."""
         self._connection().cut()
 
     def call(
@@ -156,16 +155,16 @@ class Client:
         wait_s: float = 0.0,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Make a call until it is answered.
+        """Make a call, retrying until it is answered.
 
-        ``wait_s`` is how long the coordinator may take on purpose (a long poll), beside the deadline;
-        ``stopped`` gives the call up.
+        ``wait_s`` is the time that the coordinator may take on purpose (a long poll), on top of the deadline;
+        ``stopped`` cancels the call.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer came.
-            CoordinatorUnreachableError: nobody answered; names the address, the attempts and the time.
-            ProtocolMismatchError: what answered speaks another version.
-            SuperError: what the coordinator said, by its type.
+            CoordinatorUnreachableError: no answer; names the address, the attempts and the time.
+            ProtocolMismatchError: the peer speaks another version.
+            SuperError: the coordinator's error, as its own type.
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
@@ -203,10 +202,10 @@ class Client:
         raise self._distrust(0.0) or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
 
     def _raise_if_final(self, failure: CallFailedError, method: str, left_s: float) -> None:
-        """Raise what making the call again would not mend."""
+        """Raise errors that a retry cannot fix."""
         if failure.error_name:
             self._was_answered = True
-            # The coordinator tries to reach its cache again: so do we.
+            # The coordinator keeps trying to reach its cache: so do we.
             if failure.error_name == CacheUnreachableError.__name__:
                 return
             raise error_from_name(failure.error_name, failure.details) from None
@@ -221,7 +220,7 @@ class Client:
             raise explained from failure
 
     def _distrust(self, left_s: float) -> SuperError | None:
-        """Why one side does not trust the other, if that is why nobody answers; all looks have one bound."""
+        """Return the trust failure that explains a missing answer, if any; all probes share one limit."""
         begin_s = time.monotonic()
         timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
         reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
@@ -240,24 +239,24 @@ class Client:
         listed: Callable[[int], None],
         stopped: threading.Event | None = None,
     ) -> tuple[Any, float]:
-        """Register a dataset, and wait until it is listed, which may take minutes: by long polls whose
-        silence is bounded, not their number.
+        """Register a dataset and wait until it is listed, which may take minutes. Long polls bound the time
+        without progress, not their number.
 
         Args:
-            dataset: what is registered.
+            dataset: the dataset to register.
             run: the run that shares the listing.
             patience: of each call; by default that of :func:`job_start`.
-            end_s: when to give up, a monotonic time; later by the time in which the listing gets on.
-            renew: whether to list again what this run has listed, if that costs little.
-            silence_s: how long it may stand still.
-            listed: told how many samples were found so far, when these are more than before.
-            stopped: as of :meth:`call`.
+            end_s: when to give up, a monotonic time; extended while the listing makes progress.
+            renew: whether to list again what this run has listed, if that is cheap.
+            silence_s: maximum time without progress.
+            listed: called with the number of samples so far whenever it has grown.
+            stopped: as in :meth:`call`.
 
         Returns:
-            What the coordinator knows of the dataset (a message), and ``end_s``, as late as it is by now.
+            The coordinator's facts about the dataset (a message), and the extended ``end_s``.
 
         Raises:
-            SourceError: the source cannot be listed, or its listing stands still.
+            SourceError: the source cannot be listed, or its listing makes no progress.
             CoordinatorError: the coordinator does not answer, or refuses.
         """
         from superdl.super_wire import coordinator_pb2 as pb
@@ -292,7 +291,7 @@ class Client:
             still = patience.until(end_s)
             try:
                 facts = self.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
-            except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
+            except UnknownJobError:  # the coordinator was restarted meanwhile; the request is idempotent
                 facts = self.call("RegisterDataset", request, still, stopped=stopped)
             for warning in () if facts.ready else facts.warnings:
                 _LOG.warning("%s", shown_lines(warning))
@@ -301,7 +300,7 @@ class Client:
                 end_s += moved_s - asked_s
             if facts.listed > so_far:
                 listed(facts.listed)
-        if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older one overlooks them
+        if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them
             raise ProtocolMismatchError(
                 f"the coordinator at {self.address} does not know classes=: install one version of SUPER on "
                 "both sides"
@@ -312,7 +311,7 @@ class Client:
         return connection_to(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
-        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # said by something in between
+        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # came from something in between
             return CoordinatorTrustError(f"what answers at {self.address} turns this client away: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(

@@ -1,7 +1,7 @@
-"""The one connection that a process has to a coordinator: shared, lazily opened, closed around forks.
+"""A process's single connection to a coordinator: shared, opened lazily, closed around forks.
 
-Every sampler of the process speaks over the same channel. It is open while someone holds it or a call is
-under way. It is encrypted beyond this machine, and each call shows the token, if there is one.
+All samplers of the process share the channel. It is open while someone holds it or a call is under way.
+Beyond this machine it is encrypted, and each call carries the token, if there is one.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _LOG = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 8 * 2**20
 """Replies stay below 1 MiB unless one batch alone is larger; nothing legitimate comes near this bound."""
 
-_PARK_WAIT_S = 5.0  # a call that was cut returns within milliseconds
+_PARK_WAIT_S = 5.0  # a cut call returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
 _SHUTDOWN_WAIT_AGAIN_S = 0.05
-_PARKED_WAIT_S = 60.0  # a fork, with copying the page tables of a large process, takes far less
+_PARKED_WAIT_S = 60.0  # a fork takes far less, even with copying the page tables of a large process
 
 
 class CallCutError(Exception):
-    """The channel was closed under a call, by a fork or by the last holder: say it again."""
+    """A fork or the last holder closed the channel during the call: retry it."""
 
 
 class CallFailedError(Exception):
-    """What grpc said of a failed call, without its objects: those would keep the channel alive.
+    """A failed call as grpc reported it, without grpc's objects, which would keep the channel alive.
 
     ``error_name`` is the class in :mod:`superdl.super_wire.errors` that the coordinator named, or empty.
     """
@@ -59,7 +59,7 @@ class CallFailedError(Exception):
 
 
 class Connection:
-    """A channel to one address. Thread-safe; made by :func:`connection_to`."""
+    """A channel to one address. Thread-safe; created by :func:`connection_to`."""
 
     def __init__(self, address: str, credentials: CoordinatorCredentials, threads: GrpcThreads) -> None:
         self.address = address
@@ -70,7 +70,7 @@ class Connection:
         self._state = threading.Condition()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
-        self._era = 0  # channels closed so far
+        self._era = 0  # number of channels closed so far
         self._calls = 0
         self._holders = 0
         self._warned = False
@@ -89,7 +89,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """One unary call; raises :class:`CallFailedError` or, if it was cut, :class:`CallCutError`."""
+        """Make a unary call; raise :class:`CallFailedError` or, if it was cut, :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -100,7 +100,7 @@ class Connection:
         try:
             answer, failure = _speak(stub, method, request, timeout_s, metadata)
         finally:
-            stub = None  # before the call counts as ended, so that nothing of grpc is left when all have
+            stub = None  # drop it before the call counts as ended: then nothing of grpc is left
             with self._state:
                 self._calls -= 1
                 self._close_if_idle()
@@ -111,7 +111,7 @@ class Connection:
         raise CallCutError if cut and failure.code == "CANCELLED" else failure
 
     def cut(self) -> None:
-        """Close the channel under all calls, which raise :class:`CallCutError`; the next opens another."""
+        """Close the channel under all calls, which raise :class:`CallCutError`; the next one reopens it."""
         with self._state:
             self._close()
 
@@ -142,7 +142,7 @@ class Connection:
         return grpc.ssl_channel_credentials(*self._credentials.for_grpc())
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token, also if its file was changed meanwhile; while that cannot be read, the one before."""
+        """Return the token, re-read if its file changed; if that cannot be read, the previous one."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
@@ -171,7 +171,7 @@ class Connection:
             self._close()
 
     def park(self) -> None:
-        """Let no call through, close the channel and wait, bounded, until no thread is inside grpc."""
+        """Block new calls, close the channel, and wait (bounded) until no thread is inside grpc."""
         with self._state:
             self._forks += 1
             self._close()
@@ -179,7 +179,7 @@ class Connection:
                 _LOG.warning("a call to %s has not ended in %g s before a fork", self.address, _PARK_WAIT_S)
 
     def unpark(self) -> None:
-        """Let calls through again; the next one opens a channel."""
+        """Allow calls again; the next one opens a channel."""
         with self._state:
             self._forks -= 1
             self._state.notify_all()
@@ -188,7 +188,7 @@ class Connection:
 def _speak(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
-    """The answer or the failure; neither refers to anything of grpc."""
+    """Return the answer or the failure; neither holds references to grpc objects."""
     import grpc
 
     try:
@@ -197,7 +197,7 @@ def _speak(
             return None, CallFailedError("INTERNAL", "the answer came without its message", "")
         return answer, None
     except grpc.RpcError as error:
-        trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
+        trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not declare
         name = next((value for key, value in trailing if key == ERROR_METADATA_KEY), "")
         return None, CallFailedError(error.code().name, error.details() or "no details", name)
     except ValueError as error:  # "Cannot invoke RPC on closed channel!", "... Channel closed!"
@@ -210,19 +210,19 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),  # the client retries, and says how often
+    ("grpc.enable_retries", 0),  # the client retries and controls how often
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # also the time limit of one attempt to connect
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # also limits each attempt to connect
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A peer that vanished without a word is noticed also while nothing is asked of it (servers allow a ping
-    # in five minutes).
+    # Detect a peer that vanished silently, even while no call is under way (servers allow a ping
+    # every five minutes).
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
 class _Connections:
-    """All connections of this process, by address and credentials; steps aside at forks for all of them."""
+    """All connections of this process, by address and credentials. Closes all of them around a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -240,17 +240,15 @@ class _Connections:
             return self._known.setdefault((address, credentials), made)
 
     def _before_fork(self) -> None:
-        """Close all channels, and wait until grpc has gone down, which takes some ten milliseconds.
-
-        To fork before that is worse than to fork with an open channel: grpc's own fork handlers then wait for
-        threads that wait for them (grpcio 1.85).
-        """
+        """Close all channels and wait until grpc has shut down, which takes some ten milliseconds."""
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()
+        # Forking earlier is worse than forking with an open channel: grpc's own fork handlers would wait for
+        # threads that wait for them (grpcio 1.85).
         if self._known:
             gone = self._threads.wait_until_gone(self._shutdown_wait_s)
-            # If not, somebody else in this process uses grpc too, and his channels are his matter.
+            # If threads remain, other code in this process uses grpc too; its channels are its own business.
             self._shutdown_wait_s = _SHUTDOWN_WAIT_S if gone else _SHUTDOWN_WAIT_AGAIN_S
 
     def _in_parent(self) -> None:
@@ -259,7 +257,8 @@ class _Connections:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Begin anew. The parent's objects are kept, so that no destructor of grpc can run here."""
+        """Reset in a forked child."""
+        # Keep the parent's objects, so that no destructor of grpc runs here.
         self._inherited += self._known.values()
         self._known = {}
         self._threads = GrpcThreads()
@@ -273,15 +272,15 @@ _PLAIN = CoordinatorCredentials()
 
 
 def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) -> Connection:
-    """This process's connection to ``address``, opened when it is first used."""
+    """Return this process's connection to ``address``, opened on first use."""
     return _CONNECTIONS.to(address, credentials)
 
 
 def checked_address(address: object, origin: str) -> str:
-    """The address as gRPC takes it: ``unix:/path`` or ``host:port``; ``unix:///path`` is taken too.
+    """Return the address as gRPC takes it: ``unix:/path`` or ``host:port``. ``unix:///path`` is accepted too.
 
     Raises:
-        ConfigError: it has another form; ``origin`` says where it was written, such as ``coordinator=``.
+        ConfigError: it has another form; ``origin`` names where it was written, such as ``coordinator=``.
     """
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")

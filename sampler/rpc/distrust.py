@@ -1,7 +1,7 @@
-"""Why a coordinator is not reached, if it is for want of trust: grpc calls that UNAVAILABLE like all else.
+"""Diagnosis of an unreachable coordinator: lack of trust, which grpc reports as plain UNAVAILABLE.
 
-A handshake of our own is tried, with Python's TLS, and what it says is told in words that name the remedy. It
-keeps nothing open.
+It tries a handshake of its own with Python's TLS and turns the result into a message that names the remedy.
+It keeps nothing open.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"}
 
 
 def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> SuperError | None:
-    """The reason, if both sides speak and one does not trust the other.
+    """Return the reason if both sides respond but one does not trust the other.
 
-    ``None`` if nobody is there or says anything in ``timeout_s``, or if all is well as far as one sees.
+    Return ``None`` if nothing answers within ``timeout_s``, or if no problem is visible.
     """
     host, _ = host_and_port(address)
     try:
@@ -37,17 +37,18 @@ def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s:
             reason = _tls_to_any(address, credentials, timeout_s)
         else:
             reason = _plain_to_tls(address, timeout_s)
-    except OSError:  # nobody there, or nobody who speaks
+    except OSError:  # nothing there, or nothing that answers
         return None
-    except ConfigError as error:  # a file cannot be read any more
+    except ConfigError as error:  # a file can no longer be read
         return error
     return CoordinatorTrustError(reason) if reason else None
 
 
 def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
-    """Shake hands and wait for the first word of HTTP/2, which a server says unasked; whether it came.
+    """Shake hands, wait for the first HTTP/2 frame, which a server sends unprompted, and return whether it
+    came.
 
-    With TLS 1.3 a server's refusal of the client's certificate comes in place of that word.
+    With TLS 1.3, a server's refusal of the client's certificate comes instead of that frame.
     """
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connected,
@@ -57,13 +58,13 @@ def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: floa
 
 
 def _plain_to_tls(address: str, timeout_s: float) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # sends nothing, and believes nothing that it hears
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # sends nothing, and trusts nothing that it receives
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
         _handshake(address, context, host_and_port(address)[0], timeout_s)
-    except ssl.SSLError:  # as it should be: no TLS there
+    except ssl.SSLError:  # as expected: no TLS there
         return ""
     return (
         f"the coordinator at {address} speaks TLS, and this client does not: set SUPER_COORDINATOR_CA_FILE "

@@ -1,9 +1,9 @@
-"""What must not live through a fork: sockets that no forked process may hold, and grpc's threads.
+"""Resources that must not survive a fork: sockets that no forked process may hold, and grpc's threads.
 
-A fork copies memory and file descriptors but only one thread, and grpc does not promise to survive one with
-an open channel. grpc starts its threads with the first channel, ends them some milliseconds after the last
-one, and tells nobody when. So :class:`GrpcThreads` looks at the process's threads, which only Linux shows;
-elsewhere it sees none.
+A fork copies memory and file descriptors but only one thread, and grpc does not promise to survive a fork
+with an open channel. It starts its threads with the first channel and ends them some milliseconds after the
+last one, without any notification. So :class:`GrpcThreads` inspects the process's threads, which only Linux
+exposes; elsewhere it sees none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["GrpcThreads", "HeldSockets"]
 
 _TASKS = Path("/proc/self/task")
 _NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_forking.py would miss one
-_NAMING_S = 2.0  # a thread has the name of its maker until it first runs, on a busy machine for a while
+_NAMING_S = 2.0  # a thread has its creator's name until it first runs, on a busy machine for a while
 _PAUSE_S = 0.001
 
 _held: set[socket.socket] = set()
-_held_lock = threading.Lock()  # held for moments, and during a fork: none comes or goes unseen
+_held_lock = threading.Lock()  # held briefly, and during a fork: no socket appears or disappears unseen
 
 
 def _close_copies() -> None:
@@ -46,7 +46,7 @@ class HeldSockets:
         self._sockets: set[socket.socket] = set()
 
     def open(self) -> socket.socket:
-        """A new one."""
+        """Open a socket."""
         with _held_lock:
             held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._sockets.add(held)
@@ -54,9 +54,9 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close one of them; a thread that waits for it wakes up.
+        """Close one of the sockets; a thread that waits for it wakes up.
 
-        One that was ``handed_over`` lives on in another process: only this process's copy is closed.
+        A ``handed_over`` socket lives on in another process: only this process's copy is closed.
         """
         with _held_lock:
             if held not in self._sockets:
@@ -69,23 +69,23 @@ class HeldSockets:
             held.close()
 
     def close_all(self) -> None:
-        """Close all of them."""
+        """Close all sockets."""
         for held in list(self._sockets):
             self.close(held)
 
 
 class GrpcThreads:
-    """Sees grpc's threads by their names, and those too young to have one by their coming with a channel."""
+    """Detector of grpc's threads, by name, or by start time with a channel if too young for a name."""
 
     def __init__(self) -> None:
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)
 
     def expect(self) -> None:
-        """To be called before a channel is made."""
+        """Note that a channel is about to be created."""
         self._openings.append((time.monotonic(), _thread_ids()))
 
     def running(self) -> bool:
-        """Whether there is any."""
+        """Return whether any grpc thread is running."""
         alive = _thread_ids()
         if any(_name(thread).startswith(_NAMES) for thread in alive):
             return True
@@ -95,19 +95,19 @@ class GrpcThreads:
         return any(alive - before - pythons for before in young)
 
     def wait_until_gone(self, limit_s: float) -> bool:
-        """Wait until there is none, at most ``limit_s``; whether that is so."""
+        """Wait at most ``limit_s`` until no grpc thread is left; return whether that is so."""
         deadline_s = time.monotonic() + limit_s
         while self.running():
             if time.monotonic() >= deadline_s:
                 return False
-            time.sleep(_PAUSE_S)  # grpc has no way to wait for its end
+            time.sleep(_PAUSE_S)  # grpc offers no way to wait for its end
         return True
 
 
 def _thread_ids() -> frozenset[int]:
     try:
         return frozenset(int(task.name) for task in _TASKS.iterdir())
-    except FileNotFoundError:  # no Linux
+    except FileNotFoundError:  # not Linux
         return frozenset()
 
 

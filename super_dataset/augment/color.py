@@ -1,8 +1,8 @@
 """Colour jitter of a batch: brightness, contrast, saturation and hue, by torchvision's formulas.
 
-Pixels are float32 from 0 to 255 in planes, and stay float between the operations: torchvision rounds uint8
-images after each, so results differ from it by rounding. As there, each sample's operations come in a random
-order of its own. Factors and orders are drawn on the CPU.
+Pixels are float32 from 0 to 255 in planes, and stay float between operations. torchvision rounds uint8 images
+after each, so results differ by rounding. As there, the operations run in a separate random order for each
+sample. Factors and orders are drawn on the CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JitterValues:
-    """What was drawn for a batch: ``factors`` float32 (4, samples), and ``orders`` int64 (samples, 4): which
+    """The draws of a batch: ``factors``, float32 (4, samples), and ``orders``, int64 (samples, 4): which
     operation of :data:`JITTERS` comes first, second, ...
     """
 
@@ -43,7 +43,7 @@ class JitterValues:
     orders: NDArray[np.int64]
 
     def only(self, first: int, end: int) -> JitterValues:
-        """Those of samples ``first`` to ``end``."""
+        """Return the draws of samples ``first`` to ``end``."""
         return JitterValues(self.factors[:, first:end], self.orders[first:end])
 
 
@@ -51,7 +51,7 @@ class Jitter:
     """Random changes of colour.
 
     Args:
-        ranges: (low, high) of the factor of each operation of :data:`JITTERS`; ``None``: left out.
+        ranges: (low, high) of the factor of each operation of :data:`JITTERS`; ``None``: skip it.
     """
 
     def __init__(self, ranges: tuple[tuple[float, float] | None, ...]) -> None:
@@ -61,7 +61,7 @@ class Jitter:
         return any(self._ranges)
 
     def draw(self, draws: BatchRandom) -> JitterValues:
-        """Factors, uniform in their ranges, and orders, all equally likely."""
+        """Draw factors, uniform in their ranges, and orders, all equally likely."""
         bits = draws.bits("jitter", len(JITTERS) + 1)
         spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
         factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
@@ -101,11 +101,11 @@ def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
-    """Turn the hue, a full circle being 1, and keep value and chroma: as by way of HSV and back."""
+    """Shift the hue (a full circle is 1), keeping value and chroma, as a conversion to HSV and back would."""
     red, green, blue = torch.split(images, 1, dim=1)
     value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = torch.sub(value, chroma, out=chroma)
-    # The hue in sixths of the circle: which channel is largest, and where between the two others.
+    # The hue in sixths of the circle: the largest channel, and the position between the two others.
     scale = chroma.clamp(min=1e-6).reciprocal_()
     of_red = torch.sub(green, blue).mul_(scale)
     of_green = torch.sub(blue, red).mul_(scale).add_(2)

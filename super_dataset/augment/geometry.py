@@ -1,10 +1,10 @@
-"""Random resized crops and flips of a batch: which box of each sample, and its pixels at the wanted size.
+"""Random resized crops and flips of a batch: the choice of boxes, and resizing them to the target size.
 
-There are two ways to the same pixels. On the CPU torch's own uint8 kernel resizes one sample after the
-other; on a device a batch is two matrix products with a weight matrix for each sample and axis. Both filter
-as Pillow's bilinear resize with a box does, antialiased, first along rows, then along columns, and round to
-whole grey levels after each, so that they differ by rounding alone. A batched ``grid_sample`` takes ten times
-as long on the CPU and is not antialiased.
+Two implementations give the same pixels. On the CPU, torch's own uint8 kernel resizes one sample after the
+other; on a device, a batch is two matrix products with a weight matrix per sample and axis. Both filter like
+Pillow's bilinear resize with a box, antialiased, first along rows, then along columns, and round to whole
+grey levels after each, so that they differ only by rounding. A batched ``grid_sample`` takes ten times as
+long on the CPU and is not antialiased.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
 
 _TRIES = 10
 _HALF_UP = 0.5 + 2**-12
-"""Halves are rounded up, as Pillow's fixed point does, also where float32 falls short of them."""
+"""Added to round halves up, as Pillow's fixed point does, even where float32 falls slightly short."""
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
 
 
@@ -39,12 +39,12 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> NDArray[np.int64]:
-    """A random part of each sample, as torchvision's RandomResizedCrop chooses it: int64 of shape (4,
+    """Choose a random box of each sample as torchvision's RandomResizedCrop does: int64 of shape (4,
     samples), top, left, height and width in whole pixels.
 
-    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio (width to height) uniform
-    in that of ``ratio``. Where ten tries do not fit into the image, it is the largest central part whose
-    ratio is allowed. ``heights`` and ``widths`` of the samples are in pixels, of shape (samples,).
+    Its share of the area is uniform in ``scale``; the logarithm of its aspect ratio (width to height) is
+    uniform in that of ``ratio``. If ten tries do not fit into the image, the box is the largest central part
+    with an allowed ratio. ``heights`` and ``widths`` of the samples are in pixels, of shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
@@ -67,7 +67,7 @@ def random_boxes(
 def _central(
     heights: NDArray[np.int64], widths: NDArray[np.int64], ratio: tuple[float, float]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Heights and widths of the largest parts whose ratio is allowed."""
+    """Return heights and widths of the largest parts with an allowed ratio."""
     aspects = widths / heights
     narrow = np.maximum(np.rint(widths / ratio[0]), 1).astype(np.int64)
     wide = np.maximum(np.rint(heights * ratio[1]), 1).astype(np.int64)
@@ -75,7 +75,7 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """A box of one image at another size, by torch's uint8 kernel.
+    """Resize a box of one image, using torch's uint8 kernel.
 
     Args:
         image: uint8 of shape (channels, height, width).
@@ -86,7 +86,7 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
         uint8 of shape (1, channels, height, width).
     """
     top, left, height, width = box
-    # By way of (height, width, channels): so all strides are those of channels_last, and the kernel is fast.
+    # Permute through (height, width, channels): all strides are then channels_last, and the kernel is fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part
@@ -96,7 +96,7 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
 def crop_resize_by_products(
     images: torch.Tensor, sides: torch.Tensor, flips: torch.Tensor, size: tuple[int, int]
 ) -> torch.Tensor:
-    """A box of each image at another size, mirrored where wanted, by two matrix products.
+    """Resize a box of each image, mirrored where ``flips`` is set, with two matrix products.
 
     Args:
         images: float32 of shape (samples, channels, height, width), whole numbers.
@@ -118,11 +118,11 @@ def crop_resize_by_products(
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, source: int, wanted: int) -> torch.Tensor:
-    """How much each of ``source`` pixels gives to each of ``wanted``: float32 of shape (samples, wanted,
+    """Return the weight of each of ``source`` pixels in each of ``wanted``: float32, (samples, wanted,
     source).
 
-    A triangle around the wanted pixel's centre, as wide as a source pixel or, where the part is made smaller,
-    as a wanted one; cut off at the part's edges; summing to 1.
+    The filter is a triangle around the target pixel's centre, as wide as a source pixel or, when shrinking,
+    as a target pixel; cut off at the box's edges; summing to 1.
     """
     start, length = start[:, None, None], length[:, None, None]
     step = length / wanted

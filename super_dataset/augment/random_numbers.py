@@ -1,8 +1,8 @@
-"""Draws of the augmentation after the cache: they depend on seed, epoch and sample, and on nothing else.
+"""Random numbers for the augmentation after the cache, which depend only on seed, epoch and sample.
 
 They come from Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
 numbers: as easy as 1, 2, 3" (SC 2011). The counter is the sample id, whose 16 bytes fit exactly; the key is a
-hash of (purpose, augment seed, epoch, block). A batch's draws are computed at once.
+hash of (purpose, augment seed, epoch, block). All draws of a batch are computed at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_WORDS = 4  # of 32 bits in a block
+_WORDS = 4  # words of 32 bits per block
 _KEY_BYTES = 8
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Words of 32 random bits, shape (4, ...), for counters of shape (4, ...) and keys of shape (2, ...)."""
+    """Return 32-bit random words, shape (4, ...), for counters (4, ...) and keys of shape (2, ...)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -40,14 +40,14 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchRandom:
-    """The draws of a batch's samples in one epoch.
+    """The random draws of a batch's samples in one epoch.
 
-    Each purpose ("crop", "flip", ...) has numbers of its own, so that turning one operation on or off leaves
-    those of the others as they are.
+    Each purpose ("crop", "flip", ...) has its own numbers, so that turning one operation on or off does not
+    change the others.
 
     Args:
         sample_ids: 16 bytes for each sample.
-        seed: the augment seed, 64 bits with sign.
+        seed: the augment seed, a signed 64-bit integer.
         epoch: from 0.
     """
 
@@ -61,7 +61,7 @@ class BatchRandom:
         return int(self._counter.shape[2])
 
     def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        """``count`` draws for each sample: 32 bits each, uint64 of shape (count, samples)."""
+        """Return ``count`` draws per sample: 32 bits each, uint64 of shape (count, samples)."""
         keys = [
             digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
             for block in range(-(-count // _WORDS))
@@ -71,15 +71,15 @@ class BatchRandom:
         return made.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """``count`` draws for each sample, from 0 (included) to 1 (excluded): shape (count, samples)."""
+        """Return ``count`` draws per sample, from 0 (included) to 1 (excluded): shape (count, samples)."""
         return unit_interval(self.bits(purpose, count))
 
 
 def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Draws of 32 bits as numbers from 0 (included) to 1 (excluded)."""
+    """Convert 32-bit draws to numbers from 0 (included) to 1 (excluded)."""
     return bits.astype(np.float64) * 2.0**-32
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Draws of 32 bits as whole numbers from 0 to ``bounds - 1``; the bias is below ``bounds * 2**-32``."""
+    """Convert 32-bit draws to integers from 0 to ``bounds - 1``; the bias is below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

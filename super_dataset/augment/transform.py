@@ -31,25 +31,25 @@ _DTYPES = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
 _MAX_SIDE = 16384
 _INT64 = 2**63
 _PAIR = 2
-_NDIM = 4  # of a batch: samples, channels, height, width
+_NDIM = 4  # dimensions of a batch: samples, channels, height, width
 _CHANNELS = frozenset({1, 3, 4})
 _RGB = 3
 _WHITE = 255.0
 _DEVICE_BYTES = 256 * 2**20
-"""Bound on the float pixels of the samples that are worked on at once on a device."""
+"""Bound on the float pixels that are processed at once on a device."""
 
 
 class Augment:
-    """Random augmentation that is fresh in each epoch and the same wherever it is repeated.
+    """Random augmentation that is fresh in each epoch, and reproducible everywhere.
 
-    What is drawn for a sample depends on (``seed``, epoch, sample id) alone: not on the batch it comes in, on
-    rank, worker or job, nor on torch's generators; a run that is resumed draws the same. Names and meaning
-    are those of torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this
-    order; docs/data.md tells the differences.
+    The draws for a sample depend only on (``seed``, epoch, sample id): not on its batch, on rank, worker or
+    job, nor on torch's generators; a resumed run draws the same. Names and meaning are those of torchvision's
+    RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this order; docs/data.md lists the
+    differences.
 
     In the worker: ``SuperDataset(..., transform=Augment(224))``. On the device, in the training loop:
     ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device), info)``. Both give the
-    same images but for rounding.
+    same images, except for rounding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
     >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
@@ -58,20 +58,20 @@ class Augment:
 
     Args:
         size: side, or (height, width), of the random resized crop in pixels; ``None``: no crop.
-        scale: the crop's share of the area, (low, high).
-        ratio: the crop's width to height, (low, high).
+        scale: range of the crop's share of the area, (low, high).
+        ratio: range of the crop's width to height, (low, high).
         flip: probability of a horizontal flip.
         brightness: factor from ``1 - brightness`` to ``1 + brightness``, or (low, high); 0: off.
         contrast: the same.
         saturation: the same.
         hue: shift from ``-hue`` to ``hue``, at most 0.5, half the circle; or (low, high); 0: off.
-        mean: for each channel, of pixels from 0 to 1, with ``std``; ``None``: not normalised.
-        std: for each channel.
+        mean: per channel, for pixels from 0 to 1, together with ``std``; ``None``: no normalisation.
+        std: per channel.
         dtype: of the result: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
-        seed: the augment seed, which jobs share or not as they wish.
+        seed: the augment seed; jobs may share it or not.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -112,24 +112,24 @@ class Augment:
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
-        """A ``transform`` of SuperDataset: (augmented images, labels as they came)."""
+        """Return (augmented images, unchanged labels), as a ``transform`` of SuperDataset does."""
         return self.images(images, info), labels
 
     def images(self, images: Images, info: BatchInfo) -> torch.Tensor:
-        """Augmented images, on the device on which they come.
+        """Return augmented images, on the device of ``images``.
 
         Args:
-            images: uint8 of shape (samples, channels, height, width), or, with ``size``, a list of
-                (channels, height, width) of any heights and widths.
+            images: uint8 of shape (samples, channels, height, width), or, with ``size``, a list of (channels,
+                height, width) of any heights and widths.
             info: of the same batch.
 
         Returns:
-            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU in memory as
-            batches are received into.
+            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU, in the
+            memory used to receive batches.
 
         Raises:
-            UsageError: these are no images, not of one size and no ``size`` is given, of a number of
-                channels that ``mean`` or the colour jitter does not fit, or not those of ``info``.
+            UsageError: the samples are not images, their sizes differ without a ``size``, their number of
+                channels does not fit ``mean`` or the colour jitter, or ``info`` is not theirs.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
@@ -158,7 +158,7 @@ class Augment:
         jitter: JitterValues | None,
         made: torch.Tensor,
     ) -> None:
-        """One sample after the other, each while it is in the processor's cache."""
+        """Augment one sample after the other, each while it is in the processor's cache."""
         height, width, channels = made.shape[1:]
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
@@ -172,7 +172,7 @@ class Augment:
                 self._deliver(planes, target[None])
             elif self._dtype == torch.uint8:
                 target.copy_(pixels[0].movedim(0, -1))
-            else:  # rows of (width x channels) numbers: that is how they lie, and what vector units like
+            else:  # rows of (width x channels) numbers: they match the memory layout, and suit vector units
                 scratch.view(height, width, channels).copy_(pixels[0].movedim(0, -1))
                 target.view(height, -1).copy_(scratch.mul_(factors).add_(offsets))
 
@@ -184,7 +184,7 @@ class Augment:
         jitter: JitterValues | None,
         made: torch.Tensor,
     ) -> None:
-        """As many samples at once as the bound on memory allows; of a list, one."""
+        """Augment as many samples at once as the bound on memory allows; from a list, one at a time."""
         height, width = made.shape[1:3]
         first = 0
         while first < len(made):
@@ -215,20 +215,20 @@ class Augment:
         target.copy_(planes.movedim(1, -1))
 
     def _affine(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors and offsets, float32 of shape (channels,), that take pixels from 0 to 255 to the result."""
+        """Return factors and offsets, float32 of shape (channels,), from pixels 0 to 255 to the result."""
         means, stds = self._moments or ((0.0,) * channels, (1.0,) * channels)
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-        """Number of channels, heights and widths of images that can be augmented."""
+        """Check that images can be augmented; return the number of channels, heights and widths."""
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
                 f"Augment moves images alone, and these samples are several arrays ({', '.join(given)}): "
                 "give SuperDataset a transform of one sample, which gets all of them"
             )
-        if isinstance(images, torch.Tensor):  # one look at a batch, not one at each sample
+        if isinstance(images, torch.Tensor):  # checks the batch once, not each sample
             shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
         else:
             shapes, dtypes = [tuple(image.shape) for image in images], {image.dtype for image in images}
@@ -275,7 +275,7 @@ def _are_numbers(*values: object) -> bool:
 
 
 def _sides(value: Any) -> tuple[int, int] | None:
-    """Height and width of what is delivered, from a side or a pair; ``None``: as it comes."""
+    """Return height and width of the result, from a side or a pair; ``None``: unchanged."""
     if value is None:
         return None
     given = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
@@ -288,7 +288,7 @@ def _sides(value: Any) -> tuple[int, int] | None:
 
 
 def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
-    """(low, high) of a range of numbers above 0."""
+    """Check a range of numbers above 0 and return it as (low, high)."""
     span = tuple(value) if isinstance(value, (list, tuple)) else ()
     if len(span) != _PAIR or not _are_numbers(*span) or not 0 < span[0] <= span[1] <= high:
         raise ConfigError(f"{name} is a pair (low, high) with 0 < low <= high <= {high:g}; not {value!r}")
@@ -296,7 +296,7 @@ def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
 
 
 def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
-    """The range of a colour factor as ColorJitter takes it: a number or a pair; ``None``: no change."""
+    """Return the range of a colour factor as in ColorJitter, from a number or pair; ``None``: no change."""
     centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
     span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
     if _are_numbers(value) and value >= 0:
@@ -309,7 +309,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
 
 
 def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation for each channel, of pixels from 0 to 1; ``None`` if neither is given."""
+    """Return mean and std per channel, for pixels from 0 to 1; ``None`` if both are missing."""
     if mean is None and std is None:
         return None
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))

@@ -1,4 +1,4 @@
-"""Where batches lie: recycled, shared and pinned memory, and the way to a device."""
+"""Memory of batches: recycled, shared and pinned, and the transfer to a device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The memory that batches are received into: fresh, recycled, pinned or shared.
 
-A page of fresh memory costs a fault, which is more than receiving into it; so memory is used again, as soon
-as the batch that lay in it and everything that shares its memory are gone, and never before.
+A page of fresh memory costs a page fault, more than receiving into it. So memory is reused as soon as its
+batch and everything that shares its memory are gone, and never before.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 class Memory(Protocol):
-    """Gives memory for batches; where it is ``shared`` with other processes, one piece is best."""
+    """An allocator for batches; if ``shared`` with other processes, a single block is best."""
 
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Uint8 of shape (size,), not initialised; it belongs to the caller and to all who share it."""
+        """Return uninitialised uint8 memory of shape (size,), owned by the caller and all who share it."""
 
 
 class FreshMemory:
-    """New memory for each batch."""
+    """An allocator of new memory for each batch."""
 
     shared = False
 
     def take(self, size: int) -> torch.Tensor:
         """See :class:`Memory`."""
-        # numpy asks for huge pages where torch does not.
+        # numpy requests huge pages where torch does not.
         return torch.from_numpy(np.empty(size, dtype=np.uint8)) if size else _nothing()
 
 
@@ -67,22 +67,22 @@ class PinnedMemory:
     shared = False
 
     def take(self, size: int) -> torch.Tensor:
-        """See :class:`Memory`; ``RuntimeError`` of torch's where there is no accelerator."""
+        """See :class:`Memory`; torch raises ``RuntimeError`` if there is no accelerator."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class RecycledMemory:
-    """Memory that comes back when nobody holds it any more. Threads may share it.
+    """Memory that is reused once it is no longer referenced. Thread-safe.
 
-    The tensor's storage keeps an array alive, and every tensor, view and array made of it keeps the storage:
-    the array's end is the end of all of them. At most ``idle_blocks`` are kept for later.
+    The tensor's storage keeps an array alive, and all tensors, views and arrays derived from it keep the
+    storage alive: when the array ends, all of them have. At most ``idle_blocks`` are kept for reuse.
     """
 
     shared = False
 
     def __init__(self, idle_blocks: int = 4) -> None:
-        # A deque appends and pops in one step: memory comes back wherever the last reference ends, also in a
-        # garbage collection within take(), where a lock would be held already.
+        # A deque appends and pops atomically: memory comes back wherever the last reference ends, also in a
+        # garbage collection within take(), where a lock would already be held.
         self._idle: deque[NDArray[np.uint8]] = deque(maxlen=idle_blocks)
 
     def take(self, size: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ class RecycledMemory:
     def _idle_block(self, size: int) -> NDArray[np.uint8]:
         while True:
             try:
-                block = self._idle.pop()  # the latest, which the processor's caches may still hold
+                block = self._idle.pop()  # the latest, which may still be in the processor's caches
             except IndexError:
                 return np.empty(size, dtype=np.uint8)
             if size <= block.nbytes:
@@ -114,7 +114,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """This thread's memory: what :func:`receiving_into` chose, else shared in a worker, else recycled."""
+    """Return this thread's memory: set by :func:`receiving_into`, else shared in a worker, else recycled."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen
@@ -123,8 +123,8 @@ def memory_here() -> Memory:
 
 @contextmanager
 def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
-    """Let batches that this thread reads be received into ``memory``; what is ``finished_elsewhere`` may be
-    handed on as an ``Unfinished``.
+    """Receive batches that this thread reads into ``memory``; if ``finished_elsewhere``, they may be handed
+    on as an ``Unfinished``.
     """
     before = getattr(_chosen, "memory", None), finished_elsewhere_here()
     _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
@@ -135,13 +135,13 @@ def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Itera
 
 
 def finished_elsewhere_here() -> bool:
-    """What :func:`receiving_into` chose for this thread."""
+    """Return this thread's ``finished_elsewhere`` of :func:`receiving_into`."""
     return bool(getattr(_chosen, "elsewhere", False))
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor to be filled; on the CPU where batches are received: used again, shared in a worker, pinned on
-    the way to a device.
+    """Return a tensor to be filled; on the CPU in the memory for receiving batches: recycled, shared in a
+    worker, pinned on the way to a device.
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -150,9 +150,10 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
-    """Tensors of any sizes; in shared memory as one piece, or each would cost a file descriptor."""
+    """Return the tensors; in shared memory as copies in one block."""
     if not memory.shared:
         return list(tensors)
+    # Each block costs a file descriptor.
     flats = cut_up(memory, [tensor.nbytes for tensor in tensors])
     parts = [flat.view(tensor.dtype).view(tensor.shape) for flat, tensor in zip(flats, tensors, strict=True)]
     for part, tensor in zip(parts, tensors, strict=True):
@@ -161,7 +162,7 @@ def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.
 
 
 def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """One block, cut into tensors of so many bytes, each where any dtype may begin."""
+    """Take one block and cut it into tensors of ``sizes`` bytes, each aligned for any dtype."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     starts = list(accumulate(rounded, initial=0))
     block = memory.take(starts.pop())

@@ -1,8 +1,8 @@
-"""How a batch comes to where it is wanted: nowhere to go, a CUDA device by a stream of its own, another one.
+"""The transfer of batches to their destination: none, a CUDA device by a separate stream, or another.
 
-:meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches bound for
-CUDA are received into memory of torch's pinned allocator: a buffer of our own could be received into again
-before a copy has read it.
+:meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches for CUDA
+are received into memory of torch's pinned allocator: our own buffer could be overwritten before a copy has
+read it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["Mover", "Unfinished", "as_type_of", "map_tensors", "mover_to"]
 
 
 class Unfinished(NamedTuple):
-    """A batch that travels as bytes; ``finish`` makes of it, where it arrives, what the loader gives."""
+    """A batch in transit as bytes; at its destination ``finish`` turns it into the loader's item."""
 
     images: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mover:
-    """Brings batches to where they are used. This one leaves them on CPU, in memory that is used again.
+    """The transfer of batches to their destination. This base class leaves them on CPU, in recycled memory.
 
-    ``memory`` is what they are received into before.
+    ``memory`` is where they are received first.
     """
 
     finishes = False
-    """Whether :meth:`send` takes an :class:`Unfinished`, which costs less to move."""
+    """Whether :meth:`send` takes an :class:`Unfinished`, which is cheaper to move."""
     pins = False
     """Whether it takes page-locked memory, from which it copies in the background."""
 
@@ -46,16 +46,16 @@ class Mover:
         self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
-        """Begin to move all tensors of an item; in the thread that read it."""
+        """Start moving all tensors of an item, in the thread that read it."""
         return item
 
     def receive(self, sent: Any) -> Any:
-        """The item, for use on the current stream of this thread, from what :meth:`send` gave."""
+        """Return the item from :meth:`send`, ready for use on this thread's current stream."""
         return sent
 
 
 def mover_to(device: torch.device | str | int | None) -> Mover:
-    """The mover for a device.
+    """Return the mover for a device.
 
     Raises:
         ConfigError: there is no such device.
@@ -75,7 +75,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
 
 
 class _Copy(Mover):
-    """Batches are copied by the thread that read them."""
+    """A mover that copies batches in the thread that read them."""
 
     finishes = True
 
@@ -96,7 +96,7 @@ class _Sent:
 
 
 class _CudaStream(Mover):
-    """Batches are copied on a stream of their own while the device computes on another."""
+    """A mover that copies batches on a separate stream while the device computes on another."""
 
     finishes = pins = True
 
@@ -105,7 +105,7 @@ class _CudaStream(Mover):
         self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        # Items whose copies are under way: their memory stays theirs whatever the allocator knows of it.
+        # Items with copies under way: this keeps their memory, whatever the allocator knows of it.
         self._leaving: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class _CudaStream(Mover):
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type == "cuda":
-                self._stream.wait_stream(made_on)  # what a transform made there may be unfinished
+                self._stream.wait_stream(made_on)  # a transform's work there may be unfinished
             elif not tensor.is_pinned():
                 tensor = tensor.pin_memory()
             return tensor.to(self._device, non_blocking=True)
@@ -131,18 +131,18 @@ class _CudaStream(Mover):
 
     def receive(self, sent: Any) -> Any:
         using = torch.cuda.current_stream(self._device)
-        using.wait_event(sent.copied)  # on the device; this thread goes on
+        using.wait_event(sent.copied)  # waits on the device; this thread goes on
 
         def note_use(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # or its memory could be used again while that stream still reads it
+            tensor.record_stream(using)  # or its memory could be reused while that stream still reads it
             return tensor
 
         return map_tensors(sent.item, note_use)
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
-    """``item`` with every tensor changed, also those in tuples, lists and mappings at any depth.
-    An :class:`Unfinished` is changed and, unless ``finish`` is false, finished.
+    """Return ``item`` with every tensor changed, also in tuples, lists and mappings at any depth. An
+    :class:`Unfinished` is changed and, unless ``finish`` is false, finished.
     """
     if isinstance(item, torch.Tensor):
         return change(item)
@@ -157,7 +157,7 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, fi
 
 
 def as_type_of(item: Any, changed: Any) -> Any:
-    """``changed`` as the type of ``item``, or as it is where that type is made in another way."""
+    """Return ``changed`` in the type of ``item``, or as it is if that type is built differently."""
     if hasattr(item, "_fields"):
         return type(item)(*changed)
     make: Any = type(item)

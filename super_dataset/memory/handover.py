@@ -1,16 +1,15 @@
-"""How a batch goes from a DataLoader worker to the trainer: in memory that both map and that is used again.
+"""Transfer of batches from a DataLoader worker to the trainer, in reusable memory that both map.
 
-torch gives every batch new shared memory: its pages are made, faulted in and given back once for each batch,
-which costs a worker more than receiving the batch. Here a worker owns a few blocks, files in memory. A
-message names one; the trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when the last
-tensor in it is gone. Where blocks run short, or where the system has no such files, torch's own way is taken.
-To this end multiprocessing's pickler learns, in the worker and in each receiver, what to send for a tensor of
-ours.
+torch allocates new shared memory for every batch: creating, faulting in and freeing its pages costs a worker
+more than receiving the batch. Here a worker owns a few blocks, files in memory. A message names one; the
+trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone.
+If blocks run short, or the system lacks such files, torch's own method is used. For this, reducers for such
+tensors are registered with multiprocessing's pickler, in the worker and in each receiver.
 
-A block's last page holds a token, by which another process knows that it opened the right file, and flags:
+A block's last page holds a token, by which another process checks that it opened the right file, and flags:
 one byte for each tensor under way, set by the worker, changed by the receiver. Single bytes need no lock. A
-process that forks shares what it maps with its child, of which the worker knows nothing: what was held during
-a fork is never received into again, its flag says retired, and the worker closes the block.
+process that forks shares its mappings with the child, unknown to the worker. So memory held during a fork is
+never received into again: its flag is set to retired, and the worker closes the block.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ __all__ = [
 ]
 
 _MAX_BLOCKS = 16
-"""A worker's blocks, at most; a trainer that keeps more batches than that gets the others by torch's way."""
+"""Maximum blocks of a worker; a trainer that keeps more batches gets the rest by torch's method."""
 _IDLE_BLOCKS = 5
-"""More free blocks than that go back to the system, one with each batch."""
-_MIN_BYTES = 64 * 1024  # below that, torch's way costs no more
+"""Free blocks beyond this number are returned to the system, one per batch."""
+_MIN_BYTES = 64 * 1024  # below that, torch's method costs no more
 _DYING_S = 5.0  # a killed process closes its files some milliseconds before its parent can see it dead
 _BY_VALUE = "_super_by_value"
 
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
-"""Where a message's tensor lies: process, file descriptor, token, size of the block, flag."""
+"""The place of a message's tensor: process, file descriptor, token, size of the block, flag."""
 
 _TOKEN_BYTES = 16
 _TRAILER_BYTES = mmap.PAGESIZE
-_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors in one block that may be under way or held at once
+_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors in one block that may be under way or in use at once
 _FREE = 0
 _UNDER_WAY = 1  # sent and not received yet
-_HELD = 2  # somebody received it and has it
-_RETIRED = 3  # gone, but a fork may still look at it
+_HELD = 2  # received and in use
+_RETIRED = 3  # gone, but a fork may still read it
 
 _forks = 0  # changes when this process forks
 
@@ -73,15 +72,15 @@ def _count_fork() -> None:
     _forks += 1
 
 
-# Before and after: also what another thread receives or drops meanwhile is known to have seen the fork.
+# Before and after: whatever another thread receives or drops meanwhile counts as seen by the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """A file in memory: room for a batch of ``size`` bytes, in whole pages, then the trailer.
+    """A file in memory: room for a batch of ``size`` bytes, in whole pages, plus the trailer.
 
     Raises:
-        OSError: there is no memory or no file descriptor for it.
+        OSError: memory or file descriptors are exhausted.
     """
 
     def __init__(self, size: int) -> None:
@@ -89,7 +88,7 @@ class Block:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.fd = open_file()
         try:
-            # Reserved now: a page that cannot be had later would be a SIGBUS in the middle of a receive.
+            # Reserve pages now: one that is missing later would be a SIGBUS in the middle of a receive.
             os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
             memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
         except OSError:
@@ -104,13 +103,13 @@ class Block:
 
     @property
     def free(self) -> bool:
-        """Whether nobody holds what lies in it, here or elsewhere."""
-        # In this order: a message is made while the array lives, so after its end flags only fall.
+        """Return whether its contents are unused, here and elsewhere."""
+        # The order matters: messages are created while the array lives, so after its end flags only fall.
         return self._returned() and not self._flags.any()
 
     @property
     def retired(self) -> bool:
-        """Whether nobody holds it but a fork, perhaps, that may look at it at any time."""
+        """Return whether nothing but a fork may still use it, which could read it at any time."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks
@@ -120,7 +119,7 @@ class Block:
         return (forked_here or bool((self._flags == _RETIRED).any())) and not live.any()
 
     def lend(self, size: int) -> torch.Tensor:
-        """Its first ``size`` bytes."""
+        """Return its first ``size`` bytes."""
         lent = np.frombuffer(self._bytes.data, dtype=np.uint8, count=size)
         self._lent, self._lent_forks = weakref.ref(lent), _forks
         return torch.from_numpy(lent)
@@ -142,12 +141,12 @@ class Block:
 
 
 def files_can_be_opened() -> bool:
-    """Whether there are such files, and the trainer can open this process's by their number."""
+    """Return whether memory files exist here, and the trainer can open this process's by number."""
     if sys.platform != "linux":
         return False
     try:
-        # A process that others may not look into belongs to root there. That we may look into the one that
-        # started us is a sign that it may look into us.
+        # A process that others may not inspect belongs to root there. If we may inspect the one that
+        # started us, it can probably inspect us.
         if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
             return False
         os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # the error is what is asked for
@@ -162,19 +161,19 @@ def files_can_be_opened() -> bool:
 
 
 def file_path(pid: int, fd: int) -> str:
-    """The path by which other processes open a file that this one holds open."""
+    """Return the path by which other processes open a file that this one holds open."""
     return f"/proc/{pid}/fd/{fd}"
 
 
 def open_file() -> int:
-    """A new file in memory, without a name."""
+    """Open a new unnamed file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("super-batch", os.MFD_CLOEXEC)
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless, so unguessable
 
 
 def shared_bytes(size: int) -> torch.Tensor:
-    """Uint8 memory of shape (size,) that other processes can map, as torch's own collate allocates it."""
+    """Return uint8 memory of shape (size,) that other processes can map, as torch's collate allocates it."""
     new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
     memory = torch.empty(0, dtype=torch.uint8)
     memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
@@ -182,14 +181,15 @@ def shared_bytes(size: int) -> torch.Tensor:
 
 
 def send_by_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Let a tensor travel inside the message if it is small: shared memory would cost more than it holds."""
+    """Mark a small tensor to be sent inside the message."""
+    # Shared memory would cost more than its contents.
     if tensor.nbytes < _MIN_BYTES:
         setattr(tensor, _BY_VALUE, True)
     return tensor
 
 
 class WorkerMemory:
-    """A worker's blocks, made in the process that first takes one; threads may share it."""
+    """The blocks of a worker, created in the process that first takes one. Thread-safe."""
 
     shared = True
 
@@ -200,8 +200,8 @@ class WorkerMemory:
         self._usable = True
 
     def take(self, size: int) -> torch.Tensor:
-        """Uint8 of shape (size,), in a block that is free, or else as torch allocates it."""
-        if self._pid != os.getpid():  # also in a fork of a process that had blocks: they are not ours
+        """Return uint8 memory of shape (size,), in a free block, or else as torch allocates it."""
+        if self._pid != os.getpid():  # also in a fork of a process with blocks: those are not ours
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
             self._usable = files_can_be_opened()
             ForkingPickler.register(torch.Tensor, self._reduce)
@@ -215,7 +215,7 @@ class WorkerMemory:
         for block in [block for block in self._blocks if block.retired]:
             self._close(block)
         free = sorted((block for block in self._blocks if block.free), key=lambda block: block.size)
-        if len(free) > _IDLE_BLOCKS:  # a loop that once kept many batches does so no more
+        if len(free) > _IDLE_BLOCKS:  # the loop once kept many batches and no longer does
             self._close(free.pop(0))
         for block in free:
             if size <= block.size:
@@ -226,7 +226,7 @@ class WorkerMemory:
             self._close(free[0])
         try:
             block = Block(size)
-        except OSError:  # no memory or no file descriptor left: torch finds another way, or says so
+        except OSError:  # out of memory or file descriptors: torch finds another way, or reports it
             return None
         self._blocks.append(block)
         return block
@@ -236,7 +236,7 @@ class WorkerMemory:
         block.close()
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
-        """What multiprocessing's pickler is to send for a tensor, in a worker."""
+        """Return what multiprocessing's pickler sends for a tensor, in a worker."""
         if not _is_plain(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
         if getattr(tensor, _BY_VALUE, False) and tensor.dtype != torch.bfloat16:  # which numpy lacks
@@ -268,7 +268,7 @@ def _rebuild_value(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-# What this process has mapped, by token, as long as a tensor lies in it; and the arrays that keep the memory
+# Mappings of this process, by token, as long as a tensor lies in them; and the arrays that keep the memory
 # of these tensors, by address.
 _mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
 _received: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
@@ -276,7 +276,7 @@ _registered_in = 0
 
 
 def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
-    """In the trainer: the tensor that a worker sent."""
+    """Rebuild, in the trainer, the tensor that a worker sent."""
     global _registered_in  # noqa: PLW0603 # a process registers once
     if _registered_in != os.getpid():
         _registered_in = os.getpid()
@@ -296,11 +296,9 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _reduce_received(tensor: torch.Tensor) -> Any:
-    """What to send for a tensor that may lie in a worker's block: then a copy of it.
-
-    torch would move the tensor itself to other memory and so give the block back, though an array made of it
-    may still be in use.
-    """
+    """Return the reduction of a tensor; one in a worker's block is copied first."""
+    # torch would move the tensor itself to other memory and so release the block, though an array derived
+    # from it may still be in use.
     if _is_plain(tensor) and tensor.untyped_storage().data_ptr() in _received:
         tensor = tensor.clone()
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # as above
@@ -321,7 +319,7 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
-        # Where this error meets a dead worker, torch tells of that; where none is yet, it passes this on.
+        # If a worker died, torch reports that instead of this error; otherwise it propagates this one.
         for worker in multiprocessing.active_children():
             if worker.pid == pid:
                 worker.join(_DYING_S)
@@ -332,5 +330,5 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
 
 
 def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:
-    if os.getpid() == pid:  # a fork's copy of the tensor ends without the tensor's end
+    if os.getpid() == pid:  # a fork's copy of the tensor ends while the tensor lives
         flags[flag] = _FREE if forks_then == _forks else _RETIRED

@@ -1,4 +1,4 @@
-"""The read path: from a ``BatchRef`` to one checked batch buffer, by packs and cache; what is delivered."""
+"""The read path: from a ``BatchRef`` through packs and cache to a checked batch buffer, and its delivery."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bad samples that readers passed over: each is named once and counted, whatever process met it.
+"""Bad samples that readers met: each is named once and counted, whichever process met it.
 
-The process that trains keeps the list. Its DataLoader workers append to a file in memory, which it reads
+The training process keeps the list. Its DataLoader workers append to a file in memory, which it reads
 whenever it takes the next batch: a pipe would block a worker whose trainer is busy, and workers end without
-a last word. The file is emptied under a lock, so it stays small.
+notice. The file is emptied under a lock, so it stays small.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ _LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
-"""Whether this thread's caller goes on to the next batch when :class:`BatchLeftOut` is raised."""
+"""Whether this thread's caller goes on to the next batch after a :class:`BatchLeftOut`."""
 
 
 class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
     """All samples of the batch are bad, and the policy is to leave them out.
 
-    The cause of an epoch's first is what to raise where all others of the epoch are left out as well.
+    The cause of an epoch's first one is to be raised if the whole epoch is left out.
     """
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be produced, and what readers did instead of delivering it."""
+    """A sample that could not be produced, and how readers handled it."""
 
     key: str
-    """As a BatchInfo names it: with the member of an archive."""
+    """As in a BatchInfo, including the member of an archive."""
     reason: str
     handled: str
-    """The latest: ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``."""
+    """The latest handling: ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``."""
     times: int
-    """How often it was met by readers of this process and its workers."""
+    """Number of times that readers of this process and its workers met it."""
 
 
 class BadSamples:
-    """The list of one dataset, kept by the process that made it; copies in others send to that process."""
+    """The bad samples of one dataset. The creating process keeps the list; copies in others send to it."""
 
     def __init__(self, source: str) -> None:
         self.pid = os.getpid()
         self.last_good: LastGood | None = None
-        """Of this process's threads."""
+        """The last good samples read by this process's threads."""
         self._source = source
         self._lock = threading.Lock()
         self._file = open_file()
@@ -74,7 +74,7 @@ class BadSamples:
         return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
-        """Note the bad samples of one batch, by offset with the reason, and what was done about them."""
+        """Record the bad samples of one batch, by offset with the reason, and how they were handled."""
         met = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
             self._note(met)
@@ -84,13 +84,13 @@ class BadSamples:
             os.write(self._file, lines.encode())
 
     def listed(self) -> tuple[BadSample, ...]:
-        """All distinct ones until now, in the order in which they were met."""
+        """Return all distinct ones so far, in the order of their first occurrence."""
         self.hear()
         with self._lock:
             return tuple(self._listed.values())
 
     def hear(self) -> None:
-        """Take what workers have sent; costs a microsecond if that is nothing."""
+        """Read what workers have sent; takes a microsecond if there is nothing."""
         if os.getpid() != self.pid or not os.fstat(self._file).st_size:
             return
         with self._lock, _locked(self._file):
@@ -99,7 +99,7 @@ class BadSamples:
         self._note(json.loads(line) for line in sent.splitlines())
 
     def close(self) -> None:
-        """Name all once more: the dataset, or its process, is at its end."""
+        """Log all of them once more, at the end of the dataset or its process."""
         if os.getpid() == self.pid:
             self.hear()
             if self._listed:
@@ -131,20 +131,21 @@ class BadSamples:
         if number <= _NAMED_MAX:
             words = "a bad sample of %s (%s): %s (%s)"
             _LOG.warning(words, shown(self._source), sample.handled, shown(sample.key), shown(sample.reason))
-        elif number.bit_count() == 1:  # a line for each doubling
+        elif number.bit_count() == 1:  # log at each doubling
             words = "%d bad samples of %s by now; bad_samples of dataset, loader and sampler lists them"
             _LOG.warning(words, number, shown(self._source))
 
 
 def _identity(file: int) -> tuple[int, int]:
-    """What tells a file from others of this host."""
+    """Return the identity of a file on this host."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list: one that sends to the first, or a new one where that is not another process's or is
-    out of reach. On another host, or later, the same number may be another process's, or another file's.
+    """Unpickle a list. In another process it sends to the original; if that is unreachable or this process's
+    own, a new one is created. On another host, or later, the same number may belong to another process or
+    file.
     """
     copy = BadSamples(source)
     if pid == os.getpid():
@@ -162,7 +163,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
 
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Keep other processes away; the lock of a process that is killed ends with it."""
+    """Exclude other processes; the lock of a killed process is released with it."""
     fcntl.lockf(file, fcntl.LOCK_EX)
     try:
         yield

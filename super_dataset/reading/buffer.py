@@ -1,11 +1,11 @@
-"""The memory that one batch is received into: headers side by side, payloads side by side.
+"""The memory that one batch is received into: headers in one array, payloads in one block.
 
-While all records are of one size, payloads lie in one block that later becomes the batch's tensor without a
-copy. Records of other sizes get memory of their own.
+While all records have the same size, payloads share one block that later becomes the batch's tensor without a
+copy. Records of other sizes get separate memory.
 
-A record on its way is an :class:`Incoming`, which knows its header and where its payload goes. Only when it
-is whole does :meth:`BatchBuffer.note_record` make it the sample's record, with all that belongs to it at
-once: nothing of an earlier reply for the same sample outlives that.
+A record in transit is an :class:`Incoming`, which has its header and the place for its payload. Only when it
+is complete does :meth:`BatchBuffer.note_record` make it the sample's record, with all its attributes at once:
+nothing of an earlier reply for the same sample survives.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = ["BatchBuffer", "Incoming", "ReplyKind"]
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
 _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
-_PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
+_PAYLOAD_BYTES = slice(8, 16)  # place of the payload's length in a header
 
 
 class ReplyKind(enum.IntEnum):
-    """What the cache last answered for one sample."""
+    """The kind of the cache's latest reply for one sample."""
 
     NONE = 0
-    """Nothing yet."""
+    """No reply yet."""
     RECORD = 1
-    """Bytes; whether they are a good record is not known yet."""
+    """Bytes that may or may not be a good record."""
     NIL = 2
-    """There is no record."""
+    """The record does not exist."""
     ERROR = 3
     """An error; see :attr:`BatchBuffer.errors`."""
 
 
 class Incoming(NamedTuple):
-    """A record that is being received; one shorter than a header has none, all its bytes are payload."""
+    """A record being received. If it is shorter than a header, it has none, and all bytes are payload."""
 
     offset: int
     header: bytes
@@ -57,25 +57,25 @@ class Incoming(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        """The length of the whole record."""
+        """Return the length of the whole record."""
         return len(self.header) + len(self.payload)
 
 
 class BatchBuffer:
-    """Room for the records of ``size`` samples.
+    """Memory for the records of ``size`` samples.
 
     ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers and
     ``raw_headers`` the same bytes as uint8 of shape (size, 64), ``record_bytes`` the records' whole lengths
-    as framed. A record shorter than a header has a zeroed one. By sample, ``own`` holds the payloads that lie
-    outside the block, ``errors`` error replies, ``digests`` the xxh3-64 of payloads hashed as they arrived.
+    as framed. A record shorter than a header gets a zeroed one. Keyed by sample, ``own`` holds payloads
+    outside the block, ``errors`` error replies, and ``digests`` the xxh3-64 of payloads hashed on arrival.
 
     Args:
         size: number of samples.
-        memory: where the block comes from.
-        uniform: whether records of one size are to be expected; else every payload gets memory of its own.
-        expected_bytes: the length of their payloads, if it is known: one of another length then makes no
-            block. Where it is not known, a block has 64 MiB at most.
-        to_hash: whose payloads are hashed as they arrive, shape (size,); all of them if it is not given.
+        memory: allocates the block.
+        uniform: whether to expect records of one size; otherwise every payload gets separate memory.
+        expected_bytes: the length of their payloads, if known: one of another length then creates no block.
+            If unknown, a block has at most 64 MiB.
+        to_hash: mask of the samples whose payloads are hashed on arrival, shape (size,); default: all.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BatchBuffer:
         self.to_hash = np.ones(size, dtype=np.bool_) if to_hash is None else to_hash
         self.digests: dict[int, int] = {}
         self.item_bytes = -1
-        """Payload bytes of one slot of the block; -1 while there is no block."""
+        """Payload bytes per slot of the block; -1 while there is no block."""
         self._uniform = uniform
         self._expected_bytes = expected_bytes
         self._block: torch.Tensor | None = None
@@ -106,23 +106,23 @@ class BatchBuffer:
 
     @property
     def block(self) -> torch.Tensor | None:
-        """The block, uint8 of shape (size * item_bytes,), or ``None`` if no record asked for one."""
+        """Return the block, uint8 of shape (size * item_bytes,), or ``None`` if no record needed one."""
         return self._block
 
     def slot(self, offset: int) -> memoryview:
-        """The block's room for one sample's payload."""
+        """Return the slot of the block for one sample's payload."""
         start = offset * self.item_bytes
         return self._bytes[start : start + self.item_bytes]
 
     @property
     def slots(self) -> memoryview:
-        """The whole block's bytes: the slots, one after the other."""
+        """Return all bytes of the block: the slots, one after the other."""
         return self._bytes
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """A record with this header is about to come; where its payload is to be received.
+        """Return the place to receive the payload of a record with this header.
 
-        The first sound data record decides how large the block's slots are.
+        The first valid data record sets the size of the block's slots.
         """
         if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self._block is None:
             self._allocate_for(header, payload_bytes)
@@ -131,19 +131,19 @@ class BatchBuffer:
         return Incoming(offset, header, np.empty(payload_bytes, dtype=np.uint8).data, in_block=False)
 
     def place_in_block(self, offset: int, header: bytes) -> Incoming:
-        """The same, for a record whose payload is as long as a slot."""
+        """Return the place for a record whose payload is as long as a slot."""
         return Incoming(offset, header, self.slot(offset), in_block=True)
 
     def place_short(self, offset: int, record_bytes: int) -> Incoming:
-        """The same, for a record too short to have a header."""
+        """Return the place for a record too short to have a header."""
         return Incoming(offset, b"", memoryview(bytearray(record_bytes)), in_block=False)
 
     def payload(self, offset: int) -> memoryview:
-        """The received payload of one sample."""
+        """Return the received payload of one sample."""
         return self.own[offset] if offset in self.own else self.slot(offset)
 
     def note_record(self, record: Incoming) -> None:
-        """One record has been received as a whole: it is the sample's from now on."""
+        """Store a completely received record as the sample's record."""
         offset = record.offset
         self.raw_headers[offset] = np.frombuffer(record.header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
         self.record_bytes[offset] = record.record_bytes
@@ -158,9 +158,9 @@ class BatchBuffer:
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
     ) -> None:
-        """Records have filled their slots; ``headers`` is uint8 of shape (offsets, 64).
+        """Store records that have filled their slots; ``headers`` is uint8 of shape (offsets, 64).
 
-        ``digests`` has the xxh3-64 of those payloads that are to be hashed.
+        ``digests`` has the xxh3-64 of those payloads that must be hashed.
         """
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
@@ -172,17 +172,17 @@ class BatchBuffer:
         self.replies[offsets] = ReplyKind.RECORD
 
     def take_back(self, offset: int) -> None:
-        """The sample's record is not good, and another one is to be asked for."""
+        """Drop the sample's record, which is not good, so that another one is requested."""
         self.replies[offset] = ReplyKind.NONE
         self.own.pop(offset, None)
         self.digests.pop(offset, None)
 
     def note_nil(self, offset: int) -> None:
-        """There is no record."""
+        """Record that the cache has no record."""
         self.replies[offset] = ReplyKind.NIL
 
     def note_error(self, offset: int, text: str) -> None:
-        """The cache answered with an error."""
+        """Record that the cache replied with an error."""
         self.replies[offset] = ReplyKind.ERROR
         self.errors[offset] = text
 

@@ -1,7 +1,7 @@
-"""What one reading thread has to its cache: every sample is asked of the node that has it, all nodes at once.
+"""A reading thread's link to its cache: each sample is requested from its node, from all nodes at once.
 
-A link asks once for what it is given. It follows redirections within a read, a bounded number of times. What
-is lost with a node is for the next attempt, which begins with a fresh slot map.
+A link makes one attempt for each request. It follows redirections within a read, a bounded number of times.
+Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["CacheLink", "open_link"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
-_SHUN_S = 3.0  # a node that cannot be reached is not tried for a report alone for so long
+_SHUN_S = 3.0  # an unreachable node is not tried for a report alone within this time
 _MOST_OWED = 32
 
 
 def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
-    """Connect to the cache at ``address``, a single node or any of a cluster, and learn which nodes it has.
+    """Connect to the cache at ``address``, a single node or any of a cluster, and discover its nodes.
 
     Raises:
-        CacheUnreachableError: nobody answered, or not in time.
+        CacheUnreachableError: no answer, or not in time.
         CacheError: the cache refused credentials, certificate or database.
-        ConfigError: the files named for TLS cannot be used.
+        ConfigError: the files configured for TLS cannot be used.
     """
     nodes = NodeConnections(address, credentials)
     nodes.connect(timeout_s)
@@ -45,10 +45,9 @@ def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: flo
 
 
 class CacheLink:
-    """One node, or the nodes of a cluster; see the module's first lines.
+    """Connections to one node, or to the nodes of a cluster; see the module docstring.
 
-    ``out_of_memory`` says whether the cache refused the last report for want of memory, as far as it has
-    answered.
+    ``out_of_memory``: whether the cache refused the last report for lack of memory, as far as it has replied.
     """
 
     def __init__(self, nodes: NodeConnections) -> None:
@@ -58,15 +57,15 @@ class CacheLink:
 
     @property
     def connected(self) -> bool:
-        """Whether there is an open connection, as far as this side knows."""
+        """Return whether a connection is open, as far as this side knows."""
         return self.nodes.connected
 
     def gather(
         self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
     ) -> CacheUnreachableError | None:
-        """Ask once for the samples at ``offsets``, which ascend; what comes is in ``wanted.buffer``.
+        """Request the samples at ``offsets`` (ascending) once; replies go to ``wanted.buffer``.
 
-        An error that is returned kept some of it from coming. ``left_s`` is the time until the deadline.
+        Return an error that kept some of them from coming, if any. ``left_s`` is the time until the deadline.
 
         Raises:
             CacheError: the cache refused.
@@ -90,7 +89,7 @@ class CacheLink:
         )
 
     def report(self, stream: bytes, command: bytes) -> None:
-        """Send a command that writes to ``stream``, and do not wait for the answer; its loss is no harm."""
+        """Send a command that writes to ``stream`` without waiting for the reply; losing it is harmless."""
         node = self.nodes.node_of(stream) or self.nodes.home
         if not self.nodes.is_open(node) and time.monotonic() < self._shunned_until_s.get(node, 0.0):
             return
@@ -99,9 +98,9 @@ class CacheLink:
             if connection.owed >= _MOST_OWED:
                 connection.converse()
                 self._heed(connection)
-            connection.owed += 1  # first: an answer that nobody expects would be taken for a sample's
+            connection.owed += 1  # count it first: an unexpected reply would be taken for a sample's
             connection.send(command)
-        except CacheError as error:  # the other nodes are none the worse for it
+        except CacheError as error:  # the other nodes are not affected
             self._shunned_until_s[node] = time.monotonic() + _SHUN_S
             self.nodes.drop(node)
             _LOG.debug("a read report was lost: %s", error)
@@ -119,19 +118,19 @@ class CacheLink:
         owners = nodes.slots.owners
         found: dict[Node, list[int]] = {}
         for offset in offsets:
-            # A slot without a known owner has owner -1: the last place.
+            # A slot without a known owner has owner -1, the last place.
             found.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
         return found
 
     def _ask(
         self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
     ) -> CacheUnreachableError | None:
-        """Ask every node for its share; why some of it did not come, if that is so."""
+        """Request its share from every node; return the error that kept some of it from coming, if any."""
         nodes = self.nodes
         total = sum(map(len, asked.values()))
         shares: dict[Node, Share] = {}
         failed: list[tuple[Node, CacheUnreachableError]] = []
-        # Nodes with a connection are asked before any other is waited for.
+        # Nodes with a connection are asked before waiting for any other.
         for node in sorted(asked, key=lambda node: not nodes.is_open(node)):
             offsets = asked[node]
             try:
@@ -156,7 +155,7 @@ class CacheLink:
     def _redirected(
         self, buffer: BatchBuffer, asked: Mapping[Node, Sequence[int]]
     ) -> tuple[dict[Node, list[int]], set[int]]:
-        """Where to ask for the samples whose nodes said to ask elsewhere, and which of them by ``ASK``."""
+        """Return the new nodes of redirected samples, and those that need an ``ASK``."""
         found: dict[Node, list[int]] = {}
         asking: set[int] = set()
         if not buffer.errors or self.nodes.slots is None:
@@ -176,7 +175,7 @@ class CacheLink:
         return {node: sorted(offsets) for node, offsets in found.items()}, asking
 
     def _heed(self, connection: CacheConnection) -> None:
-        """What became of earlier reports may tell that slots have moved."""
+        """Check replies to earlier reports, whose errors may show that slots have moved."""
         late_errors = connection.late_errors
         if not late_errors:
             return
@@ -187,7 +186,7 @@ class CacheLink:
 
 
 def _receive(shares: Mapping[Node, Share], wanted: Wanted) -> list[tuple[Node, CacheUnreachableError]]:
-    if len(shares) == 1:  # a blocking receive is cheaper than a poll and one
+    if len(shares) == 1:  # one blocking receive is cheaper than a poll plus a receive
         ((node, share),) = shares.items()
         try:
             gather(share, wanted)

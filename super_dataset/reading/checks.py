@@ -1,7 +1,7 @@
-"""Says what each received record is: a good sample, a tombstone, a pointer, or corrupt and why.
+"""Classification of received records: a good sample, a tombstone, a pointer, or corrupt, with the reason.
 
-The headers of a whole batch are compared at once with the first good one, and with the ids that were asked
-for; only those that differ are read one by one. Payloads are hashed as they arrive.
+The headers of a whole batch are compared at once with the first good one and with the requested ids; only
+those that differ are parsed one by one. Payloads are hashed as they arrive.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ __all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_rec
 Verify: TypeAlias = Literal["auto", "all"]
 
 HASHED_SHARE = 64
-"""Of the payloads that this process has hashed before, one in so many is hashed again in each epoch."""
+"""One in this many payloads that this process has already hashed is hashed again in each epoch."""
 
-# The bytes of a header that two samples of one layout share: magic to payload length, and shape.
+# The bytes of a header that samples of one layout share: magic to payload length, and shape.
 _LAYOUT = np.r_[0:16, 24:48]
 
-_SLOTS = 2**20  # of eight bytes each: 8 MiB, of which the system gives what is touched
+_SLOTS = 2**20  # of eight bytes each: 8 MiB, of which only touched pages take memory
 _UPPER = np.uint64(0xFFFFFFFF00000000)
 _LOWER = np.uint64(0x00000000FFFFFFFF)
 
 
 class SeenRecords:
-    """Which records this process has read and hashed: a direct-mapped table of 8 MiB at most.
+    """The records that this process has read and hashed: a direct-mapped table of at most 8 MiB.
 
-    An entry is 32 bits of the sample id, beside the 20 that choose its slot, and 32 bits of the times of its
-    production. What another record has pushed out is hashed again. Threads may share it.
+    An entry has 32 bits of the sample id, besides the 20 that choose its slot, and 32 bits of its production
+    times. An evicted record is hashed again. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class SeenRecords:
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Whose payload is to be hashed, shape (samples,): new ones, and the share whose turn it is."""
-        if self._pid != os.getpid():  # also in a fork: what the parent has read, this process has not
+        """Return which payloads to hash, shape (samples,): new ones, and the share that is due."""
+        if self._pid != os.getpid():  # also in a fork: this process has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
-            self._pid = os.getpid()  # last, since other threads go by it
+            self._pid = os.getpid()  # set last, because other threads check it
         slots, upper = _slots_of(sample_ids)
         entries = self._entries[slots]
         turn = (id_prefixes(sample_ids) + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
@@ -73,14 +73,14 @@ class SeenRecords:
         return chosen
 
     def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
-        """Those of ``offsets`` whose record is not the one that was hashed before."""
+        """Return those of ``offsets`` whose record is not the one that was hashed before."""
         slots, upper = _slots_of(sample_ids)
         differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
         found: list[int] = offsets[differs].tolist()
         return found
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
-        """The payloads of the records at ``offsets`` have been hashed, and are right."""
+        """Remember the records at ``offsets`` as hashed and correct."""
         slots, upper = _slots_of(sample_ids)
         self._entries[slots[offsets]] = upper[offsets] | _times(buffer, offsets)
 
@@ -91,7 +91,7 @@ def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
 
 
 def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """What tells one production of a sample from another; never 0, which is an empty slot."""
+    """Return a value that identifies one production of a sample; never 0, which marks an empty slot."""
     headers = buffer.headers[offsets]
     mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
     times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
@@ -100,7 +100,7 @@ def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]
 
 @dataclass(slots=True)
 class CheckedRecords:
-    """What was found out about some samples of a batch, by offset."""
+    """The result of checking some samples of a batch, by offset."""
 
     tombstones: dict[int, Tombstone] = field(default_factory=dict)
     pointers: dict[int, Pointer] = field(default_factory=dict)
@@ -108,21 +108,22 @@ class CheckedRecords:
 
     @property
     def astray(self) -> str:
-        """How it shows that another sample's record came, if one did: replies are out of step."""
+        """Return the evidence that another sample's record came, if any: replies are out of step."""
         return next((str(error) for error in self.corrupt.values() if isinstance(error, RecordIdError)), "")
 
 
 def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of headers as uint8 of shape (n, 64), the bytes that are equal where dtype and shape are."""
+    """Return the bytes of headers, uint8 of shape (n, 64), that are equal where dtype and shape are."""
     return raw_headers[:, _LAYOUT]
 
 
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
 ) -> CheckedRecords:
-    """Check the records received for ``offsets``; those in none of the answer's mappings are good.
+    """Check the records received for ``offsets``; those in none of the result's mappings are good.
 
-    ``sample_ids`` are of the whole batch. ``seen``: what this process has hashed; without it, all are.
+    ``sample_ids`` are of the whole batch. ``seen``: records this process has hashed; without it, all are
+    hashed.
     """
     checked = CheckedRecords()
     if not offsets:
@@ -153,7 +154,7 @@ def _check_payloads(
     seen: SeenRecords | None,
     checked: CheckedRecords,
 ) -> None:
-    """Compare the digests that were taken with the headers', and take those that still are to be."""
+    """Compare digests with the headers', computing those that are still missing."""
     digests = buffer.digests
     hashed = np.array([offset in digests for offset in places.tolist()], dtype=np.bool_)
     left = places[~hashed]
@@ -170,7 +171,7 @@ def _check_payloads(
 
 
 def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: CheckedRecords) -> Header | None:
-    """Check one record on its own; its header if it is good data."""
+    """Check a single record; return its header if it is good data."""
     try:
         record_bytes = int(buffer.record_bytes[offset])
         if record_bytes < HEADER_BYTES:

@@ -1,9 +1,9 @@
-"""What of a read batch is delivered: which samples, as which tensors, with which facts.
+"""Delivery of a batch that was read: the chosen samples as tensors, with their info.
 
-Tensors are views of the received buffer where possible. Records that agree in dtype and shape are stacked;
+Tensors are views of the received buffer if possible. Records that agree in dtype and shape are stacked;
 others come as a list of tensors. Images, that is uint8 records of shape (height, width, channels) with 1, 3
-or 4 channels, are viewed as (channels, height, width): a batch of them is channels_last. Samples of several
-named arrays come as a dict of such tensors and lists.
+or 4 channels, are viewed as (channels, height, width), so that a batch of them is channels_last. Samples of
+several named arrays come as a dict of such tensors and lists.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _IMAGE_NDIM = 3
 
 
 def check_policies(on_bad_sample: object, padding: object) -> None:
-    """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, what is no policy."""
+    """Raise :class:`~superdl.super_wire.errors.ConfigError` for an unknown policy."""
     given = {"on_bad_sample": (on_bad_sample, OnBadSample), "padding": (padding, Padding)}
     for name, (value, known) in given.items():
         if value not in get_args(known):
@@ -70,10 +70,10 @@ def check_policies(on_bad_sample: object, padding: object) -> None:
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """The offsets of the samples to deliver, in order; ``None``: all, as planned; none: all are bad.
+    """Return the offsets of the samples to deliver, in order; ``None``: all, as planned; empty: all are bad.
 
-    ``skip`` leaves the bad out. ``replace`` puts the next good sample of the same batch in the place of each,
-    cyclically. Padding that is skipped leaves one sample of a batch that is nothing else.
+    ``skip`` leaves out bad samples. ``replace`` puts the next good sample of the same batch, cyclically, in
+    the place of each. Skipped padding leaves one sample of a batch that is nothing else.
 
     Raises:
         BadSampleError: the policy is ``raise``.
@@ -92,7 +92,7 @@ def delivered_order(
 
 
 def check_label_dtype(name: str) -> None:
-    """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
+    """Raise :class:`~superdl.super_wire.errors.ConfigError` for a label dtype that no tensor can have."""
     try:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
@@ -101,8 +101,8 @@ def check_label_dtype(name: str) -> None:
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
-    """Labels as a tensor of their own dtype and shape (samples, ...), a copy; where a list varies by sample,
-    as a list of tensors; a dict of these where they have named fields. Those at ``order`` if it is given.
+    """Return labels as a tensor of their dtype and shape (samples, ...), a copy. Lists of varying length give
+    a list of tensors, named fields a dict of these. With ``order``, only those labels.
     """
     places = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
     chosen = labels[places]
@@ -121,10 +121,10 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """The batch's samples, all of them good; those at ``order`` if it is given.
+    """Return the batch's samples, which are all good; with ``order``, only those.
 
-    Without ``order`` a batch of one layout is the buffer's own block, with it a copy (in memory of the
-    same kind). Named arrays are always a copy, each field of one layout stacked.
+    Without ``order``, a batch of one layout is the buffer's own block; with it, a copy (in the same kind of
+    memory). Named arrays are always a copy, with each field of one layout stacked.
 
     Raises:
         UsageError: samples have different names of arrays.
@@ -137,7 +137,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
         for place, offset in enumerate(chosen):
-            if offset in chosen[:place]:  # it replaces a bad one: what changes one must not change both
+            if offset in chosen[:place]:  # it replaces a bad one: changing one must not change both
                 payloads[place] = payloads[place].clone()
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
@@ -153,7 +153,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
 def _shaped(
     flat: torch.Tensor, buffer: BatchBuffer, offset: int, *, stacked: int | None = None
 ) -> torch.Tensor:
-    """Bytes as the sample at ``offset`` is laid out, or as ``stacked`` samples of that layout."""
+    """View bytes in the layout of the sample at ``offset``, or as ``stacked`` samples of that layout."""
     header = parse_header(bytes(buffer.raw_headers[offset]))
     return _laid_out(flat, header.dtype, header.shape, stacked)
 
@@ -168,7 +168,7 @@ def _laid_out(
 
 
 def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Tensors]:
-    """The named arrays of these samples: by name a tensor where they agree, else a list of tensors."""
+    """Return the named arrays of these samples: for each name a tensor if they agree, else a list."""
     samples = [_places_in(buffer, offset) for offset in chosen]
     if len(names := {tuple(places) for places in samples}) > 1:
         raise UsageError(
@@ -203,21 +203,21 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
 
 
 def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayPlace]:
-    """A sample's named arrays; none where it is one array."""
+    """Return a sample's named arrays; empty if it is one array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
     return {place.name: place for place in array_places(buffer.payload(offset))}
 
 
-@dataclass(slots=True, eq=False)  # not frozen: what Lightning does to batches it refuses to do to those
+@dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches
 class BatchInfo:
-    """Where a batch came from, what it cost and what was wrong with it.
+    """The origin, cost and problems of a batch.
 
-    It pickles small; pinning and collating leave it as it is, and so does moving it to a device.
-    ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
-    (bool of shape (samples,); ``None``: no sample is padding) follow the delivered samples, in their order,
-    also where some were skipped or replaced. Where all were bad, and samples of an earlier batch are
-    repeated instead, all are padding.
+    Its pickle is small, and pinning, collating or moving it to a device leaves it unchanged. ``sample_ids``
+    (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding`` (bool of shape
+    (samples,); ``None``: no sample is padding) match the delivered samples in their order, also if some were
+    skipped or replaced. If all were bad and samples of an earlier batch are repeated instead, all are
+    padding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=3, shuffle=False, job="info")
@@ -228,10 +228,10 @@ class BatchInfo:
 
     job: str
     batch_id: bytes
-    """Of the batch as planned; 16 bytes."""
+    """Id of the batch as planned; 16 bytes."""
     epoch: int
     position: int
-    """Which batch of this rank's epoch, from 0."""
+    """Number of the batch in this rank's epoch, from 0."""
     rank: int
     sample_ids: bytes
     keys: tuple[str, ...]
@@ -241,44 +241,45 @@ class BatchInfo:
     decode_s: float
     """Seconds that functions spent decoding and transforming them."""
     read_s: float
-    """Seconds spent reading packs, asking the cache and receiving."""
+    """Seconds spent reading packs, querying the cache and receiving."""
     check_s: float
-    """Seconds spent checking headers, and the payloads whose hash is verified."""
+    """Seconds spent checking headers, and payloads whose hash is verified."""
     wait_s: float
-    """Seconds slept between attempts because samples were missing or the cache was away."""
+    """Seconds slept between attempts because samples were missing or the cache was unreachable."""
     size_bytes: int
-    """Bytes of records read, out of the cache and out of packs."""
+    """Bytes of records read, from the cache and from packs."""
     hits: int
     """Samples that the first GET found."""
     misses: int
     """Samples that it did not find, or found corrupt."""
     straight: int = 0
-    """Samples read straight out of the store's packs: neither hits nor misses."""
+    """Samples read straight from the store's packs: neither hits nor misses."""
     seed: int = 0
-    """The sampler's."""
+    """The sampler's seed."""
     bad: tuple[tuple[str, str], ...] = ()
     """(key, reason) of samples that could not be produced and were skipped or replaced."""
     repetitions: NDArray[np.uint32] | None = None
-    """How often each delivered sample was drawn before in the epoch; ``None``: none was."""
+    """Number of earlier draws of each delivered sample in the epoch; ``None``: all 0."""
 
     @property
     def draw_ids(self) -> bytes:
-        """16 bytes for each delivered sample, by which chance is to be seeded: its sample id, and what the id
-        becomes where it was drawn before, so that each time something else happens to it.
+        """Return 16 bytes per delivered sample, by which to seed random numbers: the sample id, modified if
+        the sample was drawn before in the epoch.
         """
         if self.repetitions is None:
             return self.sample_ids
+        # Random transforms should treat each draw of a sample differently.
         words = np.frombuffer(self.sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4).copy()
         words[:, -1] ^= self.repetitions
         return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
-        """Itself: there is nothing in it to be moved. Frameworks call this on all that a batch holds."""
+        """Return itself, as it holds nothing to move. Frameworks call this on everything in a batch."""
         return self
 
 
 def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
-    """The info of a batch of which the samples at ``order`` are delivered; ``None``: all, as planned."""
+    """Return the info of a batch that delivers the samples at ``order``; ``None``: all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None
@@ -316,9 +317,10 @@ _KEPT_MAX = 8
 
 
 class LastGood:
-    """A few samples of the last good batch that a reader delivered, to fill a batch that has no good one.
+    """A few samples of the last good batch that a reader delivered, to fill a batch without good samples.
 
-    They are copies: the loop may change a batch in place. Eight suffice, and cost far less than a batch.
+    They are copies, because the loop may change a batch in place. Eight suffice, and cost far less than a
+    batch.
     """
 
     def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
@@ -327,8 +329,8 @@ class LastGood:
         self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """A batch of ``size`` of them, cyclically, in the place of the one that ``info`` describes. All its
-        samples are flagged as padding.
+        """Return a batch of ``size`` of them, cyclically, in place of the one that ``info`` describes. All
+        its samples are flagged as padding.
         """
         places, last = [place % self._count for place in range(size)], self._info
         ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in places)
@@ -343,7 +345,7 @@ class LastGood:
 
 
 def _copies(tensors: SampleTensors, places: Sequence[int]) -> Any:
-    """The samples at ``places``, each a copy."""
+    """Return copies of the samples at ``places``."""
     if isinstance(tensors, dict):
         return {name: _copies(part, places) for name, part in tensors.items()}
     if isinstance(tensors, list):

@@ -1,6 +1,6 @@
-"""The gather: pipelined GETs out, records straight into the batch buffer, a bounded amount of data under way.
+"""The gather: sends pipelined GETs and receives records straight into the batch buffer, within a bound.
 
-It asks once for each sample it is given, at one node or at several at once.
+It makes one attempt for each sample, at one node or at several at once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Share", "Wanted", "encode_gets", "gather", "gather_all"]
 
-_ASKING = encode_command(b"ASKING")  # goes before a GET where a node of a cluster has answered ``ASK``
+_ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
 _UNKNOWN_RECORD_BYTES = 2**20
 _MAX_REQUESTS_UNDER_WAY = 1024
 
 
 def encode_gets(sample_ids: bytes) -> list[bytes]:
-    """A GET for each of the concatenated sample ids."""
+    """Encode a GET for each of the concatenated sample ids."""
     keys = cache_keys(sample_ids)
     if not keys:
         return []
@@ -38,18 +38,18 @@ def encode_gets(sample_ids: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a batch wants of the cache, and within which bounds."""
+    """A batch's request to the cache, and its bounds."""
 
     requests: Sequence[bytes]  # an encoded GET for each sample of the batch
-    sample_ids: bytes  # theirs, concatenated
-    buffer: BatchBuffer  # what comes is noted in it, also what came before an error
-    in_flight_bytes: int  # bound on the replies asked for and not received; each node has at least one
-    record_bytes: int | None  # the expected length of a record, if one is known
-    deadline_s: float  # when, by ``clock``, to give up
+    sample_ids: bytes  # of these samples, concatenated
+    buffer: BatchBuffer  # receives the replies, also those before an error
+    in_flight_bytes: int  # bound on replies requested but not received; each node may have at least one
+    record_bytes: int | None  # the expected length of a record, if known
+    deadline_s: float  # when to give up, on ``clock``
     clock: Callable[[], float]  # monotonic seconds
 
     def allowed_under_way(self) -> int:
-        """How many requests the bound allows, by what is known of the records' length so far."""
+        """Return how many requests the bound allows, from the known length of records."""
         record_bytes = self.buffer.item_bytes if self.buffer.item_bytes > 0 else self.record_bytes
         return max(
             1, min(self.in_flight_bytes // (record_bytes or _UNKNOWN_RECORD_BYTES), _MAX_REQUESTS_UNDER_WAY)
@@ -57,10 +57,10 @@ class Wanted:
 
 
 class Share:
-    """What one node is asked for: the samples at ``offsets``, ascending, of the batch that is ``wanted``.
+    """One node's share: the samples at ``offsets`` (ascending) of the batch ``wanted``.
 
-    If a method raises, the connection is of no use any more. ``part``: of all that is allowed under way, what
-    this node may have. ``asking``: which of the samples are asked for by an ``ASK``.
+    If a method raises, the connection is no longer usable. ``part``: this node's part of the requests allowed
+    under way. ``asking``: samples to request with an ``ASKING``.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Share:
 
     @property
     def finished(self) -> bool:
-        """Whether all has been answered."""
+        """Return whether everything has been answered."""
         return self._scatter.finished
 
     def ask(self) -> None:
-        """Send more requests once half of what is allowed has come: few sends, and no cache runs dry."""
+        """Send more requests once half of the allowed ones are answered: few sends, and no cache runs dry."""
         sent, offsets = self._sent, self.offsets
         if sent == len(offsets):
             return
@@ -105,8 +105,9 @@ class Share:
         self._scatter.asked(len(more))
 
     def begin(self) -> None:
-        """Ask, and take what may be here already: the socket would not tell of it."""
+        """Send requests, and take bytes already received."""
         self.ask()
+        # The socket would not signal bytes in the connection's own buffer.
         if self.connection.pending:
             self.receive_what_came()
 
@@ -116,14 +117,14 @@ class Share:
         scatter.received(self.connection.receive(scatter.buffers()))
 
     def receive_what_came(self) -> None:
-        """The same for all that has come, without waiting for more than the first bytes."""
+        """Put all bytes that have come where they belong, waiting only for the first."""
         scatter, connection = self._scatter, self.connection
         scatter.received(connection.receive_some(scatter.buffers()))
         while connection.pending and not scatter.finished:
             scatter.received(connection.receive_some(scatter.buffers()))
 
     def settle(self) -> None:
-        """Note what has come; called once, whatever happened."""
+        """Record what has come; called once, whatever happened."""
         self._scatter.settle()
         if self._scatter.finished:
             self.connection.owed = 0
@@ -131,10 +132,10 @@ class Share:
 
 
 def gather(share: Share, wanted: Wanted) -> None:
-    """Ask one node for its share and receive every reply.
+    """Request a share from one node and receive every reply.
 
     Raises:
-        CacheUnreachableError: the connection was lost, made no sense, or the deadline came.
+        CacheUnreachableError: the connection was lost, replies were invalid, or the deadline passed.
     """
     try:
         while not share.finished:
@@ -147,7 +148,7 @@ def gather(share: Share, wanted: Wanted) -> None:
 
 
 def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, CacheUnreachableError]]:
-    """Ask several nodes at once and receive from each as it sends; those that failed, and why."""
+    """Request shares from several nodes at once, receiving as they send; return failed ones with reasons."""
     failed: list[tuple[Share, CacheUnreachableError]] = []
     going: dict[int, Share] = {}
     poll = select.poll()

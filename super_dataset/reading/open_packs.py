@@ -1,4 +1,4 @@
-"""The packs that a process keeps open, whatever it reads: few enough, and let go once they are removed."""
+"""The packs that a process keeps open: a limited number, and closed once they are removed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["OPEN_PACKS", "OpenPack", "OpenPacks"]
 
 _LEAST_OPEN, _MOST_OPEN = 128, 1024
 _LOOK_EVERY_S = 60.0
-_SHARE_OF_FILES = 4  # of the files that a process may have open, one in so many is ours at most
+_SHARE_OF_FILES = 4  # we use at most one in this many of the files that a process may open
 
 
 class OpenPack:
-    """A pack's descriptor, closed when nobody holds it any more: eviction never closes what is being read."""
+    """A pack's descriptor, closed when no longer referenced: eviction never closes a pack being read."""
 
     __slots__ = ("descriptor",)
 
@@ -33,16 +33,15 @@ class OpenPack:
         self.descriptor = descriptor
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        with contextlib.suppress(OSError):  # a network filesystem's late complaint about what was read
+        with contextlib.suppress(OSError):  # a network filesystem's delayed error about a read
             close(self.descriptor)
 
 
 class OpenPacks:
-    """Packs that a process keeps open, of any store; the one that was used least recently goes.
+    """Packs that a process keeps open, of any store; the least recently used is closed first.
 
-    At most ``limit`` are open, and 64 for each thread that reads from a disk. Packs that were removed are let
-    go within a minute of reading, so that the disk gets their room back. Threads may share it. A fork begins
-    with none.
+    At most ``limit`` are open, plus 64 for each thread that reads from a disk. Removed packs are closed
+    within a minute of reading, so that the disk regains their space. Thread-safe. A fork begins with none.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,18 +52,18 @@ class OpenPacks:
         self._packs: OrderedDict[tuple[str, str], OpenPack] = OrderedDict()
         self._stores: dict[str, DirectoryStore] = {}
         self.cannot_tell: set[str] = set()
-        """Stores whose filesystem cannot tell what would have to come from a disk."""
+        """Stores whose filesystem does not report which data must come from a disk."""
         self.waits_for_disks = False
-        """Whether a part of the latest batch had to come from a disk."""
+        """Whether part of the latest batch had to come from a disk."""
 
     def __len__(self) -> int:
         return len(self._packs)
 
     def get(self, store: str, pack: str) -> OpenPack:
-        """The open pack; it stays open while it is held.
+        """Return the open pack; it stays open while it is referenced.
 
         Raises:
-            StoreError: there is no such store or pack, or it may not be read.
+            StoreError: the store or pack does not exist or cannot be read.
         """
         key = (store, pack)
         with self._lock:
@@ -83,23 +82,23 @@ class OpenPacks:
         return opened
 
     def forget(self, store: str, pack: str) -> None:
-        """Close a pack, so that it is opened again: a server may have lost it."""
+        """Close a pack, so that the next read opens it again; a network server may have lost it."""
         with self._lock:
             self._packs.pop((store, pack), None)
 
     def let_go(self) -> None:
-        """Close packs that nobody can find any more; looks once in a minute."""
+        """Close packs that have been removed; checks once a minute."""
         if self._clock() < self._look_s:
             return
         self._look_s = self._clock() + _LOOK_EVERY_S
         with self._lock:
             packs = list(self._packs.items())
-        for key, pack in packs:  # outside of the lock: a network filesystem asks its server
+        for key, pack in packs:  # outside the lock: a network filesystem queries its server
             if _was_removed(pack):
                 self.forget(*key)
 
     def after_fork(self) -> None:
-        """In a child: its copies of the descriptors are closed, and the lock may have been held."""
+        """Reset in a child: close its copies of the descriptors; the lock may have been held."""
         self._lock = threading.Lock()
         self._packs.clear()
 
@@ -109,10 +108,10 @@ class OpenPacks:
             found = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
         try:
             return found.open_pack(pack)
-        except StoreError as error:  # no name of ours for its cause: that circle would keep packs open
+        except StoreError as error:  # no local name for the cause: that cycle would keep packs open
             if not _is_of_many_files(error.__cause__):
                 raise
-        with self._lock:  # others want files too
+        with self._lock:  # other code needs files too
             self._packs.clear()
         return found.open_pack(pack)
 
@@ -120,7 +119,7 @@ class OpenPacks:
 def _was_removed(pack: OpenPack) -> bool:
     try:
         return not os.fstat(pack.descriptor).st_nlink
-    except OSError:  # a network filesystem's server forgot it
+    except OSError:  # a network filesystem's server lost it
         return True
 
 
@@ -134,5 +133,5 @@ def _allowed_files() -> int:
     return max(_LEAST_OPEN, min(_MOST_OPEN, most))
 
 
-OPEN_PACKS = OpenPacks()  # of this process, whatever dataset it reads
+OPEN_PACKS = OpenPacks()  # shared by all datasets of the process
 os.register_at_fork(after_in_child=OPEN_PACKS.after_fork)

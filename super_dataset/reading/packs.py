@@ -1,9 +1,9 @@
-"""Reads records straight out of a store's packs into the batch buffer: no server, and no second copy.
+"""Reading records straight from a store's packs into the batch buffer: no server, no second copy.
 
-A batch tells the places of its records. They are read pack by pack, in the order in which they lie there, one
-``preadv`` each, and hashed while the processor's cache holds them. What the kernel has to fetch from the disk
-is announced to it first and read when the rest is there. What cannot be read is named with the reason, and
-the cache is asked for it; where a pointer of the cache's led there, the coordinator.
+A batch gives the places of its records. They are read pack by pack, in pack order, one ``preadv`` each, and
+hashed while in the processor's cache. Data that the kernel must fetch from disk is announced to it first and
+read after the rest. Records that cannot be read are reported with the reason and requested from the cache; if
+a pointer from the cache led there, from the coordinator.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _LOG_EVERY_S = 60.0
 _TOLD_AND_COUNT = struct.Struct("<dq")
 
 _AHEAD = 64  # records that the kernel fetches while others are read
-_PAYLOAD_BYTES = slice(8, 16)  # where a header tells the payload's length
-_FAR = 2**62  # no file is so long
+_PAYLOAD_BYTES = slice(8, 16)  # place of the payload's length in a header
+_FAR = 2**62  # no file is that long
 
-_ANNOUNCED_BYTES = 64 * 2**20  # of one batch, ahead of its reading
+_ANNOUNCED_BYTES = 64 * 2**20  # announced ahead within a batch
 
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
-"""Read what memory holds, and do not wait for a disk. Not all filesystems can tell, nor all systems."""
+"""Read what memory holds without waiting for a disk. Some filesystems and systems lack it."""
 
 
 class StoreTroubleLog:
-    """Tells what could not be read from a store, at most once a minute for a process and all its forks."""
+    """A log of what could not be read from a store, at most once a minute for a process and all its forks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # In memory that forks share. Two that count at one moment may count less, which does no harm.
+        # In memory shared with forks. Concurrent counts may lose some, which does no harm.
         self._told_and_count = mmap.mmap(-1, _TOLD_AND_COUNT.size)
         _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, -math.inf, 0)
 
@@ -66,7 +66,7 @@ class StoreTroubleLog:
         return StoreTroubleLog, (self._clock,)
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
-        """Count the samples of a batch that could not be read, and tell of them if it is time."""
+        """Count the samples of a batch that could not be read, and log them if it is time."""
         told_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
         now_s, count = self._clock(), count + len(failed)
         is_due = not now_s - told_s < _LOG_EVERY_S  # a half-written time may be NaN
@@ -94,13 +94,13 @@ def _place_name(ref: BatchRef, offset: int) -> str:
 
 
 _Place: TypeAlias = tuple[int, str, int, int]
-"""A sample's offset in the batch, and where its record lies: pack, beginning, length."""
+"""A sample's offset in the batch, and the place of its record: pack, start, length."""
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
-    """Read the records that have places; ``buffer`` has room for all of the batch.
+    """Read the records that have places; ``buffer`` has room for the whole batch.
 
-    Returns the offsets of the samples whose records came, to be checked, and of those whose did not, with the
+    Return the offsets of the samples whose records came, still unchecked, and of those that failed, with the
     reason.
     """
     reading = _Reading(ref.store, buffer, packs)
@@ -111,7 +111,7 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """The same for records to which the cache has pointers, by offset; ``store`` is empty if none is seen."""
+    """Read records through the cache's pointers, by offset; ``store`` is empty if none is visible."""
     reading = _Reading(store, buffer, packs)
     placed = [
         (offset, place.pack, place.offset, place.length)
@@ -125,8 +125,8 @@ def read_pointed(
 
 
 def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
-    """Have the kernel fetch a batch that will be read later, if batches have to come from a disk. What is no
-    batch of packs is left to those who read it.
+    """Have the kernel fetch a batch that will be read later, if batches must come from a disk. Anything but a
+    batch of packs is ignored.
     """
     for _, part in getattr(ref, "parts", ((0, ref),)):
         store = getattr(part, "store", "")
@@ -135,7 +135,7 @@ def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
 
 
 def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
-    """The records that have places, as they lie in the packs; those at impossible ones have ``failed``."""
+    """Return the records that have places, in pack order; those with impossible places go to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -162,7 +162,7 @@ def _announce(store: str, placed: list[_Place], packs: OpenPacks) -> None:
             break
         try:
             _will_need(packs.get(store, name), begin, length)
-        except StoreError:  # it is told when it is read
+        except StoreError:  # reported when it is read
             continue
 
 
@@ -179,9 +179,9 @@ class _Reading:
         self._why = ""
 
     def run(self, placed: list[_Place]) -> None:
-        """Read everything."""
+        """Read all records."""
         self._packs.let_go()
-        # Records as long as a slot are read here, without calls of ours for each; others by _read.
+        # Records as long as a slot are read here, without a function call for each; others by _read.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
         at_once = _AT_ONCE
         if self._store in packs.cannot_tell:
@@ -238,11 +238,11 @@ class _Reading:
             if not self._waiting:
                 self._why = str(error)
                 return None
-        self._read_waiting()  # what waits holds its packs open, where files may be few
+        self._read_waiting()  # waiting records hold their packs open, and files may be few
         return self._open(name)
 
     def _later(self, place: _Place, pack: OpenPack) -> None:
-        """Have the kernel fetch a record, and read it when there was time for that."""
+        """Have the kernel fetch a record, and read it after it had time for that."""
         _, _, begin, length = place
         _will_need(pack, begin, length)
         self._waiting.append((place, pack))
@@ -250,12 +250,12 @@ class _Reading:
             self._read(*self._waiting.popleft())
 
     def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record, wherever it is; the first of a batch says how large the block is."""
+        """Read one record wherever it may be; the first of a batch sets the size of the block."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
             _fill(pack, header, begin)
-            _check_length(header, length)  # before memory is taken for it
+            _check_length(header, length)  # before memory is allocated for it
             record = buffer.place(offset, bytes(header), length - HEADER_BYTES)
             _fill(pack, record.payload, begin + HEADER_BYTES)
         except _NotThereError as error:
@@ -269,7 +269,7 @@ class _Reading:
 
 
 class _NotThereError(Exception):
-    """A pack does not hold what it should."""
+    """A pack does not contain the expected data."""
 
 
 def _check_length(header: bytearray, length: int) -> None:
@@ -279,7 +279,7 @@ def _check_length(header: bytearray, length: int) -> None:
 
 
 def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
-    """Read as many bytes as there is room for."""
+    """Fill ``room`` with bytes from a pack."""
     view, at = memoryview(room), 0
     while at < len(view):
         count = os.preadv(pack.descriptor, (view[at:],), begin + at)
@@ -289,6 +289,6 @@ def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
 
 
 def _will_need(pack: OpenPack, begin: int, length: int) -> None:
-    """Have the kernel fetch bytes of a pack, without waiting for them; it may refuse, or not know how."""
+    """Have the kernel fetch bytes of a pack without waiting; it may refuse, or lack support."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

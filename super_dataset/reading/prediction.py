@@ -1,9 +1,9 @@
-"""Receives many replies by one call: while records are of one size, what frames their payloads is known.
+"""Receiving many replies with one call: while records have one size, their frames are predictable.
 
 The bytes of ``n`` replies to GETs of one length alternate: payload, row, payload, row, ... where a row is the
-line end of the reply before, the frame (``$``, length, line end) and the record's header. Every byte of a
-frame is compared with the prediction before more is awaited, so that a reply of another kind is noticed
-however short it is.
+line end of the previous reply, the frame (``$``, length, line end) and the record's header. Every byte of a
+frame is compared with the prediction before waiting for more, so that a different reply is noticed however
+short it is.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _BYTES_PER_CALL = 2**21
 
 
 class PredictedReplies:
-    """The rest of the current payload, then a row and a payload for each of the replies that follow.
+    """The rest of the current payload, then a row and a payload for each of the following replies.
 
-    ``complete`` replies are whole up to their line end, counting the current one first. ``digests`` has, by
-    sample, the xxh3-64 of the payloads after the current one that are to be hashed, also of some that are not
-    confirmed yet. They are hashed as soon as they are there: then the processor's cache still holds them,
-    which is four times as fast as later.
+    ``complete`` replies are received up to their line end, counting the current one first. ``digests`` has,
+    by sample, the xxh3-64 of the payloads after the current one that must be hashed, including some not
+    confirmed yet. They are hashed on arrival, while the processor's cache still holds them, which is four
+    times as fast as later.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class PredictedReplies:
         for row, slot in enumerate(slots):
             self._views += (self._rows[row * self._stride : (row + 1) * self._stride], slot)
         self._at = 0  # the view that receives next
-        self._part = 0  # how much of it has been received
+        self._part = 0  # number of its bytes already received
         pairs = max(1, min(_VIEWS_PER_CALL // 2, _BYTES_PER_CALL // record_bytes))
         self._views_per_call = 2 * pairs
 
     def buffers(self) -> list[memoryview]:
-        """Where the next bytes belong, in order."""
+        """Return the views that receive the next bytes, in order."""
         views = self._views[self._at : self._at + self._views_per_call]
         if self._part:
             views[0] = views[0][self._part :]
         return views
 
     def received(self, count: int) -> bytes | None:
-        """Take note of ``count`` more bytes; at the window's end, the bytes to be read the general way."""
+        """Count ``count`` more bytes; at the window's end, return the bytes to be parsed the general way."""
         views, at = self._views, self._at
         count += self._part
         while at < len(views) and count >= len(views[at]):
@@ -81,7 +81,7 @@ class PredictedReplies:
         return b"" if at == len(views) else None
 
     def _compare_rows(self) -> int:
-        """Compare the frames that came since the last time; the view at which prediction failed, or 0."""
+        """Compare the frames received since the last call; return the view that differs, or 0."""
         frame, rows, stride = self._frame, self._rows, self._stride
         row = self.complete
         whole_rows = self._at // 2  # views alternate: payload, row, payload, row, ...
@@ -99,11 +99,11 @@ class PredictedReplies:
         return 0
 
     def headers(self, count: int) -> NDArray[np.uint8]:
-        """Headers of the first ``count`` predicted replies, uint8 of shape (count, 64)."""
+        """Return headers of the first ``count`` predicted replies, uint8 of shape (count, 64)."""
         rows = np.frombuffer(self._rows, dtype=np.uint8).reshape(-1, self._stride)
         return rows[:count, len(self._frame) :]
 
     def header(self, row: int) -> bytes:
-        """The header of the predicted reply ``row``."""
+        """Return the header of the predicted reply ``row``."""
         start = row * self._stride + len(self._frame)
         return bytes(self._rows[start : start + HEADER_BYTES])

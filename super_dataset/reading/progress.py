@@ -1,7 +1,6 @@
-"""What is known of one batch while it is read: what is there, bad, corrupt or missing, and the cost.
+"""The state of one batch while it is read: samples present, bad, corrupt or missing, and the cost.
 
-It sorts what the gather and the packs gave and puts it into words: the read report, the error when time
-is up.
+It sorts the results of the gather and the packs, and builds the read report and the timeout error.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replac
 
 @dataclass(slots=True)
 class BatchProgress:
-    """A batch being read, and at the end what was read.
+    """A batch being read, and finally the result.
 
     Once ``missing`` is empty, every sample is in ``buffer`` or, with the reason, in ``bad``.
     """
@@ -52,24 +51,24 @@ class BatchProgress:
     ref: BatchRef
     buffer: BatchBuffer
     seen: SeenRecords | None
-    """What this process has hashed before; without it, all payloads are hashed."""
+    """Records that this process has hashed before; without it, all payloads are hashed."""
     missing: list[int]
-    """Offsets of the samples to be asked for, ascending."""
+    """Offsets of the samples to request, ascending."""
     bad: dict[int, str] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
-    """Of the missing, those whose record failed its check at the last attempt, and how."""
+    """The reason for each missing sample whose record failed its check at the last attempt."""
     not_hit: set[int] = field(default_factory=set)
-    """Samples that some answered GET did not find, or found corrupt."""
+    """Samples that an answered GET did not find, or found corrupt."""
     astray: str = ""
-    """How it shows that replies and requests of the last attempt were out of step, if they were."""
+    """Evidence that replies and requests of the last attempt were out of step, if any."""
     trouble: CacheError | None = None
-    """What kept the last attempt from being answered in full."""
+    """The error that kept the last attempt from being answered in full."""
     out_of_memory: bool = False
-    """Whether the cache refused the last report for want of memory."""
+    """Whether the cache refused the last report for lack of memory."""
     pointers: dict[int, Pointer] = field(default_factory=dict)
-    """Of the missing, those for which the last attempt found a pointer that was not followed yet."""
+    """Pointers to missing samples, found by the last attempt and not followed yet."""
     straight: int = 0
-    """Samples whose records were read out of packs, by a place or by a pointer that the first GET found."""
+    """Samples read from packs, by a place or by a pointer that the first GET found."""
     straight_bytes: int = 0
     attempts: int = 0
     read_s: float = 0.0
@@ -79,11 +78,11 @@ class BatchProgress:
 
     @property
     def hits(self) -> int:
-        """Samples that the first answered GET found."""
+        """Return the number of samples that the first answered GET found."""
         return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
-        """Check what was read out of packs; why it is not good, by offset. That is still to be asked for."""
+        """Check records read from packs; return failures with reasons, by offset, still to be requested."""
         buffer = self.buffer
         checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
         spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
@@ -99,7 +98,7 @@ class BatchProgress:
         return spoilt
 
     def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """The same for what pointers led to; for what is not good, the coordinator is asked for a record."""
+        """Check records read by pointers; those that fail are requested from the coordinator."""
         for offset in self.pointers.keys() - came:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)
@@ -111,11 +110,11 @@ class BatchProgress:
         return told
 
     def sort(self) -> None:
-        """Say of each missing sample what the last attempt made of it.
+        """Sort the missing samples by the result of the last attempt.
 
         Raises:
             CacheError: the cache refused.
-            SpendingCapError: a sample would have to be produced, for which there is no money.
+            SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
         asked, buffer = self.missing, self.buffer
         replies = buffer.replies[asked].tolist()
@@ -128,7 +127,7 @@ class BatchProgress:
         checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
         for offset, stone in checked.tombstones.items():
-            if stone.reason == SPENDING_CAP:  # of no policy's concern: the sample itself is not bad
+            if stone.reason == SPENDING_CAP:  # no policy applies: the sample itself is not bad
                 raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
             self.bad[offset] = shown(f"{stone.reason}: {stone.message}", _REASON_CHARACTERS)
         self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
@@ -151,14 +150,14 @@ class BatchProgress:
         elif is_passing(text):
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
         elif text.startswith("ERR ") and not wants_credentials(text):
-            # No GET of ours is answered so: on the way, commands or replies were spoilt or fell out of step.
+            # No GET of ours gets such a reply: commands or replies were corrupted or got out of step.
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
             self.astray = text
         else:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """What to tell the coordinator. Only what the cache said it lacks counts as missed."""
+        """Return the report for the coordinator. Only samples that the cache reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -178,7 +177,7 @@ class BatchProgress:
         )
 
     def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
-        """The error for a batch whose time is used up; ``of_source``: why its source gives no samples."""
+        """Return the error for a batch that timed out; ``of_source``: why its source has no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
@@ -211,13 +210,13 @@ class BatchProgress:
 
 
 def batch_name(ref: BatchRef) -> str:
-    """How a message names a batch."""
+    """Return the description of a batch for messages."""
     place = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
     return f"batch {ref.batch_id.hex()} ({place})"
 
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
-    """The error that names the batch, the bad samples' keys and the reasons."""
+    """Return the error that names the batch, the bad samples' keys and the reasons."""
     remedy = remedy or (_OF_CHANGED if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
@@ -226,7 +225,7 @@ def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") ->
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and the number of further ones."""
     all_names = list(names)
     more = len(all_names) - _NAMED_AT_MOST
     return ", ".join(all_names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

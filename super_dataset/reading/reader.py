@@ -1,9 +1,9 @@
-"""Reads one batch: out of packs what has a place there, gathers the rest, follows pointers, asks again for
-what is missing, reports, and knows when to stop.
+"""Reading one batch: from packs where possible, then from the cache, following pointers, with retries for
+missing samples, reports, and a time limit.
 
-Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
-misses leaves a read report that says so, since a report may be lost. The link to the cache, and what was
-learned of it, belong to one thread of one process.
+Waiting is bounded by time and by attempts. Only missing samples are requested again, and every attempt with
+misses sends a read report, since a report may be lost. The link to the cache and its state belong to one
+thread of one process.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LAST_LOOK_S = 0.25
 _FIRST_S = 0.005
 _LONGEST_S = 1.0
-_REPORT_TIMEOUT_S = 1.0  # for a connection that only a report needs
-_SHUN_S = 30.0  # after one of those failed
-_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter, so that readers do not ask in step
+_REPORT_TIMEOUT_S = 1.0  # for a connection needed only for a report
+_SHUN_S = 30.0  # after such a connection failed
+_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter, so that readers do not retry in step
 
-_SEEN = SeenRecords()  # of this process, whatever dataset it reads
+_SEEN = SeenRecords()  # shared by all datasets of the process
 
 
 @functools.lru_cache(maxsize=64)
@@ -66,10 +66,10 @@ def _keeps_bytes(cache: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How a reader reads; see ``SuperDataset``.
+    """Settings of a reader; see ``SuperDataset``.
 
-    ``record_bytes`` is the expected length of a record, if one is known. ``stop_at_bad``: a batch with a bad
-    sample is given up at once.
+    ``record_bytes`` is the expected length of a record, if known. ``stop_at_bad``: give up a batch at its
+    first bad sample.
     """
 
     read_timeout_s: float = 120.0
@@ -81,7 +81,7 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential from 5 ms to 1 s, jittered downwards by up to a half.
+    """Exponential backoff from 5 ms to 1 s, jittered downwards by up to a half.
 
     That is "equal jitter" of M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
     """
@@ -96,22 +96,22 @@ class Backoff:
         return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
 
     def delay_s(self, attempt: int, jitter: float) -> float:
-        """Seconds to wait after failure number ``attempt``, from 1; ``jitter`` is uniform in [0, 1)."""
+        """Return the seconds to wait after failure ``attempt``, from 1; ``jitter`` is uniform in [0, 1)."""
         nominal_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt - 1, 32))
         return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
 class ReaderState:
-    """What a reader owns in one thread of one process: the link to the cache, and what it learned.
+    """A reader's state in one thread of one process: the link to the cache, and what is known about it.
 
-    ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size;
-    ``told_astray`` whether the log says that another sample's record came. Until ``silent_until_s`` no
-    connection is opened for a report alone.
+    ``record_bytes`` is the expected length of a record; ``uniform``: the last batch had one size;
+    ``told_astray``: it was logged that another sample's record came. Until ``silent_until_s`` no connection
+    is opened for a report alone.
     """
 
     def __init__(self, record_bytes: int | None, open_link: Callable[..., CacheLink]) -> None:
         self.pid = os.getpid()
-        # Not the random module's own state: that is the user's. Jitter guards no secret.
+        # Not the random module's global state, which is the user's. Jitter guards no secret.
         self.random = random.Random()  # noqa: S311
         self.record_bytes = record_bytes
         self.uniform = True
@@ -122,7 +122,7 @@ class ReaderState:
         self._cache = ""
 
     def link(self, cache: str, *, timeout_s: float) -> CacheLink:
-        """The open link to ``cache``, or a new one; raises as :func:`open_link` does."""
+        """Return the open link to ``cache``, or a new one; raises as :func:`open_link` does."""
         if self._link is not None and self._cache != cache:
             self.drop()
         if self._link is None:
@@ -132,7 +132,7 @@ class ReaderState:
         return self._link
 
     def learn(self, buffer: BatchBuffer) -> None:
-        """Remember for the next batch how large records are, and whether they are of one size."""
+        """Remember the size of records for the next batch, and whether they are uniform."""
         came = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
         if len(came):
             usual = int(came[0])
@@ -142,7 +142,7 @@ class ReaderState:
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is open, as far as this side knows."""
+        """Return whether a connection is open, as far as this side knows."""
         return self._link is not None and self._link.connected
 
     def drop(self) -> None:
@@ -153,7 +153,7 @@ class ReaderState:
 
 
 class BatchReader:
-    """Turns ``BatchRef`` s into received batches. It pickles, and threads may share it."""
+    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe."""
 
     def __init__(
         self,
@@ -178,17 +178,17 @@ class BatchReader:
         vars(self).update(state, _local=threading.local())
 
     def state(self) -> ReaderState:
-        """What this reader owns in this thread; it goes with the thread, and a fork begins with its own."""
+        """Return this reader's state in this thread; it ends with the thread, and is reset in a fork."""
         state: ReaderState | None = getattr(self._local, "state", None)
         if state is not None and state.pid == os.getpid():
             return state
-        if state is not None:  # the parent's copy: closing it does not disturb the parent
+        if state is not None:  # the parent's copy: closing it does not affect the parent
             state.drop()
         self._local.state = state = ReaderState(self._settings.record_bytes, self._open_link)
         return state
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
-        """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
+        """Ping the cache once over separate connections; see ``SuperDataset.ping_cache``."""
         state = ReaderState(None, self._open_link)
         try:
             state.link(cache, timeout_s=timeout_s).nodes.ping()
@@ -196,12 +196,12 @@ class BatchReader:
             state.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> BatchProgress:
-        """Wait until every sample of the batch is in ``memory`` (by default fresh) or known to be bad.
+        """Read a batch: wait until every sample is in ``memory`` (default: fresh) or known to be bad.
 
         Raises:
             BadSampleError: a sample is bad and the settings say to stop there.
             ReadTimeoutError: samples were still missing when the time or the attempts ran out.
-            CacheUnreachableError: the same, and the cache was not to be reached.
+            CacheUnreachableError: the same, and the cache was unreachable.
             CacheError: the cache refused.
         """
         state = self.state()
@@ -227,7 +227,7 @@ class BatchReader:
             deadline_s=began_s + self._settings.read_timeout_s,
             clock=self._clock,
         )
-        # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
+        # Start the last attempt with enough time for a reply, or we would blame the cache for our haste.
         last_look_s = min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
         last_begin_s = wanted.deadline_s - last_look_s
         while True:
@@ -235,7 +235,7 @@ class BatchReader:
             stop = bool(read.bad) and self._settings.stop_at_bad
             late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
             note = self._note_of_source(ref) if late and read.missing and not (stop or read.trouble) else None
-            if note is not None and note.reason == LISTING:  # which gets on, or the sampler gives up
+            if note is not None and note.reason == LISTING:  # it makes progress, or the sampler gives up
                 late, read.attempts = False, 0
                 wanted = replace(wanted, deadline_s=self._clock() + self._settings.read_timeout_s)
                 last_begin_s = wanted.deadline_s - last_look_s
@@ -249,20 +249,20 @@ class BatchReader:
             self._pause(state, read, last_begin_s)
 
     def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
-        """Why the source does not give samples, as the coordinator has noted it in the cache."""
+        """Return the reason why the source gives no samples, as the coordinator noted it in the cache."""
         (key,) = cache_keys(ref.dataset_id)
         state = ReaderState(None, self._open_link)
         try:
             nodes = state.link(ref.cache, timeout_s=_REPORT_TIMEOUT_S).nodes
             (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=_REPORT_TIMEOUT_S)
             return read_tombstone(reply) if isinstance(reply, bytes) else None
-        except (CacheError, RecordError):  # the error that is about to be raised is worth more
+        except (CacheError, RecordError):  # the error about to be raised matters more
             return None
         finally:
             state.drop()
 
     def _read_straight(self, state: ReaderState, read: BatchProgress) -> None:
-        """Read what has places; what fails is for the cache to be asked for, and told."""
+        """Read records that have places; failures are logged, and requested from the cache."""
         began_s = self._clock()
         came, failed = read_placed(read.ref, read.buffer, OPEN_PACKS)
         received_s = self._clock()
@@ -274,11 +274,11 @@ class BatchReader:
         read.check_s += self._clock() - received_s
 
     def _attempt(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
-        """Ask for all that is missing, and sort what came.
+        """Request all missing samples, and sort the replies.
 
-        Where another sample's record came, replies and requests no longer belong together on that connection:
-        it is given up, and the samples are asked for once more. A record that lies under a wrong key comes
-        astray again; it counts as corrupt.
+        If another sample's record came, replies and requests on that connection are out of step: it is
+        closed, and the samples are requested once more. A record stored under a wrong key comes back again;
+        it then counts as corrupt.
         """
         read.attempts += 1
         for _ in range(2 if read.missing else 0):
@@ -291,19 +291,19 @@ class BatchReader:
             state.drop()
 
     def _look(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
-        """Ask once for all that is missing, and sort what came."""
+        """Request all missing samples once, and sort the replies."""
         replies = read.buffer.replies
         replies[read.missing] = ReplyKind.NONE
         began_s = self._clock()
-        # A connection that lay idle may be gone, because the cache closes such or was restarted: then one
-        # more is tried at once.
+        # An idle connection may be dead, because the cache closes such or was restarted: then another
+        # attempt follows at once.
         asked: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
             read.trouble = self._gather(state, read, wanted, asked)
             if read.trouble is None or self._clock() >= wanted.deadline_s:
                 break
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
-            if not asked:  # the connection failed when all replies were there
+            if not asked:  # the connection failed after all replies had come
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s
@@ -314,7 +314,7 @@ class BatchReader:
         state.learn(read.buffer)
 
     def _follow(self, read: BatchProgress) -> None:
-        """Read what the cache has pointers to; what fails is for the coordinator to bring, and told."""
+        """Follow the cache's pointers; failures are logged, and left to the coordinator."""
         began_s = self._clock()
         came, failed = read_pointed(read.ref.store, read.pointers, read.buffer, OPEN_PACKS)
         received_s = self._clock()
@@ -336,12 +336,12 @@ class BatchReader:
         except CacheUnreachableError as error:
             state.drop()
             return error
-        except BaseException:  # also a Ctrl-C: replies are under way that nobody would read
+        except BaseException:  # also on Ctrl-C: replies are under way that will never be read
             state.drop()
             raise
 
     def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
-        """Leave a read report, without waiting for the answer. Its loss is harmless."""
+        """Send a read report without waiting for the reply. Losing it is harmless."""
         all_straight, timeout_s = read.straight == len(read.ref), self._settings.read_timeout_s
         if not state.connected and not read.astray:
             if not all_straight or self._clock() < state.silent_until_s:

@@ -1,6 +1,6 @@
-"""Tells the replies to a batch's GETs apart and says where their bytes belong. It does no I/O.
+"""A parser of the replies to a batch's GETs, which routes their bytes to the right memory, without I/O.
 
-One ``ReplyScatter`` follows one connection's stream of replies. Two ways lead through the stream:
+One ``ReplyScatter`` follows one connection's stream of replies, in one of two ways:
 
 - general: a small scratch catches a reply's frame and the record's header; the payload goes where the batch
   buffer wants it.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["ReplyScatter", "parse_line"]
 
 _SCRATCH_BYTES = 512
-_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to read thousands of them, by an error of its own
+_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to parse thousands of digits, by its own error
 
 
 class ReplyScatter:
-    """Reads replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
+    """A parser of replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
 
-    ``skip`` replies to earlier commands come before, and are let pass; so are the answers to an ``ASKING``
+    ``skip`` replies to earlier commands come first and are skipped, and so are the replies to an ``ASKING``
     before the requests for the samples in ``asking``.
     """
 
@@ -39,38 +39,38 @@ class ReplyScatter:
         self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: Collection[int] = ()
     ) -> None:
         self.skipped_errors: list[str] = []
-        """What those of the skipped replies said that were errors."""
+        """Texts of the skipped replies that were errors."""
         self._buffer = buffer
         self._offsets = offsets
         self._skip = skip
         self._asking = asking
-        self._asked_leave: str | None = None  # the answer to the current ASKING; None before it came
+        self._asked_leave: str | None = None  # the reply to the current ASKING; None before it came
         self._asked = 0
-        self._done = 0  # replies to our own requests that were read to their end
+        self._done = 0  # replies to our own requests that are completely read
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._line = b""  # bytes of a reply's frame and header that are not complete yet
         self._payload: memoryview | None = (
-            None  # what is still to come of the current bulk; None between replies
+            None  # the remaining bytes of the current bulk; None between replies
         )
-        self._current: Incoming | None = None  # the record it belongs to; None if it is to be let pass
+        self._current: Incoming | None = None  # the record it belongs to; None if it is skipped
         self._window: PredictedReplies | None = None
 
     @property
     def answered(self) -> int:
-        """How many of the requests have been answered to the end."""
+        """Return the number of requests that have been answered completely."""
         return self._done + (self._window.complete if self._window else 0)
 
     @property
     def finished(self) -> bool:
-        """Whether all requests and skipped replies have been answered."""
+        """Return whether all requests and skipped replies have been answered."""
         return self._done == len(self._offsets) and not self._skip and not self._line
 
     def asked(self, count: int) -> None:
-        """``count`` more requests have been sent."""
+        """Note that ``count`` more requests have been sent."""
         self._asked += count
 
     def buffers(self) -> list[memoryview]:
-        """Where the next bytes belong, in order; never empty until all is finished."""
+        """Return the memory for the next bytes, in order; never empty until all is finished."""
         if self._window is None and self._payload is not None and self._current is not None:
             self._window = self._predict(self._payload, self._current)
         if self._window is not None:
@@ -78,11 +78,10 @@ class ReplyScatter:
         return [self._payload, self._scratch] if self._payload else [self._scratch]
 
     def received(self, count: int) -> None:
-        """Take note that ``count`` bytes were put into :meth:`buffers`.
+        """Process ``count`` bytes that were put into :meth:`buffers`.
 
         Raises:
-            ProtocolDoubtError: the bytes are no replies to what was asked; the connection is of no use any
-                more.
+            ProtocolDoubtError: the bytes do not answer the requests; the connection is no longer usable.
         """
         window = self._window
         if window is not None:
@@ -99,7 +98,7 @@ class ReplyScatter:
             self._parse(bytes(self._scratch[:count]))
 
     def settle(self) -> None:
-        """Note what has been received completely; called before the stream is given up."""
+        """Store what has been received completely, before the stream is abandoned."""
         if self._window is not None:
             self._commit(self._window)
             self._window = None
@@ -109,19 +108,19 @@ class ReplyScatter:
         following = self._offsets[self._done + 1 : self._asked]
         if not following or self._line or self._skip or not current.in_block:
             return None
-        if self._asking:  # other replies stand between
+        if self._asking:  # other replies come between
             return None
         slots = [buffer.slot(offset) for offset in following]
         return PredictedReplies(rest, current.record_bytes, following, slots, buffer.to_hash)
 
     def _leave(self, window: PredictedReplies) -> None:
-        """Give a window up, complete or not; the current reply is then the last one that it confirmed."""
+        """Drop a window, complete or not; the current reply is then the last one that it confirmed."""
         self._commit(window)
         self._window = None
         self._payload = memoryview(bytearray())
 
     def _commit(self, window: PredictedReplies) -> None:
-        """Note the window's whole replies: the one that was current, then those it predicted."""
+        """Store the window's complete replies: the current one, then those it predicted."""
         if not window.complete or self._current is None:
             return
         self._buffer.note_record(self._current)
@@ -131,12 +130,12 @@ class ReplyScatter:
             digests = {offset: window.digests[offset] for offset in offsets if offset in window.digests}
             self._buffer.note_records(offsets, window.headers(confirmed), digests)
         self._done += window.complete
-        # The frame of the reply that follows was right, so it is the current one, whole but for its line end.
+        # The frame of the next reply was right, so that is the current one, complete but for its line end.
         self._current = self._buffer.place_in_block(window.offsets[confirmed], window.header(confirmed))
         window.complete = 0
 
     def _parse(self, data: bytes) -> None:
-        """The general way: read replies from ``data`` until its end."""
+        """Parse ``data`` as replies, the general way, until its end."""
         data = self._line + data if self._line else data
         view = memoryview(data)
         self._line = b""
@@ -164,7 +163,7 @@ class ReplyScatter:
             self._end_bulk()
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Read a reply's frame and a record's header; how many bytes that took, 0 if there are too few."""
+        """Parse a reply's frame and a record's header; return the bytes used, 0 if there are too few."""
         if not self._skip and self._done >= self._asked:
             raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
@@ -177,7 +176,7 @@ class ReplyScatter:
         if not self._skip and self._asked_leave is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
                 raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
-            self._asked_leave = text if kind == "error" else ""  # the GET's own answer follows either way
+            self._asked_leave = text if kind == "error" else ""  # the GET's own reply follows either way
             return body - at
         if kind == "bulk":
             return self._begin_bulk(data, body, length) and body - at + self._header_bytes(length)
@@ -190,7 +189,7 @@ class ReplyScatter:
         return body - at
 
     def _note(self, kind: str, text: str) -> None:
-        """Take note of a reply that is a line and no more."""
+        """Store a reply that is a single line."""
         offset = self._offsets[self._done]
         if kind == "nil":
             self._buffer.note_nil(offset)
@@ -205,7 +204,7 @@ class ReplyScatter:
         return HEADER_BYTES if self._current is not None and length >= HEADER_BYTES else 0
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> bool:
-        """Prepare for a bulk's bytes; ``False`` if its record's header is not all there yet."""
+        """Prepare for a bulk's bytes; return ``False`` if its record's header is not complete yet."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return True
@@ -235,10 +234,10 @@ class ReplyScatter:
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
-    """What one reply line, without CRLF, announces: its kind, a bulk's length, other replies' text.
+    """Parse one reply line, without CRLF: return its kind, a bulk's length, other replies' text.
 
     Raises:
-        ProtocolDoubtError: no reply to a reader's commands looks so.
+        ProtocolDoubtError: it is not a valid reply to a reader's commands.
     """
     line = bytes(line)
     mark, rest = line[:1], line[1:]

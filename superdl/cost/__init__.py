@@ -1,8 +1,7 @@
-"""What the epochs of jobs cost, by way of loading, and what a run has cost.
+"""Costs of the epochs of jobs, by way of loading, and the bill of a run.
 
-:mod:`~superdl.cost.scenario` has the inputs and where each is from, :mod:`~superdl.cost.model` the
-arithmetic, both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come from the price
-table.
+:mod:`~superdl.cost.scenario` has the inputs with their sources, :mod:`~superdl.cost.model` the arithmetic,
+both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come from the price table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run cost, by what is paid for: machines by the hour, functions, GETs, cache and coordinator.
+"""The bill of a run, by cost item: machines by the hour, functions, GETs, cache and coordinator.
 
-The coordinator's account tells a job's share of the latter apart (:mod:`superdl.coordinator.core.ledger`).
-Here it is shown beside what the price table says of machines; nothing is worked out of it again.
+The coordinator's account allocates a job's share of the latter (:mod:`superdl.coordinator.core.ledger`). It
+is shown here beside the machines' prices from the price table, and not recomputed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEVER_IN_IT = (
 
 @dataclass(frozen=True, slots=True)
 class PaidByHour:
-    """What is paid for by the hour, by names of the price table; None: not in the bill."""
+    """Resources paid by the hour, by names of the price table; None: not in the bill."""
 
     machine: str | None = None
     machines: int = 1
@@ -46,7 +46,7 @@ class PaidByHour:
 
 @dataclass(frozen=True, slots=True)
 class EpochUse:
-    """What an epoch with its validation took; ``images`` are those trained on."""
+    """Resources used by an epoch with its validation; ``images`` are those trained on."""
 
     epoch: int
     wall_s: float
@@ -56,10 +56,10 @@ class EpochUse:
 
 @dataclass(frozen=True, slots=True)
 class BillLine:
-    """What is paid for one thing: in all, and in each epoch with its validation.
+    """The cost of one item: in total, and for each epoch with its validation.
 
-    ``usd`` None: it is not in the bill, and ``how`` says why; else ``how`` is the arithmetic in words. What
-    ``by_epoch`` leaves of ``usd`` was spent before, between and after the epochs.
+    If ``usd`` is None, the item is not in the bill and ``how`` is the reason; otherwise ``how`` explains the
+    arithmetic. The part of ``usd`` beyond ``by_epoch`` was spent before, between and after the epochs.
     """
 
     name: str
@@ -79,7 +79,7 @@ class EpochBill:
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
-    """A run's bill in US dollars; ``left_out`` says what it does not have."""
+    """A run's bill in US dollars; ``left_out`` lists the missing items."""
 
     usd: float
     usd_per_million_images: float | None
@@ -93,7 +93,7 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """The price table (``file`` replaces what it names), once it has all that is hired.
+    """Return the price table (with entries from ``file``), checked to have everything in ``hired``.
 
     Raises:
         ConfigError: the table cannot be read, or lacks a machine or a node; the message names it.
@@ -115,17 +115,16 @@ def bill_of(
     prices: PriceTable,
     rest: WorkCounters | None,
 ) -> RunBill:
-    """The bill of a run of so many seconds.
+    """Return the bill of a run.
 
     Args:
-        epochs: those that ended.
-        hired: what is paid for by the hour.
-        executor: names of executors with commas between, or other words for what runs functions; None:
-            nothing does, the loader decodes by itself.
-        wall_s: of the whole run.
-        prices: as `prices_for` gives them.
-        rest: what was counted after the epochs, or in one that did not end; None: the coordinator did not
-            tell.
+        epochs: the completed ones.
+        hired: resources paid by the hour.
+        executor: comma-separated names of executors, or another description of what runs functions; None:
+            nothing does, because the loader decodes itself.
+        wall_s: seconds of the whole run.
+        prices: from `prices_for`.
+        rest: counters after the epochs, or in one that did not end; None: not reported by the coordinator.
     """
     making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
     lines = making.lines()
@@ -190,7 +189,7 @@ class _BillMaking:
         return _absent("functions", "they run on machines that cost.data_machine does not name")
 
     def _cache(self) -> BillLine:
-        """Nodes that the spec names take the place of those of the account."""
+        """Return the cost of the cache; nodes named in the spec replace those of the account."""
         hired = self.hired
         if hired.cache_node is None:
             return self._told("cache", "cache_usd", "by the hour")
@@ -204,38 +203,38 @@ class _BillMaking:
         return self._hours(name, count * one.hour, at)
 
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
-        """What is paid by the hour all the time."""
+        """Return the cost of a resource paid by the hour throughout the run."""
         seconds = [self.wall_s, *(epoch.wall_s for epoch in self.epochs)]
         usd, *by_epoch = (each * hour_usd / _HOUR_S for each in seconds)
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
     def _gets_of_the_loader(self) -> BillLine:
-        """Those of a loader that decodes by itself, of which no coordinator has an account."""
+        """Return the GETs of a loader that decodes itself, which no coordinator accounts for."""
         each = self.prices.of("local").source_request
         parts = [each * one.source_requests for one in self._counted()]
         how = f"{self._count('source_requests'):,} at {each * _MILLION:g} USD a million"
         return BillLine("GETs", math.fsum(parts), tuple(parts[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
-        """What the coordinator's account has."""
+        """Return a cost from the coordinator's account."""
         parts: list[float] = [getattr(one, counter) for one in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
         return BillLine(name, math.fsum(parts), tuple(parts[: len(self.epochs)]), share)
 
     def _nothing(self, name: str, how: str) -> BillLine:
-        """What costs nothing more."""
+        """Return an item without further cost."""
         return BillLine(name, 0.0, (0.0,) * len(self.epochs), how)
 
     def _count(self, counter: str) -> int:
         return sum(getattr(one, counter) for one in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
-        """What was counted in each epoch, and, as the last, outside of whole epochs."""
+        """Return the counters of each epoch and, last, those outside of complete epochs."""
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 
 def _places(executor: str) -> set[RunsOn]:
-    """Where functions run; nothing of executors that only the coordinator knows."""
+    """Return where functions run; executors that only the coordinator knows are ignored."""
     names = map(str.strip, executor.split(","))
     return {EXECUTORS[name].runs_on for name in names if name in EXECUTORS}
 

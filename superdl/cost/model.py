@@ -1,8 +1,8 @@
 """Bills of five ways of loading: for a first epoch, a later one, and a month. Pure functions.
 
-Jobs are alike: each has a machine, trains the same number of epochs, and all begin together. How fast each
-goes is the least of what its GPU takes, its CPUs load and the cache's network brings. What a cache holds is
-the production's own arithmetic of memory.
+Jobs are alike: each has a machine, trains the same number of epochs, and all start together. A job's rate is
+the minimum of the rates of its GPU, its CPUs and the cache's network. The capacity of the cache uses the
+production code's own arithmetic of memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _GB = 1e9
 _GIB = 2**30
 _MIB_PER_GIB = 1024
 _MS = 1e-3
-_VCPU_MB = 1769  # of a function's memory, for one vCPU
+_VCPU_MB = 1769  # MB of a function's memory per vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
-_EMBEDDED_SHARE = 0.25  # of a machine's memory: what the embedded default takes for its cache
-_STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
+_EMBEDDED_SHARE = 0.25  # share of a machine's memory that the embedded default uses for its cache
+_STORE_SHARE = 0.9  # largest share of a disk for a store
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A span of time of all jobs: what is produced and fetched in it, and what that costs in US dollars."""
+    """A span of time of all jobs: samples produced and fetched, and their cost in US dollars."""
 
     hours: float = 0.0
     produced: float = 0.0
@@ -55,26 +55,26 @@ class Period:
 
     @property
     def usd(self) -> float:
-        """All of it."""
+        """Return the total cost."""
         return math.fsum(getattr(self, name) for name in PARTS)
 
     def plus(self, other: Period, times: float = 1.0) -> Period:
-        """Add another, or several like it."""
+        """Add another period, ``times`` over."""
         names = [entry.name for entry in fields(self)]
         return Period(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
 PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_usd"))
-"""The costs of a period, by what is paid for."""
+"""The costs of a period, by cost item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A way of loading, and what it costs.
+    """A way of loading, and its cost.
 
-    ``tag`` names the way. ``images_per_s`` is of each job in an epoch after the first, ``bound`` what keeps
-    it from more, ``reuse`` the share of samples that need not be made then. ``functions_at_once`` are as many
-    as Lambda runs in the first epoch.
+    ``tag`` names the way. ``images_per_s`` is the rate of each job in an epoch after the first, ``bound`` the
+    resource that limits it, ``reuse`` the share of samples that need not be produced then.
+    ``functions_at_once`` is the number of Lambda functions running in the first epoch.
     """
 
     tag: str
@@ -88,7 +88,7 @@ class Bill:
 
 
 class _Epoch(NamedTuple):
-    """An epoch of all jobs; what holds each job back in it, and its images/s."""
+    """An epoch of all jobs; the bottleneck of each job, and its images/s."""
 
     period: Period
     bound: str
@@ -96,11 +96,11 @@ class _Epoch(NamedTuple):
 
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
-    """The bill of every way of loading that is possible here, SUPER's first.
+    """Return the bill of every way of loading that is possible here, SUPER's first.
 
     Raises:
-        ConfigError: the price table has no machine or node of a name, or the training loop leaves its
-            machine no vCPU.
+        ConfigError: the price table has no machine or node of a name, or the training loop leaves its machine
+            no vCPU.
     """
     absent = left_out(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
@@ -113,7 +113,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
 
 
 def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """The ways without a bill by their tags, and why."""
+    """Return the tags of ways of loading without a bill, with the reasons."""
     if scenario.random:
         return {
             _STORED: "a random recipe makes other samples in each epoch",
@@ -127,17 +127,17 @@ def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
-    """Samples that the cache's nodes hold, after what is reserved and the room for clients' buffers."""
+    """Return the samples that the cache's nodes hold, without reserved memory and clients' buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Samples that functions make for all jobs, in a first epoch and in a later one, with a ``share`` of the
-    dataset in the cache.
+    """Return the samples that functions produce for all jobs, in a first epoch and in a later one, with a
+    ``share`` of the dataset in the cache.
 
-    The first use of a sample makes it; of all others a part, as much as the cache does not hold. Jobs in step
-    use a sample once together.
+    The first use of a sample produces it; of all other uses, the share that the cache does not hold does.
+    Jobs in step use a sample once together.
     """
     size = float(scenario.samples)
     uses = size if scenario.in_step else size * scenario.jobs
@@ -146,7 +146,7 @@ def produced(scenario: Scenario, share: float) -> tuple[float, float]:
 
 
 def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
-    """Samples that a cache of so many nodes with such a maxmemory holds."""
+    """Return the samples that a cache of ``nodes`` nodes, each with this maxmemory, holds."""
     maxmemory = int(node_gib * _GIB)
     infos = [
         CacheInfo(frozenset({str(number)}), 0, maxmemory, "noeviction", maxmemory, 0)
@@ -157,25 +157,25 @@ def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
 
 
 def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
-    """The share of samples that the embedded default's cache holds from epoch to epoch."""
+    """Return the share of samples that the embedded default's cache keeps from epoch to epoch."""
     fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
     return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
 
 
 def _store_share(scenario: Scenario, prices: PriceTable) -> float:
-    """The share of samples that the training machine's NVMe holds."""
+    """Return the share of samples that the training machine's NVMe holds."""
     room_bytes = prices.machine(scenario.machine).nvme_gb * _GB * _STORE_SHARE
     return min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
+    """Return the images/s of a machine's vCPUs, less ``kept``, at ``cpu_ms`` each on the measured core."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """An epoch of so many GETs, at the pace that GPU and CPU allow at ``cpu_ms`` a sample.
+    """Return an epoch with ``gets`` GETs, at the pace that GPU and CPU allow at ``cpu_ms`` a sample.
 
     ``others`` are more bounds, in images/s.
     """
@@ -210,7 +210,7 @@ def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, **facts: f
 
 
 def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
-    """SUPER with functions and cache apart from the trainers, and shared by them."""
+    """Return the bill of SUPER with functions and cache outside the trainers, and shared by them."""
     share = min(1.0, cache_samples(scenario, prices) / scenario.samples)
     first, later = (_lambda_epoch(scenario, prices, count) for count in produced(scenario, share))
     at_once = first.period.produced / (first.period.hours * 3600) * _function_s(scenario)
@@ -221,7 +221,7 @@ def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
 
 
 def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoch:
-    """An epoch in which functions produce ``count`` samples."""
+    """Return an epoch in which functions produce ``count`` samples."""
     units, read, done = prices.of("lambda"), float(scenario.samples * scenario.jobs), count * scenario.spare
     bandwidth = scenario.cache_nodes * prices.cache_node(scenario.cache_node).network_gbps * _GB / 8
     network = bandwidth / scenario.record_bytes * scenario.samples / (read + count)
@@ -241,15 +241,15 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
 
 
 def _function_s(scenario: Scenario) -> float:
-    """Seconds of a function for a sample, hedges and retries included."""
-    # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
+    """Return the seconds of a function per sample, hedges and retries included."""
+    # Lambda allocates CPU in proportion to memory; the model assumes at most one vCPU.
     vcpus = min(scenario.function_mb / _VCPU_MB, 1.0)
     work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * vcpus)
     return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
 
 
 def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
-    """The cost of cache and coordinator for so many hours, used or not."""
+    """Return the cost of cache and coordinator for ``hours``, used or not."""
     task = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
     task += scenario.endpoints * prices.endpoint.hour
     cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour
@@ -257,8 +257,8 @@ def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
 
 
 def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.0) -> Bill:
-    """SUPER without a deployment: functions and cache in the training machine, each job for itself. A share
-    that is stored on its NVMe is decoded once and read from there.
+    """Return the bill of SUPER without a deployment: functions and cache in the training machine, per job.
+    The share stored on its NVMe is decoded once and read from there.
     """
     share = max(_embedded_reuse(scenario, prices), store_share)
 
@@ -275,14 +275,14 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
 
 
 def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
-    """DataLoader and Pillow, which fetch and decode in every epoch."""
+    """Return the bill of DataLoader and Pillow, which fetch and decode in every epoch."""
     epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
     return _bill(scenario, "decoding from S3", epoch, epoch)
 
 
 def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
-    """The pixels that SUPER's records hold, in LitData's files in S3. A CPU host converts the images once;
-    storage is paid for a month, or for as long as the jobs take.
+    """Return the bill of LitData's files in S3, with the pixels of SUPER's records. A CPU host converts the
+    images once; storage is paid for a month, or for the duration of the jobs.
     """
     host, units = prices.machine(scenario.cpu_host), prices.of("local")
     set_bytes = scenario.samples * scenario.record_bytes

@@ -1,8 +1,8 @@
-"""The inputs of the cost model: a workload, a deployment, rates; each with where its figure is from.
+"""The inputs of the cost model: a workload, a deployment, rates; each with the source of its figure.
 
 A rate is *measured* (in this repository, with the command that repeats it) or *assumed*. The measured ones
-are CPU times of one core of the machine of docs/performance.md; what share of such a core a vCPU elsewhere is
-worth is an assumption of its own. What follows from the inputs is :mod:`superdl.cost.model`'s.
+are CPU times of one core of the machine of docs/performance.md; how a vCPU elsewhere compares to such a core
+is a separate assumption. Everything derived from the inputs is in :mod:`superdl.cost.model`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _assumed(about: str, unit: str, default: float, why: str) -> Any:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Scenario:
-    """A workload, where it runs, and the rates of its parts; each field says what it is."""
+    """A workload, its deployment, and the rates of its parts; each field has a description."""
 
     samples: AtLeastOne = _given("samples of the dataset", default=1_281_167)
     source_bytes: AtLeastOne = _given("mean size of an encoded image", "bytes", 110_000)
@@ -125,8 +125,8 @@ class Scenario:
     reserved_share: Share = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, value, unit, about and basis of all inputs; the basis of one that was changed is that it was
-        given.
+        """Return name, value, unit, about and basis of all inputs; the basis of a changed one is that
+        it was given.
         """
         return [
             {
@@ -140,9 +140,9 @@ class Scenario:
 
 
 def load_scenario(overrides: Sequence[str] = ()) -> Scenario:
-    """ImageNet on one T4, with values replaced, each given as ``key=value``.
+    """Return the default scenario, ImageNet on one T4, with values replaced by ``key=value`` overrides.
 
     Raises:
-        ConfigError: there is no such input, or the value is none that it may have.
+        ConfigError: the input does not exist, or its value is invalid.
     """
     return build(Scenario, apply_overrides(asdict(Scenario()), overrides))

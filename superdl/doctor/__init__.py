@@ -1,7 +1,7 @@
-"""What ``superdl doctor`` looks at: each check gives a finding with its reason and its remedy.
+"""The checks of ``superdl doctor``: each returns a finding with its reason and its remedy.
 
-:data:`CHECKS` lists them in their order: each stands after those that it builds on.
-:mod:`superdl.doctor.checking` has what they are asked about and runs them; the other modules look.
+:data:`CHECKS` lists them in order: each comes after those that it builds on. :mod:`superdl.doctor.checking`
+has their input and the runner; the other modules implement them.
 """
 
 from __future__ import annotations
@@ -33,4 +33,4 @@ CHECKS = (
 )
 
 ALL_SAMPLES = Check("all samples", check_all_samples, needs=_FOR_A_SAMPLE, limit_s=1e7)
-"""Looked at only where it is asked for: it takes as long as an epoch."""
+"""Runs only on request, because it takes as long as an epoch."""

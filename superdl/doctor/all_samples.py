@@ -1,6 +1,6 @@
-"""Every sample of a source through the real path, as one epoch: planned, fetched, decoded, read.
+"""The check of every sample of a source, on the real path of an epoch: planned, fetched, decoded, read.
 
-Memory stays that of a training job: batches are read ahead by a bounded number, and dropped.
+It needs no more memory than a training job: a bounded number of batches is read ahead, then dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "
 
 
 def check_all_samples(case: Case) -> Finding:
-    """Each sample of the source; the bad are listed with their reasons. Progress goes to standard error."""
+    """Read each sample of the source and list the bad ones with reasons. Progress goes to standard error."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader

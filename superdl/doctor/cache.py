@@ -1,7 +1,7 @@
-"""The coordinator and its cache, from here, with a reader's credentials: reached, allowed, large enough.
+"""Checks of the coordinator and its cache, with a reader's credentials: reachable, permitted, large enough.
 
-The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with a reader's
-rights alone may not ask for memory: what is not told is skipped.
+The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with only a reader's
+rights may not query memory: values that are not reported are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_VERSION = "install one version of SUPER on both sides"
 
 
 def check_coordinator(case: Case) -> Finding:
-    """Whether it answers with these credentials, and is the SUPER that is installed here."""
+    """Check that it answers with these credentials, and matches the SUPER that is installed here."""
     if not case.coordinator:
         why = "none is named, so that samplers start the embedded one"
         return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
@@ -41,7 +41,7 @@ def check_coordinator(case: Case) -> Finding:
     from superdl.super_wire.protocol import installed_version
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
-    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong
+    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it runs by now, or something is wrong
     with client.hold():
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
     case.budget_bytes, case.told_store = answer.cache.budget_bytes, answer.cache.store
@@ -54,7 +54,7 @@ def check_coordinator(case: Case) -> Finding:
 
 
 def check_cache(case: Case) -> Finding:
-    """Whether a reader gets in with these credentials, at every node, and may do what it does."""
+    """Check that a reader can log in with these credentials at every node, and has its permissions."""
     told = case.coordinating.cache if case.coordinating is not None else ""
     address = case.named_cache or told
     if not address and case.coordinator:
@@ -69,7 +69,7 @@ def check_cache(case: Case) -> Finding:
     BatchReader(ReadSettings()).ping(address, timeout_s=_TIMEOUT_S)
     case.cache, credentials = address, Credentials.from_environment(os.environ)
     connection = CacheConnection(CacheAddress.parse(address), credentials, timeout_s=_TIMEOUT_S)
-    # A stream that is not there is not made: the right is looked at first, and then nothing happens.
+    # XADD with NOMKSTREAM on an absent stream: the permission is checked first, then nothing happens.
     report = (b"XADD", report_stream("doctor"), b"NOMKSTREAM", b"MAXLEN", b"1", b"*", b"x", b"")
     with contextlib.closing(connection):
         began_s = time.monotonic()
@@ -87,7 +87,7 @@ def check_cache(case: Case) -> Finding:
 
 
 def _judge_report(refusal: str) -> Finding:
-    """What it means that a read report was refused; empty if it was not."""
+    """Return the finding for a refused read report; an empty refusal means success."""
     if refusal.startswith("NOPERM"):
         why = f"this user may not leave read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")
@@ -100,7 +100,7 @@ def _judge_report(refusal: str) -> Finding:
 
 
 def check_memory(case: Case) -> Finding:
-    """Memory and policy: what the coordinator plans with."""
+    """Check the memory and policy that the coordinator plans with."""
     if not case.cache:
         return skipped("no cache is known")
     try:
@@ -127,7 +127,7 @@ async def _ask_info(address: str) -> CacheInfo:
 
 
 def judge_memory(info: CacheInfo) -> Finding:
-    """What a cache's memory and policy mean."""
+    """Return the finding for a cache's memory and policy."""
     room = size_text(info.budget(0))
     used = f"{size_text(info.used_memory)} of {size_text(info.maxmemory)} used"
     told = f"{used}, policy {info.policy}, {info.keys:,} keys"

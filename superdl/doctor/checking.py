@@ -1,7 +1,7 @@
-"""What checks are asked about, what they find, and the one runner: each within its time, none in vain.
+"""Input, findings and runner of the checks: each has a time limit, and none runs in vain.
 
-A check is a function of a :class:`Case` that gives a :class:`Finding`; it notes in the case what later ones
-build on. Which checks there are, and in which order, :mod:`superdl.doctor` says.
+A check is a function from a :class:`Case` to a :class:`Finding`; it stores results in the case for later
+checks. :mod:`superdl.doctor` lists all checks in order.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ _SILENCE = (
 
 
 class CheckStatus(enum.StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     GOOD = "ok"
     DOUBTFUL = "warn"
-    """Training may work, and may not."""
+    """Training may or may not work."""
     BAD = "fail"
     SKIPPED = "skip"
-    """It could not be looked at; the reason says why."""
+    """It could not be checked, for the stated reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found. ``remedy`` is empty where nothing is to be done; ``measured`` is for programs.
+    """The finding of a check. ``remedy`` is empty if nothing needs to be done; ``measured`` is for programs.
 
     The runner fills in the check's name and its seconds.
     """
@@ -86,27 +86,27 @@ class Finding:
 
 
 def good(reason: str, **measured: float | str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(verdict=CheckStatus.GOOD, reason=reason, measured=measured)
 
 
 def doubtful(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """It may work."""
+    """Return a finding that it may work."""
     return Finding(verdict=CheckStatus.DOUBTFUL, reason=reason, remedy=remedy, measured=measured)
 
 
 def bad(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """It will not work."""
+    """Return a finding that it will not work."""
     return Finding(verdict=CheckStatus.BAD, reason=reason, remedy=remedy, measured=measured)
 
 
 def skipped(reason: str, remedy: str = "") -> Finding:
-    """It was not looked at; ``remedy`` says how it could be."""
+    """Return a finding that it was not checked; ``remedy`` explains how to check it."""
     return Finding(verdict=CheckStatus.SKIPPED, reason=reason, remedy=remedy)
 
 
 def combined(findings: Sequence[Finding]) -> Finding:
-    """Several as one: the worst verdict, all reasons, the remedies of what is not well."""
+    """Combine several findings: the worst verdict, all reasons, and the remedies of the problems."""
     order = (CheckStatus.BAD, CheckStatus.DOUBTFUL, CheckStatus.GOOD, CheckStatus.SKIPPED)
     return Finding(
         verdict=min((finding.verdict for finding in findings), key=order.index),
@@ -117,7 +117,7 @@ def combined(findings: Sequence[Finding]) -> Finding:
 
 
 def size_text(size: float) -> str:
-    """So many bytes, for people."""
+    """Format a number of bytes for people."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < _NEXT_UNIT:
             return f"{size:,.0f} {unit}"
@@ -127,10 +127,10 @@ def size_text(size: float) -> str:
 
 @dataclass(slots=True)
 class Case:
-    """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
+    """The user's input, and below it the results of checks; empty, 0 or ``None`` if missing.
 
-    ``settings`` say how functions run, as a coordinator's settings do. ``patience_s`` bounds the wait for the
-    first sample, a listing included.
+    ``settings`` define how functions run, as a coordinator's settings do. ``patience_s`` bounds the wait for
+    the first sample, a listing included.
     """
 
     settings: Settings
@@ -154,18 +154,18 @@ class Case:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another identity than this machine's reads the source and invokes functions."""
+        """Return whether another identity than this machine's reads the source and invokes functions."""
         return bool(self.coordinator)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look at.
+    """A single check.
 
-    ``needs`` are checks without whose success it can tell nothing. ``limit_s`` is the time that it may take,
-    0 for the case's own patience and a little more. ``by_role`` says that with a coordinator elsewhere it is
-    that one's role which does this in earnest, from another place: then no more than doubt follows from
-    silence, and its failure keeps only others of this kind from being looked at.
+    ``needs`` are checks that must succeed for it to be meaningful. ``limit_s`` is its time limit, 0 for the
+    case's own patience and a little more. ``by_role`` means that with a coordinator elsewhere, its role does
+    the real work, from another place: a timeout here then only raises doubt, and a failure blocks only other
+    checks of this kind.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Check:
 
 
 def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
-    """Findings, each as soon as it is there; what was opened is closed at the end."""
+    """Yield findings as they arrive; close all opened resources at the end."""
     failed: dict[str, str] = {}  # check: the one that is to blame
     by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
@@ -205,7 +205,7 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
 
 
 def _looked(check: Check, case: Case) -> Finding:
-    """What the check finds; what it raises is a finding too."""
+    """Return the check's finding; an exception becomes a finding too."""
     limit_s = check.limit_s or case.patience_s + 30.0
     try:
         return within(limit_s, lambda: check.look(case))
@@ -213,7 +213,7 @@ def _looked(check: Check, case: Case) -> Finding:
         failure = doubtful if check.by_role and case.elsewhere else bad
         return failure(f"it came to no end within {limit_s:g} s", _SILENCE)
     except SuperError as error:
-        remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # the others' words have one
+        remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages contain one
         return bad(f"{type(error).__name__}: {error}", remedy)
     except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
         lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
@@ -229,10 +229,10 @@ class OutOfTimeError(Exception):
 
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
-    """What ``work`` returns or raises. Its daemon thread keeps neither its caller nor this process's end.
+    """Return the result of ``work``. Its daemon thread blocks neither the caller nor this process's exit.
 
     Raises:
-        OutOfTimeError: that takes longer; the thread is left to itself.
+        OutOfTimeError: it takes longer than ``limit_s``; the thread is abandoned.
     """
     answer: Future[_Value] = Future()
 

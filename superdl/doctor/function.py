@@ -1,7 +1,7 @@
-"""The function: whether it starts, reaches the cache, and is the SUPER that is installed here.
+"""The check of the function: it starts, reaches the cache, and matches the SUPER that is installed here.
 
-Each executor is started for a moment as a coordinator starts it, with one function. On Lambda that costs an
-invocation. Workers that call in are tried by the coordinator that they call.
+Each executor is started briefly as a coordinator starts it, with one function. On Lambda that costs an
+invocation. Workers that call in are checked by the coordinator that they call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these e
 
 
 def check_function(case: Case) -> Finding:
-    """Whether each executor's function starts, is our version, and decodes as this machine does."""
+    """Check that each executor's function starts, has our version, and decodes as this machine does."""
     settings = case.settings
     if case.elsewhere:
         told = case.coordinating.executors if case.coordinating is not None else settings.executors
@@ -60,7 +60,7 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
 
 
 def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int]:
-    """Start an executor and end it: its decoder's fingerprint, and how many functions it has room for.
+    """Start and stop an executor; return its decoder's fingerprint and its number of functions.
 
     Raises:
         ExecutorError: it does not start.
@@ -82,7 +82,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int
 
 
 def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> Finding:
-    """What the decoder's fingerprint means, beside what this process makes of the same images."""
+    """Return the finding for a decoder's fingerprint, compared with this process's on the same images."""
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.protocol import installed_version
 

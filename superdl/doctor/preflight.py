@@ -1,4 +1,4 @@
-"""What ``superdl run`` tries from the trainer within 5 s, so that no epoch waits for what will never come."""
+"""Checks that ``superdl run`` makes from the trainer within 5 s, so that no epoch waits in vain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["preflight"]
 
 _LIMIT_S = 5.0
-_ANSWER_S = 0.5  # that is left of it for closing, beside what a sample may take
+_ANSWER_S = 0.5  # reserved for closing, besides the time of a sample
 
 
 def preflight(
@@ -32,13 +32,13 @@ def preflight(
     sample: bool = True,
     bad_may_come: bool = False,
 ) -> None:
-    """Try coordinator and cache with this process's rights and, with ``sample``, source and function too.
+    """Check coordinator and cache with this process's rights and, with ``sample``, source and function too.
 
-    ``tell`` gets a line where no sample came in time and nothing says why: a cold function may be slow. A bad
-    sample says that all works, and ends a run unless ``bad_may_come``.
+    ``tell`` gets a line if no sample came in time without an error: a cold function may be slow. A bad sample
+    proves that everything works; it ends a run unless ``bad_may_come``.
 
     Raises:
-        SuperError: the run would end with this error, or wait for its ``read_timeout`` and then do so.
+        SuperError: the run would end with this error, at once or after waiting for its ``read_timeout``.
     """
     from superdl.coordinator.server.settings import load_settings
 

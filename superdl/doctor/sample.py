@@ -1,8 +1,7 @@
-"""One small batch through the whole path, as a training job would have it: planned, produced, read.
+"""The check of one small batch through the whole path, as in a training job: planned, produced, read.
 
-What goes wrong is told in the words that a training job would hear. Samples that the cache has already would
-say nothing of functions: so they are asked for under names of their own. Beside it, the shared memory in
-which workers hand over what they made.
+Errors appear as in a training job. Cached samples would prove nothing about functions, so they are requested
+under new ids. A second check covers the shared memory in which workers hand over their results.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MORE_MEMORY = (
 
 
 def check_sample(case: Case) -> Finding:
-    """The first few samples of the source, unshuffled."""
+    """Read the first few samples of the source, unshuffled."""
     if not case.source:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
@@ -77,7 +76,7 @@ def check_sample(case: Case) -> Finding:
 
 
 def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
-    """Make a dataset of the case's source, and a sampler that plans it, unshuffled, as a job of its own."""
+    """Create a dataset of the case's source and a sampler that plans it, unshuffled, as a separate job."""
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
@@ -99,9 +98,9 @@ def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -
 
 
 def _fresh(recipe: Recipe) -> Recipe:
-    """A recipe of the same work whose samples are in no cache, but for one with custom steps.
+    """Return an equivalent recipe whose samples are in no cache, except for recipes with custom steps.
 
-    What is random has other sample ids with another seed, and a flip that is never made is random too.
+    Random steps get other sample ids with another seed, and a flip with probability 0 counts as random.
     """
     from superdl.super_wire.recipe import Recipe
 
@@ -110,14 +109,14 @@ def _fresh(recipe: Recipe) -> Recipe:
     if recipe.random:
         return Recipe(fields or recipe.steps, augment_seed=seed)
     if any(step["op"] == "custom" for step in recipe.steps):
-        return recipe  # it may give what is no image
+        return recipe  # it may return something other than an image
     steps = [*recipe.steps, {"op": "horizontal_flip", "p": 0.0}]
     return Recipe(fields | {"image": steps} if fields else steps, augment_seed=seed)
 
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """The embedded default reads from the environment where functions run, and their cache."""
+    """Set, for the block, the variables by which the embedded default chooses executors and cache."""
     before, named = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
@@ -133,7 +132,7 @@ def _embedded_variables(case: Case) -> Iterator[None]:
 
 
 def check_dataset_fits(case: Case) -> Finding:
-    """Whether the cache has room for all samples at once."""
+    """Check that the cache has room for all samples at once."""
     if case.dataset is None or not case.record_bytes or not case.budget_bytes:
         return skipped("its samples' size or the cache's room is not known")
     samples = len(case.dataset)
@@ -148,10 +147,10 @@ def check_dataset_fits(case: Case) -> Finding:
 
 
 def check_shared_memory(_: Case) -> Finding:
-    """Whether torch's workers have shared memory enough: Docker gives 64 MB, which a batch or two fill.
+    """Check for enough shared memory for torch's workers: Docker's 64 MB are full after a batch or two.
 
-    SUPER's own batches lie in files in memory that this limit does not count; labels, what a transform makes
-    and batches of other loaders do not.
+    SUPER's own batches are in memory files, which this limit does not count; labels, results of a transform
+    and batches of other loaders do count.
     """
     try:
         told = os.statvfs(_SHARED_MEMORY)

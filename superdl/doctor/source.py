@@ -1,8 +1,8 @@
-"""The source, and who asks for it: this machine's AWS credentials, and the beginning of the listing.
+"""Checks of the source and its reader: this machine's AWS credentials, and the beginning of the listing.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
-``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. Listing is what a
-coordinator does; here this machine's identity does it.
+``AWS_PROFILE``, ...); for another vendor's object store from ``SUPER_S3_ENDPOINT_URL``. In production the
+coordinator lists the source; here this machine's identity does.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_credentials", "check_listing"]
 
-_ENOUGH = 20_000  # samples: at S3 twenty requests
+_ENOUGH = 20_000  # samples: twenty requests to S3
 _SHOWN = 4
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
 
 
 def check_credentials(case: Case) -> Finding:
-    """The credentials with which this machine asks S3 and Lambda: where they are from."""
+    """Check this machine's credentials for S3 and Lambda, and report their origin."""
     executors = executor_classes(case.settings.executors)
     anonymous = Account().anonymous
     of_s3 = case.source.startswith("s3://") and not anonymous
@@ -42,9 +42,9 @@ def check_credentials(case: Case) -> Finding:
         credentials = session.get_credentials()
         region = session.region_name or os.environ.get("AWS_REGION", "")
         if credentials is not None:
-            credentials.get_frozen_credentials()  # renews what has run out
+            credentials.get_frozen_credentials()  # renews expired ones
     except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, OSError, ValueError) as error:
-        # RuntimeError: renewed, and run out already. OSError, ValueError: of programs and files.
+        # RuntimeError: expired even after a renewal. OSError, ValueError: from programs and files.
         failure = doubtful if case.elsewhere else bad
         return failure(f"AWS credentials cannot be had: {error}", _HOWTO)
     if credentials is None:
@@ -59,7 +59,7 @@ def check_credentials(case: Case) -> Finding:
 
 
 def check_listing(case: Case) -> Finding:
-    """Whether it can be listed and makes a catalog: the coordinator's own listing, up to some length."""
+    """Check that the coordinator's own listing gives a catalog, up to a limited length."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix")
     from superdl.coordinator.catalog.lister import list_source
@@ -84,7 +84,7 @@ def check_listing(case: Case) -> Finding:
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """What it means that the source is none, refuses or does not answer; the error has a remedy."""
+    """Return the finding for a missing, forbidden or silent source; the error has a remedy."""
     gone = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and gone and case.source.startswith("file:"):
         return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")

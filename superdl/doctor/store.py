@@ -1,7 +1,7 @@
-"""The store of decoded records: there, of this version, to be written and read, with room left.
+"""The check of the store of decoded records: present, of this version, readable and writable, with room left.
 
-A coordinator elsewhere has its own: then what counts is whether this machine sees it, since readers that do
-read packs straight. Without one it is the embedded default's, or the one that is named.
+With a coordinator elsewhere, what matters is whether this machine sees its store, since readers that do read
+packs straight. Without one, the store of the embedded default or the named one is checked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["check_store"]
 
 _LEFT_FREE = 0.1
-"""Of a disk: a coordinator leaves so much of it free."""
+"""Share of a disk that a coordinator leaves free."""
 
 
 def check_store(case: Case) -> Finding:
-    """Whether it can be used from here."""
+    """Check that it can be used from here."""
     from superdl.coordinator.store import AUTO, NONE, chosen_store
 
     if case.named_store.lower() == NONE:
@@ -61,7 +61,7 @@ def _of_this_machine(address: str) -> Finding:
 
 
 def _of_the_coordinator(address: str) -> Finding:
-    """What a reader here has of the store that the coordinator tells of."""
+    """Check this machine's view of the store that the coordinator reported."""
     from superdl.super_wire.store import open_store
 
     if not address:
@@ -77,7 +77,7 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _not_there_yet(address: str) -> Finding:
-    """What a directory that is still to be made will have."""
+    """Check a directory that does not exist yet."""
     from superdl.coordinator.store import read_only_reason
 
     above = next(folder for folder in Path(address).parents if folder.is_dir())
@@ -88,7 +88,7 @@ def _not_there_yet(address: str) -> Finding:
 
 
 def _judged(store: Store) -> Finding:
-    """Write a mark and take it away, read a record, look at the room."""
+    """Write and remove a mark, read a record, check the room."""
     instance = uuid.uuid4().hex
     try:
         store.touch(instance)
@@ -113,13 +113,13 @@ def _judged(store: Store) -> Finding:
 
 
 def _broken(store: Store, packs: dict[str, int]) -> str:
-    """What is wrong with the first record of one pack; empty if nothing is."""
+    """Return the fault of the first record of one pack; empty if it is good."""
     try:
         for pack, size in sorted(packs.items())[:1]:
             for entry in store.read_index(pack, size).entries[:1]:
                 record = store.read(pack, int(entry["offset"]), int(entry["bytes"]))
                 check_record(record, bytes(entry["id"]))
-    except StoreGoneError:  # somebody dropped it just now
+    except StoreGoneError:  # dropped just now
         return ""
     except (RecordError, StoreError) as error:
         return f"a pack is broken: {error}"

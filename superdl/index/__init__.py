@@ -1,7 +1,7 @@
-"""Finds the samples that lie in shards, or have label files beside them: ``superdl index``.
+"""``superdl index``: find samples in shards, or with label files beside them.
 
 ``shard`` reads pieces of an object. ``archives`` and ``formats`` find the members in it, ``loose`` reads
-label files. ``building`` goes over all shards in parallel, ``key_list`` labels and writes the rows.
+label files. ``building`` processes all shards in parallel, ``key_list`` labels and writes the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
 
-A sample is the files that share a name up to the first dot, as WebDataset writes it; in a tar they are
-adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; that an archive is complete is checked here.
+A sample is a group of files that share a name up to the first dot, as in WebDataset; in a tar they are
+adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; completeness of an archive is checked here.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 __all__ = ["tar_members", "zip_members"]
 
 _BLOCK = tarfile.BLOCKSIZE
-_PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
+_PADDING_BYTES = 2**24  # zeros allowed after the end mark: tar -b pads to whole records
 _HEADER_BYTES = 2**16  # of a long name, or of a pax header
 _DIGITS = re.compile(rb"[0-9]{256}")  # in a pax header: Python takes minutes for long numbers
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _LABELS = ("cls", "cls.txt")
-# What Python's parsers raise for bytes that are no archive.
+# Errors of Python's parsers for bytes that are not an archive.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
 _BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError)
 
-_DIRECTORY_BYTES = 2**30  # of a zip; some hundred bytes for each member
+_DIRECTORY_BYTES = 2**30  # of a zip; some hundred bytes per member
 _LOCAL = struct.Struct("<4s5H3I2H")
 _UTF8 = 0x800
 _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
@@ -55,15 +55,15 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """Finds the images among files, and their labels; by ``webdataset`` an image field is a whole extension,
-    and a label is of one image alone.
+    """A finder of images and their labels among files; with ``webdataset`` an image field is a whole
+    extension, and a label belongs to one image.
     """
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         self._shard, self._choices, self._webdataset = shard, choices, webdataset
         own = (choices.label_field,) if choices.label_field else _LABELS
         self._labels = (*own, "json") if choices.reads_labels else ()
-        self._lone: dict[str, str] = {}  # label files that are of no image beside them, by key or stem
+        self._lone: dict[str, str] = {}  # label files without an image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
         """Return a sample's key, and the extension after it."""
@@ -73,8 +73,8 @@ class _Archive:
         return folder + slash + first, extension
 
     def members(self, files: Iterable[_File]) -> Iterator[Member]:
-        """Yield the images among files whose samples are adjacent. Either all have a label, or none has."""
-        first, bare = dict[bool, str](), dict[str, str]()  # images by whether, and unlabelled ones as above
+        """Yield the images among files with adjacent samples. Either all have a label, or none has."""
+        first, bare = dict[bool, str](), dict[str, str]()  # one image with and one without label; see _lone
         for key, group in groupby(files, lambda file: self.split(file.name)[0]):
             images, labels = self._parted(group)
             if labels and not images:
@@ -116,7 +116,7 @@ class _Archive:
         return images, labels
 
     def _label(self, labels: dict[str, _File]) -> Label | None:
-        """Return the label in the first of the files that may hold it; ``None`` if there is none."""
+        """Return the label from the first candidate file; ``None`` if there is none."""
         file = next((labels[extension] for extension in self._labels if extension in labels), None)
         if file is None:
             return None
@@ -136,10 +136,10 @@ class _Archive:
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A header of a tar that bounds its extended headers before Python's parser takes them."""
+    """A tar header that bounds its extended headers before Python's parser reads them."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
-        """Read what belongs to this header, as subclasses of ``TarInfo`` may."""
+        """Read the data of this header, as subclasses of ``TarInfo`` may."""
         if self.type in _EXTENDED:
             at = archive.fileobj.tell()
             content = archive.fileobj.read(self.size) if 0 <= self.size <= _HEADER_BYTES else None
@@ -171,10 +171,10 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield every member but directories, up to the end mark, which must be there."""
+    """Yield every member except directories, up to the end mark, which must be present."""
     shard.refuse_compressed()
     try:
-        # Not by tarfile.open, which would try to decompress.
+        # Not tarfile.open, which would try to decompress.
         file = ShardFile(shard, _HEADER_BYTES)
         tar = tarfile.TarFile(fileobj=file, tarinfo=_BoundedHeader, errors="surrogateescape", encoding="utf8")
         while (info := tar.next()) is not None:
@@ -183,7 +183,7 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
                 yield info
     except _BROKEN_TAR as error:
         raise shard.error(f"it is no tar, or cut off: {error}") from error
-    # For tarfile a broken header is an end like any other.
+    # tarfile treats a broken header as an end.
     end, rest = tar.offset, shard.size - tar.offset
     if rest < _BLOCK:
         raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
@@ -193,7 +193,7 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a zip, stored or deflated, with the labels in files beside them, in any order."""
+    """Yield the images in a zip, stored or deflated, with labels from files beside them, in any order."""
     try:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
             infos, directory = archive.infolist(), archive.start_dir
@@ -210,7 +210,7 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
-    """Return where the bytes of a file lie: only its local header says how long that is itself."""
+    """Return the place of a file's bytes; their start depends on the length of its local header."""
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
         raise shard.error("it is encrypted: pack it without a password", name)

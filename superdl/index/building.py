@@ -1,4 +1,4 @@
-"""Go over the shards of a source, several at a time, or over images that lie in none, and write the key list.
+"""Process the shards of a source in parallel, or its images outside of shards, and write the key list.
 
 Memory is bounded by the members of the few shards that are read at a time.
 """
@@ -55,28 +55,28 @@ _PACKED = re.compile(
     r"(\.(tar|tfrecords?|mds)\.(?!(idx|index)$)\w+|\.t[gbx]z2?|-of-[0-9]{5}\.gz|\.zstd\.bin)$"
 )
 _THREADS, _BUCKET_THREADS = 4, 16
-_AHEAD = 4  # shards for each thread that may wait to be written
+_AHEAD = 4  # shards per thread that may wait to be written
 _IMAGES_AT_A_TIME = 256
 
 
 @dataclass(slots=True)
 class Built:
-    """What was written. ``empty`` members are left out, as are ``incomplete`` samples, which lack a field."""
+    """Statistics of a written list, without ``empty`` members and ``incomplete`` samples (lacking fields)."""
 
     out: str
     samples: int = 0
     shards: int = 0
-    passed_over: int = 0  # objects that are neither shard nor image
+    passed_over: int = 0  # objects that are neither shards nor images
     empty: int = 0
     incomplete: int = 0
     unlabelled: int = 0  # images without a label file
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
-    classes: dict[Any, int] = field(default_factory=dict)  # samples of each label, of up to 100,000
+    classes: dict[Any, int] = field(default_factory=dict)  # samples of each of up to 100,000 labels
 
     def add(self, form: str, rows: Rows, empty: int, incomplete: int) -> None:
-        """Count the samples of a shard; of loose images where the format is empty."""
+        """Count the samples of a shard, or of loose images if the format is empty."""
         self.samples += len(rows)
         self.empty += empty
         self.incomplete += incomplete
@@ -94,17 +94,17 @@ def build_index(
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
-    """Write the key list of a source's shards; where it has none, of its images and the labels beside them.
+    """Write the key list of a source's shards or, if it has none, of its images and the labels beside them.
 
     Args:
-        sources: a URL or path; or several shards of one folder, which web servers need: they list nothing.
+        sources: a URL or path; or several shards of one folder, as needed for web servers, which cannot list.
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
-        choices: the user's, of samples.
-        force: replace what is at ``out``.
-        tell: called with shards done, shards in all, and samples found.
+        choices: the user's choice of samples.
+        force: overwrite ``out``.
+        tell: called with shards done, total shards, and samples found.
 
     Raises:
-        ConfigError: an argument is wrong, or something is at ``out``.
+        ConfigError: an argument is invalid, or ``out`` exists.
         SourceError: the source cannot be read or holds no sample, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
@@ -118,7 +118,7 @@ def build_index(
         place = pinned(parse_source(folder))
         labelling = Labelling(place.url, kept)
         shards = Shards(place, stop)
-        if named:  # where an index may name more
+        if named:  # an index may name more
             steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
         else:
             steps = _steps_of_folder(shards, choices, built)
@@ -138,7 +138,7 @@ def build_index(
 
 
 def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder that holds shards, and their names, where these are named one by one."""
+    """Return the folder of the shards, and their names if given one by one."""
     of_web = sources[0].lower().startswith(("https://", "http://"))
     if len(sources) == 1 and not of_web:
         return sources[0], []
@@ -153,7 +153,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     """Return the steps that read a source: its shards, or some loose images each."""
     place = shards.place
     here = place.directory if place.is_file else place.url.rstrip("/")
-    own = os.path.realpath(built.out) if place.is_file else built.out  # the list that is replaced
+    own = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
     pairs = zip(*list_objects(place.url), strict=True)
     found = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
     versions = {key: version for key, version in found if f"{here}/{key}" != own and not is_hidden(key)}
@@ -174,7 +174,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read a shard of the split each; if no shard names it, folders in archives do."""
+    """Return the steps that read the split's shards; if no shard names it, folders in archives do."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
@@ -197,13 +197,13 @@ def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, buil
 
 
 def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]:
-    """Return the shards that the indexes of MDS and LitData among objects name."""
+    """Return the shards that the indexes of MDS and LitData among the objects name."""
     files = (shards.open(key) for key in keys if _is_index(key))
     return {key: layout for file in files for key, layout in formats.layouts_of(file).items()}
 
 
 def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
-    """Return format and reader of each shard among objects, by the bytes of their keys."""
+    """Return format and reader of each shard among the objects, ordered by the bytes of their keys."""
     layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
@@ -229,16 +229,16 @@ def _is_index(key: str) -> bool:
 
 
 def _format_of(key: str) -> str:
-    """Return the extension by which a shard's name tells its format; empty where it tells none."""
+    """Return the extension of the format by a shard's name; empty if the name has none."""
     extension = posixpath.splitext(key)[1].lower()
     return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
 
 
 def _in_order(steps: Sequence[Step], threads: int, stop: threading.Event) -> Iterator[Result]:
-    """Yield the result of each step, in their order; few are taken ahead."""
+    """Yield the result of each step in order, with a few computed ahead."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
         try:
             for start in range(0, len(steps), threads * _AHEAD):
                 yield from pool.map(lambda step: step(), steps[start : start + threads * _AHEAD])
         finally:
-            stop.set()  # for those that are read still, where this ends early
+            stop.set()  # for those still being read, if this ends early

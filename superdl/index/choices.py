@@ -1,4 +1,4 @@
-"""The user's choices: which samples an index is of, what their images and labels are called, and splits."""
+"""The user's choices: samples to index, names of their images and labels, and splits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _option(text: str, metavar: str | None = None, default: Any = None, of: Any 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The options of the command that choose samples, with what its help says; ``fields`` as pairs."""
+    """The command's options that choose samples, as its help describes them; ``fields`` as pairs."""
 
     only: str | None = _option("shards, or images, whose key is like this, such as 'train-*'", "PATTERN")
     split: str | None = _option("the split to read, where files or folders name several, or all", "NAME")
@@ -67,12 +67,12 @@ class Choices:
 
     @property
     def reads_labels(self) -> bool:
-        """Whether labels come out of the shards."""
+        """Return whether labels come from the shards."""
         return self.labels in {"auto", "numbers"}
 
     @property
     def of_loose_images(self) -> bool:
-        """Whether only images that are objects of their own can be meant."""
+        """Return whether the options only make sense for images outside of shards."""
         return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
 
     def takes(self, key: str) -> bool:
@@ -80,7 +80,7 @@ class Choices:
         return self.only is None or fnmatch.fnmatchcase(key, self.only)
 
     def is_image(self, name: str) -> bool:
-        """Return whether a file's name is an image's, or that of another field."""
+        """Return whether a file's name is that of an image, or of another field."""
         if self.fields:
             return any(star_of(pattern, name) is not None for _, pattern in self.fields)
         from superdl.coordinator.catalog.listing import is_image
@@ -91,7 +91,7 @@ class Choices:
 def fields_in(text: str) -> tuple[tuple[str, str], ...]:
     """Parse fields as ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``.
 
-    The files of a sample have the same text where their patterns have ``*``.
+    The files of a sample have the same text in place of ``*``.
     """
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     fields = {checked_field(name): pattern if "*" in pattern else f"*.{pattern}" for name, pattern in pairs}
@@ -104,7 +104,7 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def star_of(pattern: str, name: str) -> str | None:
-    """Return the text of a name where its pattern has ``*``; ``None`` where it does not fit."""
+    """Return the part of a name that matches ``*`` in the pattern; ``None`` if it does not match."""
     before, _, behind = pattern.partition("*")
     name = name.removeprefix("./")
     end = len(name) - len(behind)
@@ -118,9 +118,10 @@ def folders_of(name: str) -> list[str]:
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """Return the keys of one split; ``ConfigError`` if there are several and none was named, or not this one.
+    """Return the keys of one split; ``ConfigError`` if it is missing, or if there are several and none is
+    chosen.
 
-    ``of_shards``: names of files tell their split too, not only those of folders.
+    ``of_shards``: also read the split from names of files, not only of folders.
     """
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
     counts = sorted(Counter(name for name in splits.values() if name).items())
@@ -135,7 +136,7 @@ def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards
 
 
 def _split_of(key: str, *, of_shards: bool) -> str:
-    """Return the split that a path names; empty if it names none."""
+    """Return the split that a path names; empty if none."""
     base = posixpath.basename(key)
     words = folders_of(key) + (re.split(r"[-_.]", base) if of_shards else [])
     named = next((word for word in words if word.lower() in SPLITS), "")

@@ -1,4 +1,4 @@
-"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards, or have label files."""
+"""``superdl index SOURCE -o OUT``: write the key list of samples in shards, or with label files."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Index, and print what was found."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    """Index, and print the result."""
+    from superdl.experiments.console import Console  # --help does not need it
 
     keep_secrets_out_of_logs()
     if arguments.fields and (arguments.image_field or arguments.coco):
@@ -80,7 +80,7 @@ def _summary(built: Built) -> str:
 
 
 def _classes(built: Built) -> list[str]:
-    """Return the table of classes: the first of them, and how many there are."""
+    """Return the table of classes: the first few, and the total number."""
     counts = built.classes
     if not counts:
         return []

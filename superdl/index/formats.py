@@ -1,8 +1,8 @@
 """Shards of records: MDS (MosaicML Streaming), LitData, TFRecord and Parquet.
 
 The ``index.json`` of MDS and LitData names shards and their columns. A shard begins with the number of
-samples and their offsets, in 32 bits; a sample with the sizes of its columns: in MDS of those whose kind has
-none, in LitData of all. Of Parquet only footers and labels are read; a member is a row of a row group.
+samples and their offsets, in 32 bits; a sample with the sizes of its columns: in MDS of kinds without a fixed
+size, in LitData of all. Of Parquet, only footers and labels are read; a member is a row of a row group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-    Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if all samples have the same
+    Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if it is equal for all samples
 
 __all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "parquet_members", "tfrecord_members"]
 
@@ -49,7 +49,7 @@ _ARROW = b"ARROW1"
 _FRAME = struct.Struct("<QI")
 _FOOT_BYTES = 4
 _RECORD_BYTES = 2**29
-# What ImageNet's scripts write, and what TensorFlow Datasets does.
+# Names used by ImageNet's scripts, and by TensorFlow Datasets.
 _RECORD_IMAGES = ("image/encoded", "image")
 _RECORD_LABELS = ("image/class/label", "label")
 _EXAMPLE = {
@@ -70,7 +70,7 @@ _SHOWN = 2000  # characters of names of features and columns
 
 
 def _picked(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
-    """Return the name that the user chose, else the first of the usual ones, if it is there."""
+    """Return the user's chosen name, else the first of the usual ones, if present."""
     return next((name for name in ((chosen,) if chosen else usual) if name in names), None)
 
 
@@ -84,9 +84,9 @@ class Layout(NamedTuple):
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
-    """Return the layout of every shard that an ``index.json`` names, by key; none if it is of something else.
+    """Return the layout of every shard that an ``index.json`` names, by key; empty if it is unrelated.
 
-    ``ShardError`` if its shards are compressed, encrypted, or of another version.
+    Raises ``ShardError`` if its shards are compressed, encrypted, or of another version.
     """
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
@@ -108,7 +108,7 @@ def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
     if row.get("compression") or row.get("zip_data"):
         why = f"its shards are compressed ({row['compression']}), so no sample can be read alone"
         raise index.error(f"{why}: write them without compression=, which saves nothing on JPEGs and PNGs")
-    # 0 means none, as for Streaming.
+    # 0 means none, as in Streaming.
     sizes = [int(size) if size else None for size in row["column_sizes"]]
     kinds = zip(map(str, row["column_encodings"]), sizes, strict=True)
     columns = dict(zip(map(str, row["column_names"]), kinds, strict=True))
@@ -122,7 +122,7 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
             raise index.error(f"its chunks have {what} {config[what]!r}: write them with {what}=None")
     if config.get("item_loader") not in {None, "PyTreeLoader"}:
         raise index.error(f"its chunks are for {config['item_loader']}; those of PyTreeLoader are read")
-    # The names of a sample's leaves are the keys of a flat dict, else their places.
+    # The names of a sample's leaves are the keys of a flat dict, else their positions.
     tree = json.loads(config["data_spec"])[1] if config.get("data_spec") else {}
     flat = all(child.get("type") is None for child in tree.get("children_spec", ()))
     keys = tree["context"] if flat and str(tree.get("type")).endswith("dict") else ()
@@ -135,7 +135,7 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
-    """Yield the images in a shard of MDS or LitData, each named by its place in it."""
+    """Yield the images in a shard of MDS or LitData, each named by its position in it."""
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
         has = f"it has {shard.size:,} bytes and {samples:,} samples"
@@ -158,7 +158,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
-    """Return image and label: as named, else the only column of a kind that holds files; and a usual name."""
+    """Return the image's and label's columns: as chosen, else the only one with files and a usual name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
@@ -202,7 +202,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, each named by its record, and its feature where that is chosen."""
+    """Yield the images in a TFRecord file, each named by its record, and its feature if that is chosen."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -236,7 +236,7 @@ def _values_of(entry: Any) -> list[Any]:
 
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
-    """Return the image's entry, and the label; ``ValueError`` if there is no image, or several values."""
+    """Return the image's entry and the label; ``ValueError`` if there is no image, or several values."""
     image = _picked(entries, choices.image_field, _RECORD_IMAGES)
     label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
     if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
@@ -251,7 +251,7 @@ def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any,
 
 @cache
 def _example_type() -> Any:
-    """Return protobuf's class of a ``tf.train.Example``. Every field is repeated, which reads alike."""
+    """Return protobuf's class for ``tf.train.Example``. Every field is repeated, which parses the same."""
     file = FileDescriptorProto(name="example.proto", package="example")
     for message, fields in _EXAMPLE.items():
         described = file.message_type.add(name=message)
@@ -306,7 +306,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
             labels = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(labels):
             named = number_or_text(value, partial(shard.error, member=str(number))) if label else None
-            if classes and type(value) is int:  # -1 is Hugging Face's for none
+            if classes and type(value) is int:  # -1 is Hugging Face's value for none
                 named = str(classes[value]) if 0 <= value < len(classes) else None
             yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")
             number += 1
@@ -315,7 +315,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
 def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
-    """Return path and place of the image's bytes: as named, as described, or the only column of bytes."""
+    """Return path and index of the image's column: as chosen, as described, or the only column of bytes."""
     columns = [file.schema.column(place) for place in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
     named = {choices.image_field} if choices.image_field else images

@@ -1,4 +1,4 @@
-"""Rows of a key list: made of members, labelled once all are known, and written as JSONL or Parquet."""
+"""Rows of a key list: built from members, labelled once all are known, written as JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Member, Shard
 
-    Row = dict[str, Any]  # by the names of columns, which are the same in all
+    Row = dict[str, Any]  # keyed by column names, which are the same in all
     Rows = list[Row]
 
 __all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of"]
 
 MOST_CLASSES = 100_000
-"""So many labels are counted, at most: of captions there are as many as samples."""
+"""Maximum number of labels that are counted: captions have as many as samples."""
 
 _NAME_BYTES = 4096
-_ODD = re.compile("[\0\ud800-\udfff]")  # of names: NUL, and what stands for bytes that are not UTF-8
+_ODD = re.compile("[\0\ud800-\udfff]")  # in names: NUL, and the substitute for bytes that are not UTF-8
 _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return the rows of a shard, how many of its members are empty, and how many samples lack a field.
+    """Return a shard's rows, the number of empty members, and the number of samples that lack a field.
 
-    ``ShardError`` if members overlap, are too large, or have no label or no name of their own.
+    Raises ``ShardError`` if members overlap, are too large, or have no label or no unique name.
     """
     members = sorted(members, key=lambda member: (member.offset, member.length))
     if choices.split not in {None, EVERY_SPLIT}:
@@ -85,13 +85,13 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
 
 
 def _place(member: Member) -> Row:
-    """Return the columns that say where a member lies."""
+    """Return the columns that locate a member."""
     place = member.name, member.offset, member.length, member.encoding
     return dict(zip(("member", "offset", "length", "encoding"), place, strict=True))
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label, as the choices have it; ``None``: a folder's, once all samples are known."""
+    """Return a member's label by the choices; ``None``: a folder's, once all samples are known."""
     folders = folders_of(member.name)
     shard_name = posixpath.basename(shard.key).partition(".")[0]
     chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
@@ -105,10 +105,10 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 
 
 class Labelling:
-    """Gives each row its label once all are known, and counts the classes.
+    """The labelling of rows, once all are known, and the counts of classes.
 
-    Rows without a label are of the first folder that tells samples apart. Until all are read they are
-    ``kept`` in a temporary file, so memory is bounded.
+    Rows without a label get that of the first folder level that differs between samples. Until all are read
+    they are ``kept`` in a temporary file, so memory is bounded.
     """
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:
@@ -118,7 +118,7 @@ class Labelling:
         self.counts: Counter[Any] = Counter()
 
     def take(self, rows: Rows) -> None:
-        """Keep some more rows."""
+        """Store more rows."""
         for row in rows:
             if row["label"] is None:
                 folders = folders_of(row["member"])
@@ -151,7 +151,7 @@ class Labelling:
 
     def _folder_of(self, row: Row) -> str:
         folders, common = folders_of(row["member"]), self._common or []
-        # Where all lie in one folder it is the one class, which the table of classes shows.
+        # If all are in one folder, it is the only class, which the table of classes shows.
         depth = len(common) - (len(common) == self._deepest)
         if len(folders) > depth:
             return folders[depth]
@@ -190,9 +190,9 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Check that a list may be written, and yield what writes its rows; it appears whole, or not at all.
+    """Check that a list may be written, and yield its writer of rows; it appears whole or not at all.
 
-    ``ConfigError`` if the name says no format, or a file is there and not to be replaced.
+    Raises ``ConfigError`` if the name has no known format, or the file exists and must not be overwritten.
     """
     bucket, place = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())

@@ -1,9 +1,9 @@
-"""Images that are objects of their own, and labels in files: beside images, in archives too, or COCO's.
+"""Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
 
-A label file holds a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
-another extension, and lies in the same folder, or below ``labels`` where the image lies below ``images``. One
-file of COCO has all labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take;
-``classes`` are category ids, the same in every split; ``crowd`` is 1 where a box is around many.
+A label file contains a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
+another extension, and is in the same folder, or below ``labels`` if the image is below ``images``. One file
+of COCO has all labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take;
+``classes`` are category ids, the same in every split; ``crowd`` is 1 for a box around many objects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file of this name; ``None`` if it is JSON without one. ``fail`` makes errors."""
+    """Return the label in a file; ``None`` if it is JSON without one. ``fail`` creates errors."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
@@ -72,7 +72,7 @@ def number_or_text(value: object, fail: Fail) -> Label:
 
 
 def _boxes(text: str, fail: Fail) -> Label:
-    """Return the boxes in a file of YOLO, which may have none."""
+    """Return the boxes in a file of YOLO, which may be empty."""
     boxes, classes = list[list[float]](), list[int]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -89,11 +89,11 @@ def _boxes(text: str, fail: Fail) -> Label:
 
 
 class LooseImages:
-    """The images among ``chosen`` objects of a source, and what goes with each.
+    """The images among ``chosen`` objects of a source, with their labels and other fields.
 
     ``versions`` are those of all objects, by key relative to the source. ``keys`` are sorted by their bytes;
-    ``others`` is how many objects are neither image nor label; ``unlabelled`` how many images have no label
-    file, which is a ``SourceNotFoundError`` unless the user says what that means.
+    ``others`` counts objects that are neither image nor label; ``unlabelled`` counts images without a label
+    file, which is a ``SourceNotFoundError`` unless the user defines their meaning.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class LooseImages:
             raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows of a key list for some images; ``SourceError`` names a label file that is wrong."""
+        """Return rows of a key list for some images; ``SourceError`` names an invalid label file."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
             | {f"{name}.key": other for name, other in self._parts[key].items()}
@@ -136,7 +136,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return name and key of an image's other fields; ``None`` if this is no image, or lacks one."""
+        """Return name and key of an image's other fields; ``None`` if it is not an image, or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -178,7 +178,7 @@ class LooseImages:
 
 
 def coco_in(file: Shard) -> dict[str, Label]:
-    """Return the label of each image by its ``file_name``; ``SourceError`` if COCO writes no such file."""
+    """Return each image's label by its ``file_name``; ``SourceError`` if the file is not COCO's."""
     try:
         return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -203,7 +203,7 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
 
 
 def _slimmed(value: dict[str, Any]) -> Any:
-    """Return what a label needs of an annotation: image, box, class, crowd. Outlines are most of the file."""
+    """Return the part of an annotation that a label needs: image, box, class, crowd. Outlines are big."""
     if "bbox" not in value:
         return value
     x, y, width, height = map(float, value["bbox"])

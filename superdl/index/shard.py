@@ -1,6 +1,6 @@
-"""Read shards in pieces, from files and buckets, and name the members that formats find in them.
+"""Reading shards in pieces, from files and buckets, and naming the members that formats find in them.
 
-A :class:`Shard` fetches large blocks while headers lie close together, and small pieces once they lie far
+A :class:`Shard` fetches large blocks while headers are close together, and small pieces once they are far
 apart: large members are skipped, small ones cost few requests.
 """
 
@@ -33,13 +33,13 @@ _SHOWN = 200
 
 
 class ShardError(SourceError):
-    """A shard is broken, or cannot be read in place; the message names it, and the member at fault."""
+    """A shard is broken or cannot be read in place; the message names it and the member at fault."""
 
 
 class Member(NamedTuple):
-    """A sample in a shard; ``offset`` and ``length`` are bytes of it, in Parquet row group and row in it.
+    """A sample in a shard; ``offset`` and ``length`` are in bytes, or for Parquet its row group and row.
 
-    ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` where the shard has none.
+    ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` if the shard has none.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Member(NamedTuple):
     encoding: str = ""
 
 
-# What is fetched while headers lie close together, and where they lie far apart, and from which distance on.
-# A read from a local disk costs little; a request to a bucket takes about as long as some megabytes.
+# Bytes to fetch while headers are close together, and while they are far apart, and the threshold.
+# A read from a local disk is cheap; a request to a bucket takes about as long as some megabytes.
 _OF_DISK = 2**18, 2**12, 2**16
 _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object that is open for reading, by one thread. ``fetch`` returns so many bytes from an offset on.
+    """An object open for reading, by one thread. ``fetch`` returns a number of bytes from an offset on.
 
     ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
     """
@@ -81,19 +81,19 @@ class Shard:
         return self._piece[begin : begin + length]
 
     def whole(self, limit_bytes: int) -> bytes:
-        """Return all bytes; ``ShardError`` if these are more than the limit."""
+        """Return all bytes; ``ShardError`` if they exceed the limit."""
         if self.size > limit_bytes:
             raise self.error(f"it has {self.size:,} bytes; at most {limit_bytes:,} are read")
         return self.read(0, self.size)
 
     def check(self, offset: int, length: int, member: str = "") -> None:
-        """Raise ``ShardError`` unless these bytes lie in the shard."""
+        """Raise ``ShardError`` unless these bytes are within the shard."""
         if offset < 0 or length < 0 or offset + length > self.size:
             wrong = f"bytes {offset:,} to {offset + length:,} lie beyond its end, at {self.size:,}"
             raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
-        """Raise ``ShardError`` if the shard is one compressed stream, in which no member has a place."""
+        """Raise ``ShardError`` if the shard is one compressed stream, in which members have no place."""
         start = self.read(0, min(8, self.size))
         if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
             raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
@@ -104,9 +104,9 @@ class Shard:
 
 
 class Shards:
-    """Opens the objects of a source, from any thread. Set ``stop`` to end all reading.
+    """The objects of a source, which any thread may open. Set ``stop`` to end all reading.
 
-    They are read as functions read them, but links may lead wherever this user may read.
+    They are read as functions read them, but links may lead anywhere this user may read.
     """
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
@@ -127,9 +127,9 @@ class Shards:
         return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
-        """Return a whole object of at most ``limit_bytes``, or so many bytes of it from ``begin`` on.
+        """Return a whole object of at most ``limit_bytes``, or that many bytes of it from ``begin`` on.
 
-        ``ShardError`` if it cannot be read, or has another version by now.
+        Raises ``ShardError`` if it cannot be read, or its version has changed.
         """
         if self._stop.is_set():
             raise CancelledError
@@ -148,7 +148,7 @@ class Shards:
             raise ShardError(f"{self.url(key)}: {why}: {error}") from error
 
     def url(self, key: str) -> str:
-        """Return an object's URL, of a file its path, for messages."""
+        """Return an object's URL, or a file's path, for messages."""
         place = self.place
         return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
 
@@ -165,7 +165,7 @@ class ShardFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set where the next read begins, which may be beyond the end."""
+        """Set the position of the next read, which may be beyond the end."""
         at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
         if at < 0:
             raise self._shard.error("its headers lead to before its beginning")

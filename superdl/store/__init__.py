@@ -1,7 +1,7 @@
-"""Looks after a store of decoded records: what ``superdl store`` does.
+"""``superdl store``: maintenance of a store of decoded records.
 
-``contents`` says what lies in it, ``removing`` drops packs, ``verifying`` checks indexes and records.
-``command`` asks and prints.
+``contents`` lists it, ``removing`` drops packs, ``verifying`` checks indexes and records. ``command`` asks
+for confirmation and prints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``superdl store``: list a store of decoded records, verify it, drop from it. The work is
-:mod:`superdl.store`'s.
+"""``superdl store``: list a store of decoded records, verify it, drop packs from it. Implemented in
+:mod:`superdl.store`.
 
-Exit codes beside the command's own: 1 too where ``verify`` has found something wrong, dropped or not.
+Exit codes beyond the command's own: 1 also if ``verify`` has found something wrong, dropped or not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what can be done, with its options."""
+    """Add the actions and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Open the store, and do it."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    """Open the store, and run the action."""
+    from superdl.experiments.console import Console  # --help does not need these imports
     from superdl.store import store_address
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
     from superdl.super_wire.store import open_store
@@ -166,7 +166,7 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         )
     removed = Removed()
     if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
-        removed = prune(store, _contents(store), packs)  # as it is now: the question may have waited for long
+        removed = prune(store, _contents(store), packs)  # read again: the question may have waited for long
         store.sweep(now_s)
     return _tell_removed(store, removed, console)
 
@@ -202,7 +202,7 @@ def _by_use(contents: Contents) -> list[Collection]:
 
 
 def _recipe_text(recipe: str) -> str:
-    """The steps of a recipe in one line."""
+    """Format the steps of a recipe in one line."""
     try:
         steps = json.loads(recipe)["steps"]
         words = ", ".join(

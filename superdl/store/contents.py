@@ -1,4 +1,4 @@
-"""What lies in a store: its collections, their packs and records, and which of them somebody has open."""
+"""The contents of a store: its collections, their packs and records, and which of them are open."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["INSTANCE", "Collection", "Contents", "collection_name", "contents_of", "store_address"]
 
 INSTANCE = "superdl-store"
-"""Our own name among those who have a store open; it is never among them."""
+"""Our own name among the users of a store; it is never registered."""
 
 
 @dataclass(slots=True)
 class Collection:
     """The packs of one bucket under one recipe. ``packs`` are bytes by name.
 
-    ``bucket`` and ``recipe`` are empty where no pack of it could be read. ``used_s`` is the Unix time at
-    which a job had it open last; 0 where none did. ``decoders`` counts packs by their decoder's fingerprint.
+    ``bucket`` and ``recipe`` are empty if none of its packs could be read. ``used_s`` is the Unix time at
+    which a job last had it open; 0 if none did. ``decoders`` counts packs by their decoder's fingerprint.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Collection:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its packs."""
+        """Return the bytes of its packs."""
         return sum(self.packs.values())
 
 
 @dataclass(slots=True)
 class Contents:
-    """All that a store holds: its collections by name, and the fingerprint of each pack's decoder.
+    """All contents of a store: its collections by name, and the fingerprint of each pack's decoder.
 
     ``broken`` has the packs whose index cannot be read, or not by us, each with the reason.
     """
@@ -56,15 +56,15 @@ class Contents:
     decoders: dict[str, str] = field(default_factory=dict)
     broken: dict[str, StoreError] = field(default_factory=dict)
     users: int = 0
-    """How many have the store open."""
+    """Number of processes that have the store open."""
 
 
 def store_address(named: str | None, environment: Mapping[str, str]) -> str:
-    """The address of the store that is meant: an argument, else ``SUPER_STORE``, else the default directory,
-    for which ``auto`` stands too.
+    """Return the address of the store: an argument, else ``SUPER_STORE``, else the default directory, which
+    ``auto`` also means.
 
     Raises:
-        ConfigError: it is no address, or ``SUPER_STORE`` says that there is none.
+        ConfigError: it is not an address, or ``SUPER_STORE`` disables the store.
     """
     text = named or environment.get("SUPER_STORE") or AUTO
     if text.lower() == AUTO:
@@ -75,7 +75,7 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
 
 
 def contents_of(store: Store, now_s: float) -> Contents:
-    """What a store holds. Index segments say it; a pack that is in none of them is asked itself."""
+    """Return a store's contents from its index segments; a pack in none of them is read itself."""
     found = Contents(users=len(store.others(INSTANCE, now_s)))
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}
@@ -103,5 +103,5 @@ def contents_of(store: Store, now_s: float) -> Contents:
 
 
 def collection_name(pack: str) -> str:
-    """The collection that a pack is of, by its name."""
+    """Return the collection of a pack, by its name."""
     return pack.partition("-")[0]

@@ -1,7 +1,7 @@
-"""Drops packs of a store: those that are not worth their room, those that are wrong, or all of them.
+"""Dropping packs of a store: those not worth their room, broken ones, or all.
 
-What goes is chosen first (:func:`choose`), so that a person can be asked, and dropped then (:func:`prune`).
-Only what the store itself names is ever removed.
+The packs are chosen first (:func:`choose`), so that the user can confirm, and then dropped (:func:`prune`).
+Only files that the store itself names are ever removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAY_S = 86400.0
 
 @dataclass(slots=True)
 class Removed:
-    """What was dropped: packs, their bytes, and index segments that told of nothing else."""
+    """Dropped packs, their bytes, and index segments that described nothing else."""
 
     packs: list[str] = field(default_factory=list)
     size_bytes: int = 0
@@ -41,16 +41,16 @@ def choose(
     keep_bytes: int = 0,
     older_than_days: float | None = None,
 ) -> list[str]:
-    """The packs that go, in the order in which a coordinator would make room.
+    """Return the packs to drop, in the order in which a coordinator would make room.
 
-    A collection that somebody has open keeps its packs, whatever was asked.
+    An open collection keeps its packs in any case.
 
     Args:
         contents: of the store.
         decoder: the fingerprint of this machine's decoder.
         now_s: Unix time.
-        keep_bytes: so many bytes of packs may stay.
-        older_than_days: instead, all go whose collection no job has opened for so long.
+        keep_bytes: bytes of packs that may stay.
+        older_than_days: instead, drop all packs whose collection no job has opened for this time.
     """
     free = [one for one in contents.collections.values() if not one.in_use]
     if older_than_days is not None:
@@ -65,14 +65,14 @@ def choose(
 
 
 def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
-    """Whether nobody here will read a pack. One that only its owner may read is not for us to judge."""
+    """Return whether no reader here can use a pack. One readable only by its owner is kept."""
     if (why := contents.broken.get(pack)) is not None:
         return isinstance(why, StoreFormatError)
     return contents.decoders.get(pack) != decoder
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs that nobody uses, as ``contents`` says, and index segments none of whose packs is left."""
+    """Drop packs whose collection is not in use, and index segments without remaining packs."""
     free = [one for one in contents.collections.values() if not one.in_use]
     sizes = {pack: size for one in free for pack, size in one.packs.items()}
     removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
@@ -85,7 +85,7 @@ def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
 
 def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
     with threads(AT_ONCE) as pool:
-        for _ in pool.map(store.remove, packs):  # raises what went wrong
+        for _ in pool.map(store.remove, packs):  # raises the error
             pass
     return Removed(list(packs), sum(packs.values()))
 
@@ -96,15 +96,15 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
         try:
             if not any(pack.name in left for pack in store.read_segment(name).packs):
                 yield name
-        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version, another's
+        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version or user
             continue
 
 
 def clear(store: Store, now_s: float) -> Removed:
-    """Drop all packs, all of the index and all marks; what marks the directory as a store stays.
+    """Drop all packs, the whole index and all marks; the file that marks the directory as a store stays.
 
     Raises:
-        StoreRefusedError: somebody has it open.
+        StoreRefusedError: it is open elsewhere.
     """
     if users := store.others(INSTANCE, now_s):
         raise StoreRefusedError(

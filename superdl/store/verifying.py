@@ -1,4 +1,4 @@
-"""Verifies a store: every pack's index, and header and hash of a share of the records, read as readers do."""
+"""Verification of a store: each pack's index, and header and hash of some records, read as readers do."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["LEAST", "Verification", "Wrong", "verify"]
 
 LEAST = 16
-"""So many records of each collection are looked at, however small the share."""
+"""Minimum number of records checked in each collection, however small the share."""
 
 _AT_A_TIME = 64  # records of one pack that are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A record that is not what it says, or with an empty ``sample`` a pack that is none."""
+    """A record that differs from its description, or, if ``sample`` is empty, an invalid pack."""
 
     pack: str
     sample: str
@@ -40,7 +40,7 @@ class Wrong:
 
 @dataclass(slots=True)
 class Verification:
-    """Counts of packs, of records, and of those that were checked; and what is wrong."""
+    """Counts of packs, of records, and of checked records; and all faults."""
 
     packs: int = 0
     records: int = 0
@@ -49,23 +49,23 @@ class Verification:
 
     @property
     def wrong_packs(self) -> list[str]:
-        """The packs that hold something wrong."""
+        """Return the packs with faults."""
         return sorted({one.pack for one in self.wrong})
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return it as JSON values."""
         return asdict(self)
 
 
 def verify(
     store: Store, *, share: float = 0.01, tell: Callable[[str], None] = lambda _: None
 ) -> Verification:
-    """Look at a share of each collection's records, drawn at random, and at the index of every pack.
+    """Check a share of each collection's records, drawn at random, and the index of every pack.
 
     Args:
-        store: is only read.
+        store: only read, never changed.
         share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
-        tell: gets a line now and then.
+        tell: called with a line of progress now and then.
     """
     packs = store.packs()
     seen = Verification(len(packs))
@@ -90,7 +90,7 @@ def verify(
 
 
 def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
-    """A share of all records, as indexes of their packs."""
+    """Return a random share of all records, as indexes of their packs."""
     counts = [len(index.entries) for index in indexes.values()]
     count = sum(counts)
     places = np.random.default_rng().choice(
@@ -107,7 +107,7 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
 
 
 def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
-    """What is wrong with each record of a pack that its index has; None where nothing is."""
+    """Return the fault of each record in a pack's index, or None."""
     entries = np.sort(index.entries, order="offset")
     found: list[Wrong | None] = []
     for at in range(0, len(entries), _AT_A_TIME):
@@ -117,7 +117,7 @@ def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
                 name, list(zip(some["offset"].tolist(), some["bytes"].tolist(), strict=True))
             )
         except StoreGoneError:
-            break  # somebody dropped it meanwhile
+            break  # dropped meanwhile
         for sample, record in zip(map(bytes, some["id"].tolist()), records, strict=True):
             try:
                 check_record(record, sample)

@@ -1,5 +1,5 @@
-"""What ``superdl top`` does: ``looks`` asks a coordinator again and again and makes rates of what it tells,
-``terminal`` shows them in a terminal, ``web`` as a page on loopback.
+"""``superdl top``: ``looks`` polls a coordinator and computes rates, ``terminal`` shows them in a terminal,
+``web`` as a page on loopback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``superdl top``: finds the coordinator, and shows its views one after another."""
+"""``superdl top``: find the coordinator, and show its views one after another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look until Ctrl-C."""
+    """Poll and show until Ctrl-C."""
     from superdl.sampler.rpc import Client, checked_address
     from superdl.top.looks import WINDOW_S, Looks
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _print_json(looks, interval_s, pause, once=once)
             else:
                 _show(looks, interval_s, pause, once=once)
-        except KeyboardInterrupt:  # the usual way out, but of what was to end by itself
+        except KeyboardInterrupt:  # the usual way to end, unless it was to end by itself
             interrupted = True
     if once and interrupted:
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
-"""What a coordinator does just now: rates are the differences of two looks at its figures.
+"""The current rates of a coordinator, as differences of two polls of its counters.
 
-A *view* is what is shown: JSON values whose rates are per second, ``None`` before there is a second look.
+A *view* is the displayed data: JSON values whose rates are per second, ``None`` before the second poll.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Looks", "view_of"]
 
-WINDOW_S = 5.0  # reports of readers come batch by batch: rates over less would flicker
+WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
 _LOOK_S = 5.0
 _LATE_SHOWN = 50
 
@@ -26,19 +26,19 @@ _Figures = dict[str, Any]
 
 
 class Looks:
-    """Looks at one coordinator, from its first answer on through its restarts.
+    """The polling of one coordinator, from its first answer on through its restarts.
 
     Args:
-        client: speaks to it.
-        text: makes others' words fit to be shown.
-        window_s: how far back the look lies that rates begin from, at least.
+        client: of the coordinator.
+        text: makes foreign text safe to display.
+        window_s: minimum age of the poll from which rates are computed.
 
     Raises:
-        SuperError: the first look finds no coordinator, or none that answers this client.
+        SuperError: the first poll reaches no coordinator, or none that answers this client.
     """
 
     def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
-        from superdl.sampler.rpc import FIRST_CONTACT, Patience  # --help needs none of this
+        from superdl.sampler.rpc import FIRST_CONTACT, Patience  # --help does not need it
 
         self._client, self._text, self._window_s = client, text, window_s
         self._patience = Patience(attempts=1, total_s=_LOOK_S, deadline_s=_LOOK_S)
@@ -48,11 +48,11 @@ class Looks:
 
     @property
     def view(self) -> dict[str, Any]:
-        """The newest view."""
+        """Return the newest view."""
         return self._view
 
     def again(self) -> dict[str, Any]:
-        """Look once more; where nobody answers, the figures stay, and ``unreachable`` says since when."""
+        """Poll again; without an answer the figures stay, and ``unreachable`` has the start of the outage."""
         try:
             self._view = self._taken_down(self._patience)
             self._unreachable = None
@@ -65,7 +65,7 @@ class Looks:
         return self._view
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
-        """The newest batches of a job that readers waited for, newest first; by any thread.
+        """Return the newest batches of a job that readers waited for, newest first; thread-safe.
 
         Raises:
             SuperError: the coordinator does not answer.
@@ -97,9 +97,9 @@ class Looks:
 
 
 def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
-    """What two answers to ``GetJobStats``, as mappings, tell of the time between them.
+    """Compute the view from two replies to ``GetJobStats``, as mappings, over the time between them.
 
-    Who is not in the first has begun since, and a counter that fell was restarted: both count from 0.
+    Entries missing in the first have begun since, and a counter that fell was restarted: both count from 0.
     """
 
     def rate(old: float, new: float) -> float | None:
@@ -132,7 +132,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         )
     jobs.sort(key=lambda job: -(job["images_per_s"] or 0))
     functions = []
-    for number, one in enumerate(after["executors"]):  # by their place: two may have one name
+    for number, one in enumerate(after["executors"]):  # by position: two may have one name
         old = next(iter(before["executors"][number : number + 1]), {})
         functions.append(
             {

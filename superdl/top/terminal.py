@@ -1,4 +1,4 @@
-"""A view as a terminal shows it. Others' words come escaped, and are never taken as markup."""
+"""A view for the terminal. Foreign text is escaped, and never taken as markup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_WAIT = 0.005  # of a second in each
 
 
 def rendered(view: Mapping[str, Any]) -> RenderableType:
-    """The view, as wide as the terminal."""
+    """Return the view, as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if lost := view["unreachable"]:
@@ -124,7 +124,7 @@ def _table(*columns: str) -> Table:
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Causes that readers wait for now, as seconds of waiting in a second, summed over all readers."""
+    """Return the current causes of readers' waits, in seconds per second, summed over all readers."""
     now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
     return ", ".join(f"{cause} {rate:.2f}" for rate, cause in now) or "nothing"
 

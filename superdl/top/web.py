@@ -1,8 +1,8 @@
-"""Views as a page in the browser: one HTML file, a stream of server-sent events that it draws, and the late
-batches of a job that is asked for.
+"""Views as a page in the browser: one HTML file, the stream of server-sent events that it draws, and, on
+request, the late batches of a job.
 
-The page is on loopback and changes nothing. It answers GET alone, and only to a loopback name, so that no
-site that a browser visits can read it under a name of its own (DNS rebinding).
+The page is on loopback and changes nothing. It answers only GET, and only for a loopback name, so that no
+site in the browser can read it under its own name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE
 
 
 class Page:
-    """The page, and the last fifteen minutes for whoever opens it.
+    """The page, with the last fifteen minutes for each new visitor.
 
     Args:
-        port: on 127.0.0.1; 0 takes a free one.
-        late_batches: returns the batches of a job, by its name, that readers waited for lately.
+        port: on 127.0.0.1; 0: any free one.
+        late_batches: returns the recent batches of a job, by its name, that readers waited for.
 
     Raises:
-        ConfigError: the port is none, or cannot be had.
+        ConfigError: the port is invalid or not available.
     """
 
     def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
@@ -72,7 +72,7 @@ class Page:
         self._thread.start()
 
     def show(self, view: Mapping[str, Any]) -> None:
-        """Send a view to all who look."""
+        """Send a view to all open pages."""
         jobs = view["jobs"]
         told = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
         told["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
@@ -80,14 +80,15 @@ class Page:
             self._number += 1
             self._view = json.dumps(told)
             if time.monotonic() >= self._point_due_s:
-                self._point_due_s = time.monotonic() + 0.9  # a second, but for jitter
+                self._point_due_s = time.monotonic() + 0.9  # a second, allowing for jitter
                 self._points.append((self._number, json.dumps(_point(view))))
             self._news.notify_all()
 
     def after(self, seen: int) -> tuple[int, str] | None:
-        """The number of the newest view, and it as JSON with the points of the timeline since view ``seen``.
+        """Return the number and JSON of the newest view, with the timeline's points since view ``seen``.
 
-        Waits for a newer one; empty JSON where none comes in time, ``None`` when the page is closed.
+        Waits for a newer one. The JSON is empty if none comes in time; the result is ``None`` when the page
+        is closed.
         """
         with self._news:
             self._news.wait_for(lambda: self._closed or self._number > seen, _KEEP_ALIVE_S)
@@ -115,7 +116,7 @@ class Page:
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """What the timeline keeps of a view: nothing where nobody answered."""
+    """Return a view's point on the timeline, which is empty if the coordinator did not answer."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -129,7 +130,7 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy(html: str) -> str:
-    """The Content-Security-Policy of the page: its own script and style, and its own stream."""
+    """Return the page's Content-Security-Policy: its own script and style, and its own stream."""
 
     def digest(tag: str) -> str:
         content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
@@ -142,7 +143,7 @@ def _policy(html: str) -> str:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """Not ``HTTPServer``, which asks DNS for the name of its address."""
+    """A server without ``HTTPServer``'s DNS query for the name of its address."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -150,7 +151,7 @@ class _Server(ThreadingMixIn, TCPServer):
     page: Page
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Browsers hang up at any time; the rest is a bug, and told."""
+        """Ignore browsers that hang up; print any other error, which is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -204,7 +205,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             self._begin(200, "text/event-stream")
             seen = 0
-            with contextlib.suppress(OSError):  # who looked has gone, or takes nothing any more
+            with contextlib.suppress(OSError):  # the browser has gone, or no longer reads
                 while (news := page.after(seen)) is not None:
                     seen, told = news
                     self.wfile.write(f"data: {told}\n\n".encode() if told else b":\n\n")
@@ -225,14 +226,14 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(batches).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Plain text, which shows nothing of the request."""
+        """Send plain text that contains nothing of the request."""
         self._begin(code, "text/plain; charset=utf-8")
         text = message if code in {403, 404, 405, 503} else "this is no request that is answered here"
         self.wfile.write(f"{text}\n".encode())
 
     def version_string(self) -> str:
-        """Name no versions."""
+        """Return a name without versions."""
         return "superdl"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
-        """Nothing: standard output tells where the page is."""
+        """Log nothing: standard output has the page's address."""
