@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 4
-WAIT_S = 60.0
+WAIT_S = 120.0  # Ray restarts a lost actor when it gets to it
 
 
 @pytest.fixture
