@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.fixtures.ray_cluster import RayCluster
     from tests.fixtures.valkey import Valkey
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 4
