@@ -52,13 +52,13 @@ def main(folder: Path) -> None:
     with SuperLoader(dataset, batch_size=24, shuffle=True) as loader:
         for _ in range(5):
             for batch, _ in loader:  # uint8: "image" (24, 3, 48, 48), "mask" (24, 48, 48)
-                found = model(batch["image"].float() / 255)
-                loss = torch.nn.functional.cross_entropy(found, batch["mask"].long())
-                right = (found.argmax(dim=1) == batch["mask"]).float().mean()
+                logits = model(batch["image"].float() / 255)
+                loss = torch.nn.functional.cross_entropy(logits, batch["mask"].long())
+                accuracy = (logits.argmax(dim=1) == batch["mask"]).float().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                sys.stdout.write(f"loss {loss.item():.4f} pixels {right.item():.3f}\n")
+                sys.stdout.write(f"loss {loss.item():.4f} pixels {accuracy.item():.3f}\n")
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
             "least trains, and this one is among them (--host, or SageMaker's SM_CURRENT_HOST)"
         )
     ports = tuple(map(int, environment.get("SUPER_LAUNCHER_PORTS", _PORTS).split(",")))
-    told, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
-    return Run(data, training, current, max(1, int(told)) if told else 0, name, tuple(command), ports)
+    gpus, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
+    return Run(data, training, current, max(1, int(gpus)) if gpus else 0, name, tuple(command), ports)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,13 +131,15 @@ def _hosts(
         return data, training, options.host or socket.gethostname()
     resources = _read(config / "resourceconfig.json")
     hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
-    named = environment.get("SM_INSTANCE_GROUPS_DICT")
-    groups = json.loads(named).values() if named else resources.get("instance_groups") or ()
-    in_group = {host for one in groups if one["instance_group_name"] == _DATA_GROUP for host in one["hosts"]}
+    groups_json = environment.get("SM_INSTANCE_GROUPS_DICT")
+    groups = json.loads(groups_json).values() if groups_json else resources.get("instance_groups") or ()
+    data_hosts = {
+        host for group in groups if group["instance_group_name"] == _DATA_GROUP for host in group["hosts"]
+    }
     hosts = sorted(hosts, key=lambda host: (len(host), host))  # algo-2 before algo-10
     current = environment.get("SM_CURRENT_HOST") or resources.get("current_host", "")
     data, training = (
-        tuple(one for one in hosts if (one in in_group) == is_data) for is_data in (True, False)
+        tuple(host for host in hosts if (host in data_hosts) == is_data) for is_data in (True, False)
     )
     return data, training, current
 
@@ -252,13 +254,13 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
         raise ConfigError("a cache with TLS needs valkey-server or redis-server here, or SUPER_CACHE")
     files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
     listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
-    wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    requested_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
     # The file has the password's digest.
     file.touch(mode=0o600)
     listens = [f"bind {address}", "protected-mode no", *listens]
-    memory = wanted or available_memory_bytes() // 2
-    file.write_text(cache_configuration(listens, directory, memory, credentials), encoding="utf-8")
+    memory_bytes = requested_bytes or available_memory_bytes() // 2
+    file.write_text(cache_configuration(listens, directory, memory_bytes, credentials), encoding="utf-8")
     return [server, str(file)]
 
 

@@ -49,16 +49,18 @@ class Pair:
 
 def new_authority(name: str) -> Pair:
     """Return an authority that may sign certificates, but no other authority."""
-    made = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
-    return Pair(made.cert_pem.bytes().decode(), made.private_key_pem.bytes().decode())
+    authority = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
+    return Pair(authority.cert_pem.bytes().decode(), authority.private_key_pem.bytes().decode())
 
 
 def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
     """Return a certificate for these hosts, signed by the authority."""
     signer = trustme.CA.from_pem(authority.cert.encode(), authority.key.encode())
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-    made = signer.issue_cert(host, *others, not_after=until, common_name=host[:64], organization_name=_NAME)
-    return Pair(made.cert_chain_pems[0].bytes().decode(), made.private_key_pem.bytes().decode())
+    certificate = signer.issue_cert(
+        host, *others, not_after=until, common_name=host[:64], organization_name=_NAME
+    )
+    return Pair(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
 
 
 def _loaded(cert: str) -> x509.Certificate:
@@ -95,10 +97,10 @@ class Vault:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
                 self._client.restore_secret(SecretId=full)
                 _say(f"restored {full}, which was marked for deletion")
-            found: dict[str, str] = json.loads(self._client.get_secret_value(SecretId=full)["SecretString"])
+            content: dict[str, str] = json.loads(self._client.get_secret_value(SecretId=full)["SecretString"])
         except self._client.exceptions.ResourceNotFoundException:
             return {}
-        return found
+        return content
 
     def write(self, name: str, content: Mapping[str, str], description: str) -> None:
         """Create a secret, or give it a new version."""
@@ -148,24 +150,24 @@ def _authority(vault: Vault) -> Pair:
 
 def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> None:
     """Keep the certificate in a secret, or make a new one."""
-    kept, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
-    if kept and not renew and _is_good(kept["cert"], authority.cert, host):
+    current, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
+    if current and not renew and _is_good(current["cert"], authority.cert, host):
         return
-    made = sign(authority, host, "localhost", days=_VALID_DAYS)
+    pair = sign(authority, host, "localhost", days=_VALID_DAYS)
     authorities = {"client": "ca", "coordinator": "client_ca"}
-    content = {"cert": made.cert, "key": made.key, authorities[secret]: authority.cert}
+    content = {"cert": pair.cert, "key": pair.key, authorities[secret]: authority.cert}
     vault.write(secret, content, f"SUPER: certificate and key of the {secret}")
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
-    kept = vault.read("token")
-    if rotate or not kept:
-        made = secrets.token_urlsafe(_TOKEN_BYTES)
+    current = vault.read("token")
+    if rotate or not current:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
         # The earlier token stays valid until all trainers have the new one.
-        accepted = f"{made},{kept['accepted']}" if kept else made
-        vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
-    elif retire and kept["accepted"] != kept["token"]:
-        vault.write("token", {"token": kept["token"], "accepted": kept["token"]}, "")
+        accepted = f"{token},{current['accepted']}" if current else token
+        vault.write("token", {"token": token, "accepted": accepted}, "SUPER: the trainers' token")
+    elif retire and current["accepted"] != current["token"]:
+        vault.write("token", {"token": current["token"], "accepted": current["token"]}, "")
 
 
 def _say(text: str) -> None:

@@ -36,8 +36,10 @@ def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dic
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
     """Return the states of all stacks of this name, by id. CloudFormation lists deleted ones for 90 days."""
-    found = _all(client("cloudformation"), "list_stacks", "StackSummaries")
-    return {item["StackId"]: item["StackStatus"] for item in found if item["StackName"] == stack}
+    summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
+    return {
+        summary["StackId"]: summary["StackStatus"] for summary in summaries if summary["StackName"] == stack
+    }
 
 
 def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str]:
@@ -71,23 +73,25 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     if any(state != "DELETE_COMPLETE" for state in stacks.values()):
         sys.stderr.write(f"{stack} is there: terminate trainers, then sam delete --stack-name {stack}\n")
         return 2
-    gone = list(_deleted_with_stacks(client, stacks))
+    deleted = list(_deleted_with_stacks(client, stacks))
     for arn in _delete(client, stack, forget=forget):
         print(f"deleted {arn}")
-        gone.append(arn)
+        deleted.append(arn)
     tags = [{"Key": TAG, "Values": [stack]}]
-    tagged = _all(
+    mappings = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
     # AWS still lists deleted things for a while, by ARNs that end with their physical ids.
-    ends = tuple(f"{boundary}{one}" for one in gone for boundary in ":/")
-    arns = [item["ResourceARN"] for item in tagged]
-    left = [arn for arn in arns if arn not in gone and not arn.endswith(ends)]
-    if not left:
+    suffixes = tuple(f"{boundary}{resource}" for resource in deleted for boundary in ":/")
+    arns = [mapping["ResourceARN"] for mapping in mappings]
+    remaining = [arn for arn in arns if arn not in deleted and not arn.endswith(suffixes)]
+    if not remaining:
         print(f"nothing of {stack} is left that costs money")
         return 0
-    print(f"{len(left)} things with the tag of {stack} are left (AWS remembers for a while what is gone):")
-    print("".join(f"  {arn}\n" for arn in left), end="")
+    print(
+        f"{len(remaining)} things with the tag of {stack} are left (AWS remembers for a while what is gone):"
+    )
+    print("".join(f"  {arn}\n" for arn in remaining), end="")
     return 1
 
 

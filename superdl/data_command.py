@@ -86,13 +86,13 @@ def _make(arguments: argparse.Namespace) -> None:
     if name == "digits":
         if arguments.samples is not None or arguments.quick or arguments.seed:
             raise ConfigError("the digits are 1,797 real scans: --samples, --quick and --seed do not apply")
-        place = make_digits(arguments.directory or "data/digits")
+        directory = make_digits(arguments.directory or "data/digits")
     elif name in MADE_SETS:
-        made = MADE_SETS[name]
-        samples = made.quick if arguments.quick else arguments.samples
-        place = make_set(
-            made,
-            arguments.directory or default_directory(made, samples, arguments.seed),
+        made_set = MADE_SETS[name]
+        samples = made_set.quick if arguments.quick else arguments.samples
+        directory = make_set(
+            made_set,
+            arguments.directory or default_directory(made_set, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
             tell=_tell,
@@ -105,7 +105,7 @@ def _make(arguments: argparse.Namespace) -> None:
         )
     else:
         raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
-    _say_where(name, place, as_json=arguments.json)
+    _say_where(name, directory, as_json=arguments.json)
 
 
 def _say_where(name: str, place: Path, *, as_json: bool) -> None:
@@ -146,16 +146,16 @@ def _list(arguments: argparse.Namespace) -> None:
 def _rows() -> list[dict[str, Any]]:
     from superdl.experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
 
-    stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
+    stand_ins = {published.like: published.name for published in PUBLISHED_SETS.values()}
     about = "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)"
     rows: list[dict[str, Any]] = [
         {"name": "digits", "about": about, **DIGITS_FORMAT["counts"], "bytes": _DIGITS_BYTES, "quick": None}
     ]
-    for made in MADE_SETS.values():
-        sizes = {"bytes": made.disk_bytes(made.train + made.val), "quick": made.quick}
-        rows.append({"name": made.name, "about": made.about, **made.counts(), **sizes})
+    for made_set in MADE_SETS.values():
+        sizes = {"bytes": made_set.disk_bytes(made_set.train + made_set.val), "quick": made_set.quick}
+        rows.append({"name": made_set.name, "about": made_set.about, **made_set.counts(), **sizes})
     for row in rows:
-        row["stands_in_for"] = stands_in.get(row["name"])
+        row["stands_in_for"] = stand_ins.get(row["name"])
         row["there"] = [
             str(file.parent) for file in sorted(Path("data").glob(f"{row['name']}*/manifest.json"))
         ]

@@ -76,8 +76,8 @@ def _book(directory: Path, *, as_json: bool) -> int:
     except OSError as error:
         raise _unwritten(directory, error) from error
     if as_json:
-        told = {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
-        sys.stdout.write(json.dumps(told) + "\n")
+        result = {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
+        sys.stdout.write(json.dumps(result) + "\n")
         return 0
     for name, reason in sorted(book.broken.items()):
         sys.stderr.write(shown_lines(f"superdl report: {name}: {reason}\n"))

@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.find_batch_size:
         from superdl.experiments.run import largest_batch
 
-        told = asdict(largest_batch(spec, console=console))
+        result = asdict(largest_batch(spec, console=console))
     else:
-        told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
-    tell_json(told, shown=arguments.json and process_rank().rank == 0)
+        result = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
+    tell_json(result, shown=arguments.json and process_rank().rank == 0)
     return 0

@@ -114,28 +114,28 @@ def alerts() -> list[dict[str, Any]]:
 
 def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return title and unit of each panel, with its legends and expressions."""
-    found: list[tuple[str, str, list[tuple[str, str]]]] = []
+    specs: list[tuple[str, str, list[tuple[str, str]]]] = []
     for line in _PANELS.strip().splitlines():
         if line.startswith(" "):
             # Grafana fills in the interval of rates.
             legend, _, expr = line.strip().partition(": ")
-            found[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
+            specs[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
         else:
             title, _, unit = line[:-1].partition(" [")
-            found.append((title, unit, []))
-    return found
+            specs.append((title, unit, []))
+    return specs
 
 
 def _metrics() -> str:
-    rows = [f"| `{one.name}` | {', '.join(one.labels)} | {one.help} |\n" for one in METRICS]
+    rows = [f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |\n" for metric in METRICS]
     return "".join(["| metric | labels | what it says |\n|---|---|---|\n", *rows])
 
 
 def _alerts() -> str:
     rows = []
     for rule in alerts():
-        said = {name: _LABEL.sub(r"*\1*", text) for name, text in rule["annotations"].items()}
-        rows.append(f"| `{rule['alert']}` | {said['summary']} | {said['description']} |\n")
+        annotations = {name: _LABEL.sub(r"*\1*", text) for name, text in rule["annotations"].items()}
+        rows.append(f"| `{rule['alert']}` | {annotations['summary']} | {annotations['description']} |\n")
     return "".join(["| alert | what it says | what to do |\n|---|---|---|\n", *rows])
 
 
@@ -150,8 +150,8 @@ def _dashboard() -> str:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [{"name": "source", "type": "datasource", "query": "prometheus"}]},
     }
-    made = []
-    for place, (title, unit, drawn) in enumerate(panels()):
+    panel_lines = []
+    for place, (title, unit, series) in enumerate(panels()):
         row, column = divmod(place, _COLUMNS)
         panel = {
             "id": place + 1,
@@ -162,11 +162,11 @@ def _dashboard() -> str:
             "fieldConfig": {"defaults": {"unit": unit, "custom": {"fillOpacity": 10}}, "overrides": []},
             "targets": [
                 {"refId": chr(ord("A") + number), "datasource": source, "expr": expr, "legendFormat": legend}
-                for number, (legend, expr) in enumerate(drawn)
+                for number, (legend, expr) in enumerate(series)
             ],
         }
-        made.append(json.dumps(panel))
-    body = ",\n".join(made)
+        panel_lines.append(json.dumps(panel))
+    body = ",\n".join(panel_lines)
     return f'{json.dumps(head)[:-1]}, "panels": [\n{body}\n]}}\n'
 
 

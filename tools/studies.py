@@ -104,7 +104,9 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
     for arm in comparison.arms:
         spreads = {figure.key: comparison.spreads(figure.key)[arm.name] for figure in FIGURES}
         arms[arm.name] = {
-            key: [float(f"{value:.4g}") for value in one.values] for key, one in spreads.items() if one
+            key: [float(f"{value:.4g}") for value in spread.values]
+            for key, spread in spreads.items()
+            if spread
         }
     return {
         "date": date,
@@ -173,12 +175,12 @@ def _all(studies: Mapping[str, Any]) -> str:
         (
             f"[`{name}`](experiments/{name}.md)",
             f"`{arm}`",
-            *(_values(figures, one.key, median=True) for one in shown),
+            *(_values(figures, figure.key, median=True) for figure in shown),
         )
         for name, study in studies.items()
         for arm, figures in study["arms"].items()
     ]
-    heads = ("study", "arm", *(", ".join(filter(None, (one.title, one.unit))) for one in shown))
+    heads = ("study", "arm", *(", ".join(filter(None, (figure.title, figure.unit))) for figure in shown))
     took_s = sum(study["took_s"] for study in studies.values())
     return f"{_markdown(heads, rows, 2)}\nMedians; {took_s / 60:.0f} minutes in all.\n"
 

@@ -105,10 +105,10 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
     say(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":
-        place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
+        train_dir, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
-        made, count = MADE_SETS["imagenet-like"], arguments.photos
-        place = make_set(made, directory / f"{made.name}-{count}", samples=count) / "train"
+        made_set, count = MADE_SETS["imagenet-like"], arguments.photos
+        train_dir = make_set(made_set, directory / f"{made_set.name}-{count}", samples=count) / "train"
         resize, crop = 256, 224
-    count = sum(1 for _ in place.glob("*/*"))
-    return Loading(name, str(place.resolve()), count, resize, crop)
+    count = sum(1 for _ in train_dir.glob("*/*"))
+    return Loading(name, str(train_dir.resolve()), count, resize, crop)

@@ -86,20 +86,20 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
     Raises:
         BenchmarkError: it ended, or does not listen in time.
     """
-    with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             **options,
         )
         stack.callback(_end, process)
-        until_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not _listens(listens):
-            if process.poll() is not None or time.monotonic() > until_s:
-                said.seek(0)
-                why = said.read().decode(errors="replace").strip()
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                output.seek(0)
+                why = output.read().decode(errors="replace").strip()
                 raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
             time.sleep(_POLL_S)
         yield process.pid

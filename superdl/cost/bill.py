@@ -177,7 +177,7 @@ class _BillMaking:
         ]
 
     def _functions(self, executor: str) -> BillLine:
-        gb_s = math.fsum(one.gb_s for one in self._counted())
+        gb_s = math.fsum(counters.gb_s for counters in self._counted())
         how = f"{self._count('invocations'):,} calls, {gb_s:,.6g} GB s"
         line = self._told("functions", "functions_usd", how)
         if line.usd or RunsOn.SERVICE in _places(executor):
@@ -198,9 +198,9 @@ class _BillMaking:
         return self._hours("cache", hired.cache_nodes * hour, how)
 
     def _machine(self, name: str, machine: str, count: int) -> BillLine:
-        one = self.prices.machine(machine)
-        at = f"{count} x {machine} at {one.hour:g} USD an hour" + f" ({one.date})" * bool(one.date)
-        return self._hours(name, count * one.hour, at)
+        price = self.prices.machine(machine)
+        at = f"{count} x {machine} at {price.hour:g} USD an hour" + f" ({price.date})" * bool(price.date)
+        return self._hours(name, count * price.hour, at)
 
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
         """Return the cost of a resource paid by the hour throughout the run."""
@@ -210,14 +210,14 @@ class _BillMaking:
 
     def _gets_of_the_loader(self) -> BillLine:
         """Return the GETs of a loader that decodes itself, which no coordinator accounts for."""
-        each = self.prices.of("local").source_request
-        parts = [each * one.source_requests for one in self._counted()]
-        how = f"{self._count('source_requests'):,} at {each * _MILLION:g} USD a million"
+        request_usd = self.prices.of("local").source_request
+        parts = [request_usd * counters.source_requests for counters in self._counted()]
+        how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
         return BillLine("GETs", math.fsum(parts), tuple(parts[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
         """Return a cost from the coordinator's account."""
-        parts: list[float] = [getattr(one, counter) for one in self._counted()]
+        parts: list[float] = [getattr(counters, counter) for counters in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
         return BillLine(name, math.fsum(parts), tuple(parts[: len(self.epochs)]), share)
 
@@ -226,7 +226,7 @@ class _BillMaking:
         return BillLine(name, 0.0, (0.0,) * len(self.epochs), how)
 
     def _count(self, counter: str) -> int:
-        return sum(getattr(one, counter) for one in self._counted())
+        return sum(getattr(counters, counter) for counters in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
         """Return the counters of each epoch and, last, those outside of complete epochs."""

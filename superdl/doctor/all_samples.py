@@ -30,18 +30,18 @@ def check_all_samples(case: Case) -> Finding:
 
     sampler = planned_by(case, case.recipe, case.batch_size, on_bad_sample="skip")
     dataset = sampler.dataset
-    read, told_s = 0, time.monotonic()
+    read, reported_s = 0, time.monotonic()
     with sampler, SuperLoader(dataset, sampler) as loader:
         for _, labels in loader:
             read += len(labels)
-            if time.monotonic() - told_s >= _PROGRESS_EVERY_S:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s >= _PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
                 sys.stderr.write(
                     f"{read:,} of {len(dataset):,} samples are good, {len(loader.bad_samples):,} are bad\n"
                 )
-        found = loader.bad_samples
+        bad_samples = loader.bad_samples
     if read == len(dataset):
         return good(f"all {read:,} samples can be produced", samples=read)
-    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in found)
+    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in bad_samples)
     words = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
     return bad(words, _REMEDY, samples=read, bad=len(dataset) - read)

@@ -185,16 +185,16 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
             blamed = next((failed[need] for need in needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
-                found = skipped(f"not looked at, because the check {blamed!r} has failed")
+                finding = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
-                found = _looked(check, case)
-            if blamed or found.verdict is CheckStatus.BAD:
+                finding = _looked(check, case)
+            if blamed or finding.verdict is CheckStatus.BAD:
                 failed[check.name] = blamed or check.name
             yield replace(
-                found,
+                finding,
                 check=check.name,
-                reason=text_without_credentials(found.reason),
-                remedy=text_without_credentials(found.remedy),
+                reason=text_without_credentials(finding.reason),
+                remedy=text_without_credentials(finding.remedy),
                 seconds=round(time.monotonic() - began_s, 3),
             )
     finally:

@@ -29,10 +29,12 @@ def check_function(case: Case) -> Finding:
     """Check that each executor's function starts, has our version, and decodes as this machine does."""
     settings = case.settings
     if case.elsewhere:
-        told = case.coordinating.executors if case.coordinating is not None else settings.executors
-        why = f"functions ({', '.join(told)}) are run by the coordinator"
+        executors = case.coordinating.executors if case.coordinating is not None else settings.executors
+        why = f"functions ({', '.join(executors)}) are run by the coordinator"
         return skipped(f"{why}: the sample below shows whether they work, superdl stats how they fare")
-    return combined([one for name in settings.executors for one in _looks(EXECUTORS[name], case, settings)])
+    return combined(
+        [finding for name in settings.executors for finding in _looks(EXECUTORS[name], case, settings)]
+    )
 
 
 def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:

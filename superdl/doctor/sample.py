@@ -153,10 +153,10 @@ def check_shared_memory(_: Case) -> Finding:
     and batches of other loaders do count.
     """
     try:
-        told = os.statvfs(_SHARED_MEMORY)
+        stats = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
         return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
-    size, free = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+    size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
     room = f"{_SHARED_MEMORY} has {size_text(size)}, {size_text(free)} of it free"
     why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
     if size < _ENOUGH_BYTES:

@@ -195,18 +195,18 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     """Yield the images in a zip, stored or deflated, with labels from files beside them, in any order."""
     try:
-        with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
-            infos, directory = archive.infolist(), archive.start_dir
+        with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as zip_file:
+            infos, directory = zip_file.infolist(), zip_file.start_dir
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
     infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
     infos.sort(key=lambda info: info.header_offset)
-    found = _Archive(shard, choices, webdataset=False)
+    archive = _Archive(shard, choices, webdataset=False)
     samples: dict[str, list[_File]] = {}  # whose files need not be adjacent
     for info in infos:
         file = _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory))
-        samples.setdefault(found.split(file.name)[0], []).append(file)
-    return found.members(chain.from_iterable(samples.values()))
+        samples.setdefault(archive.split(file.name)[0], []).append(file)
+    return archive.members(chain.from_iterable(samples.values()))
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:

@@ -216,8 +216,10 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         shard.check(begin, length + _FOOT_BYTES, name)
         record = shard.read(begin, length, name)
         try:
-            found = (entry for one in example_type.FromString(record).features for entry in one.feature)
-            entries = {b"".join(entry.key).decode(): entry for entry in found}
+            feature_entries = (
+                entry for features in example_type.FromString(record).features for entry in features.feature
+            )
+            entries = {b"".join(entry.key).decode(): entry for entry in feature_entries}
             image, label = _image_and_label(entries, choices)
         except (DecodeError, ValueError) as error:
             raise shard.error(f"it is no tf.train.Example with image and label: {error}", name) from error

@@ -44,7 +44,7 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     parts += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
     if view["warned"]:
         parts += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
-        parts += [_warned(one) for one in view["warned"]]
+        parts += [_warned(warning) for warning in view["warned"]]
     return Group(*parts)
 
 
@@ -66,25 +66,25 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("functions", "slots", "in flight", "samples/s", "requests ended (a second)")
-    for one in functions:
+    for function in functions:
         ended = ", ".join(
-            f"{outcome.replace('_', ' ')} {count:,} ({_rate(one['ended_per_s'][outcome])})"
-            for outcome, count in one["ended"].items()
+            f"{outcome.replace('_', ' ')} {count:,} ({_rate(function['ended_per_s'][outcome])})"
+            for outcome, count in function["ended"].items()
         )
         table.add_row(
-            Text(one["name"]),
-            Text(f"{one['had']:,} of {one['wanted']:,}"),
-            Text(f"{one['in_flight']:,}"),
-            Text(_rate(one["samples_per_s"])),
+            Text(function["name"]),
+            Text(f"{function['had']:,} of {function['wanted']:,}"),
+            Text(f"{function['in_flight']:,}"),
+            Text(_rate(function["samples_per_s"])),
             Text(ended or "none"),
         )
-        if one["trouble"]:
-            table.add_row(Text(f"  {one['trouble']}", style="red"))
+        if function["trouble"]:
+            table.add_row(Text(f"  {function['trouble']}", style="red"))
     return table
 
 
 def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
-    found = [
+    lines = [
         Text(
             f"cache  {_gib(cache['resident_bytes'])} of {_gib(cache['budget_bytes'])}; "
             f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
@@ -93,18 +93,18 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
         )
     ]
     if cache["cache_trouble"]:
-        found.append(Text(f"  {cache['cache_trouble']}", style="red"))
+        lines.append(Text(f"  {cache['cache_trouble']}", style="red"))
     if cache["thrashing"]:
         needed = _gib(cache["needed_bytes"])
-        found.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
+        lines.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
     if store["address"]:
         room = f" of {_gib(store['room_bytes'])}" if store["room_bytes"] else ""
-        found.append(
+        lines.append(
             Text(f"store  {_gib(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
         )
     if store["trouble"]:
-        found.append(Text(f"  {store['trouble']}", style="red"))
-    return found
+        lines.append(Text(f"  {store['trouble']}", style="red"))
+    return lines
 
 
 def _warned(one: Mapping[str, Any]) -> Text:
