@@ -170,17 +170,17 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
         say("listing, and a first epoch")
         source = directory / "bench"
         source.mkdir()
-        listed = partial(
+        register = partial(
             clients.register,
             source.as_uri(),
             key_list=write_key_list(directory / "keys.parquet", arguments.samples),
         )
-        cached = listed(Recipe.image(resize=256, crop=224))
-        random = listed(Recipe([{"op": "random_resized_crop", "size": 224}]))
+        cached = register(Recipe.image(resize=256, crop=224))
+        random = register(Recipe([{"op": "random_resized_crop", "size": 224}]))
         _fill(clients, cached, arguments.samples)
         ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
-        every = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
-        for epoch, (number, way, jobs) in enumerate(every):
+        rounds = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
+        for epoch, (number, way, jobs) in enumerate(rounds):
             say(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
             measured = _measured_jobs(clients, server, cache, arguments, ways[way], way, jobs, epoch)
             yield Run({"part": "jobs", "way": way, "source": None, "jobs": jobs}, number, measured)
@@ -214,9 +214,9 @@ def _measured_jobs(
     batches = int(offered * arguments.seconds)
     opened = [
         clients.open(
-            dataset, f"job-{epoch}-{place}", batch_size=arguments.batch_size, seed=place, epoch=epoch
+            dataset, f"job-{epoch}-{number}", batch_size=arguments.batch_size, seed=number, epoch=epoch
         )
-        for place in range(jobs)
+        for number in range(jobs)
     ]
     clients.start(opened)
     clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)

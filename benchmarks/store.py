@@ -93,8 +93,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = Path(arguments.data)  # on the disk to be measured
-    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as place:
-        bench = _Bench(images, arguments, Path(place), say)
+    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as folder:
+        bench = _Bench(images, arguments, Path(folder), say)
         for name in arguments.only:
             group = {"images": images.name, "row": name}
             arms = list(ROWS[name](bench))
@@ -116,10 +116,10 @@ def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
     bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
     loop = next(bare, _medians([]))
     for arm, epochs in arms:
-        for name, some in (("first", epochs[:1]), ("later", epochs[1:])):
-            if some or (name == "first" and not epochs):
-                figures = _medians(some)
-                ratios = {ratio: over(figures[of], loop[of]) for ratio, of in _RATIOS.items()}
+        for name, subset in (("first", epochs[:1]), ("later", epochs[1:])):
+            if subset or (name == "first" and not epochs):
+                figures = _medians(subset)
+                ratios = {ratio: over(figures[figure], loop[figure]) for ratio, figure in _RATIOS.items()}
                 yield {"arm": arm, "epochs": name, **figures, **ratios}
 
 
@@ -204,9 +204,9 @@ class _Bench:
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
         """Run epochs of SuperLoader: fresh services, a cache of ``budget_bytes`` (0: quarter of the set)."""
-        words = ("--store", store or self._store)
+        options = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
-        with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:
+        with loader_services(*options, store=server, budget_bytes=budget_bytes) as services:
             loading = replace(self._loading, coordinator=services.coordinator)
             opening = CONTENDERS[SUPER_LOADER].open
             return self._arm(arm, opening, loading=loading, pids=services.pids, **how)

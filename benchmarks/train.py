@@ -252,11 +252,11 @@ class Alone:
 def costs_alone(spec: TrainerSpec) -> Alone:
     """Measure both in this process, which is fresh, with nothing else running."""
     trainer, pairs = warmed(spec), Pairs(spec.loading)
-    some = range(min(len(pairs), _ALONE_IMAGES))
-    decode_s = seconds_each(lambda: [pairs[index] for index in some], time.process_time)
+    indices = range(min(len(pairs), _ALONE_IMAGES))
+    decode_s = seconds_each(lambda: [pairs[index] for index in indices], time.process_time)
     batch = _random_batch(spec.loading)
     compute_s = seconds_each(lambda: trainer.step(batch), time.process_time)
-    return Alone(1e3 * decode_s / len(some), 1e3 * compute_s / spec.loading.batch_size)
+    return Alone(1e3 * decode_s / len(indices), 1e3 * compute_s / spec.loading.batch_size)
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
@@ -289,18 +289,18 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for Pillow's later epochs, and two for each other loader."""
     laps: dict[str, tuple[list[Lap], list[Lap]]] = {}
-    for conditions, some in by_conditions(runs):
+    for conditions, part_laps in by_conditions(runs):
         first, later = laps.setdefault(conditions["contender"], ([], []))
-        (later if conditions["epoch"] else first).extend(some)
+        (later if conditions["epoch"] else first).extend(part_laps)
     _, plain_laps = laps.pop(PILLOW)
     plain = _figures(plain_laps)
     yield {**_named(PILLOW, "later", workers), **plain, "gain": 1.0, "gain_bound": None}
-    for contender, parts in laps.items():
-        for part, some in zip(("cold", "warm"), parts, strict=True):
-            figures = _figures(some)
+    for contender, both_laps in laps.items():
+        for store_state, part_laps in zip(("cold", "warm"), both_laps, strict=True):
+            figures = _figures(part_laps)
             beside_ms = figures["functions_cpu_ms_per_image"] + figures["services_cpu_ms_per_image"]
             yield {
-                **_named(contender, part, workers),
+                **_named(contender, store_state, workers),
                 **figures,
                 "gain": plain["step_ms"] / figures["step_ms"],
                 "gain_bound": alone.gain_bound(1e3 / plain["images_per_s"], beside_ms / other_cores),

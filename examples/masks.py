@@ -31,9 +31,9 @@ def make_data(folder: Path) -> None:
         mask.putpalette([0, 0, 0, 200, 40, 40, 40, 160, 60])
         for _ in range(3):
             x, y, kind = draw.randrange(44), draw.randrange(36), draw.randrange(1, 3)
-            place = (x, y, x + 20, y + 20)
-            ImageDraw.Draw(image).ellipse(place, fill=[None, (200, 40, 40), (40, 160, 60)][kind])
-            ImageDraw.Draw(mask).ellipse(place, fill=kind)
+            box = (x, y, x + 20, y + 20)
+            ImageDraw.Draw(image).ellipse(box, fill=[None, (200, 40, 40), (40, 160, 60)][kind])
+            ImageDraw.Draw(mask).ellipse(box, fill=kind)
         image.save(folder / "JPEGImages" / f"{number:03d}.jpg")
         mask.save(folder / "SegmentationClass" / f"{number:03d}.png")
 

@@ -165,8 +165,8 @@ def _preprocess(run: Run, directory: Path) -> int:
     """Run a CPU host's part; return the exit code in the coordinator's goodbye."""
     with contextlib.ExitStack() as stack:
         coordinator = _start_services(run, directory, stack) if run.current == run.leader else None
-        words = ("--coordinator", run.coordinator, "--name", run.current)
-        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *words], stack).wait()
+        options = ("--coordinator", run.coordinator, "--name", run.current)
+        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *options], stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 coordinator.wait(_GOODBYE_S)  # it says goodbye to late workers

@@ -126,15 +126,15 @@ def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     if is_mutual:
         _certificate(vault, authority, "client", renew=renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
-    named = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
-    named |= {"ClientSecretArn": "client"} if is_mutual else {}
-    return {parameter: vault.arn(name) for parameter, name in named.items()}
+    secret_names = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
+    secret_names |= {"ClientSecretArn": "client"} if is_mutual else {}
+    return {parameter: vault.arn(name) for parameter, name in secret_names.items()}
 
 
 def _authority(vault: Vault) -> Pair:
-    kept = vault.read("authority")
-    authority = Pair(kept["cert"], kept["key"]) if kept else new_authority(f"SUPER {vault.stack}")
-    if not kept:
+    current = vault.read("authority")
+    authority = Pair(current["cert"], current["key"]) if current else new_authority(f"SUPER {vault.stack}")
+    if not current:
         content = {"cert": authority.cert, "key": authority.key}
         vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
     # A new certificate would now outlive the authority.

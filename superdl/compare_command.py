@@ -21,11 +21,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument(
         "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
     )
-    what.add_argument(
+    group.add_argument(
         "--runs",
         nargs="+",
         metavar="[NAME=]DIR",

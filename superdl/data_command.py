@@ -32,19 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
     make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     make.add_argument("--json", action="store_true", help="print where it is as JSON")
-    pushed = actions.add_parser(
+    push = actions.add_parser(
         "push",
         help="send a directory to S3",
         description="Send all files of a directory to S3, in parallel, but for those that are there.",
     )
-    pushed.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
-    pushed.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
-    pushed.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
-    pushed.add_argument("--json", action="store_true", help="print what was done as JSON")
-    listed = actions.add_parser(
+    push.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
+    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
+    push.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
+    push.add_argument("--json", action="store_true", help="print what was done as JSON")
+    list_parser = actions.add_parser(
         "list", help="show the sets", description="Show which sets there are, and what each takes."
     )
-    listed.add_argument("--json", action="store_true", help="print JSON")
+    list_parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,8 +139,8 @@ def _list(arguments: argparse.Namespace) -> None:
         "\nPublished sets that are taken as they are (data.kind), and what stands in for each:\n"
     )
     for published in PUBLISHED_SETS.values():
-        place = f"data/{published.folder} or data.directory, {published.layout}"
-        sys.stdout.write(f"  {published.name}: {place}; else {published.like}\n")
+        location = f"data/{published.folder} or data.directory, {published.layout}"
+        sys.stdout.write(f"  {published.name}: {location}; else {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -200,10 +200,10 @@ def _print_batches(answer: dict[str, Any], console: Console) -> None:
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "
             f"{batch['in_flight']} in flight, {batch['failed']} failed"
         )
-        for place in batch["occurrences"]:
-            console.print("  job {job}, rank {rank}, epoch {epoch}, position {position}".format(**place))
+        for occurrence in batch["occurrences"]:
+            console.print("  job {job}, rank {rank}, epoch {epoch}, position {position}".format(**occurrence))
             for event in batch["events"]:
-                if event["occurrence"] == place:
+                if event["occurrence"] == occurrence:
                     console.print(f"    {event['seconds_ago']:9.3f} s ago  {event['what']}")
         for sample in batch["details"]:
             reason = f": {sample['message']}" if sample["message"] else ""

@@ -151,10 +151,10 @@ def _dashboard() -> str:
         "templating": {"list": [{"name": "source", "type": "datasource", "query": "prometheus"}]},
     }
     panel_lines = []
-    for place, (title, unit, series) in enumerate(panels()):
-        row, column = divmod(place, _COLUMNS)
+    for index, (title, unit, series) in enumerate(panels()):
+        row, column = divmod(index, _COLUMNS)
         panel = {
-            "id": place + 1,
+            "id": index + 1,
             "type": "timeseries",
             "title": title,
             "datasource": source,

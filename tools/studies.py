@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the studies and write the pages; return the exit code."""
     parser = argparse.ArgumentParser(description="Run the studies' quick variants and write their pages.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (all)")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--pages", action="store_true", help="run nothing; write the pages")
-    what.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is old")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--pages", action="store_true", help="run nothing; write the pages")
+    group.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is old")
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.names) - set(STUDIES)):
         parser.error(f"no such study: {', '.join(unknown)}; there are {', '.join(STUDIES)}")

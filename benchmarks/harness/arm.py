@@ -216,11 +216,11 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
     opening_s = time.perf_counter() - began_s
     try:
         laps = [_lap(spec, contender, trainer, spent, epochs) for epochs in spec.laps]
-        seen = sum(_checked(*batch, spec.loading.crop) for batch in contender) if spec.checked else 0
+        checksum = sum(_checked(*batch, spec.loading.crop) for batch in contender) if spec.checked else 0
     finally:
         contender.close()
     laps[0] = replace(laps[0], opening_s=opening_s)
-    return [replace(lap, checksum=seen) for lap in laps]
+    return [replace(lap, checksum=checksum) for lap in laps]
 
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:

@@ -66,8 +66,8 @@ class Loading:
 
     def format_directory(self, name: str) -> Path:
         """Return the directory of the images in a format: beside the set, one folder per format."""
-        place = Path(self.directory).parent
-        return place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted") / name
+        parent = Path(self.directory).parent
+        return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 
 
 def described(sets: Iterable[Loading]) -> dict[str, Any]:

@@ -109,8 +109,8 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
 
 def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
     """Return the median of each figure over the measurements that have it; ``None`` if none has."""
-    values = {name: [value for some in figures if (value := some[name]) is not None] for name in figures[0]}
-    return {name: median(known) if known else None for name, known in values.items()}
+    values = {name: [value for row in figures if (value := row[name]) is not None] for name in figures[0]}
+    return {name: median(present) if present else None for name, present in values.items()}
 
 
 def over(above: float | None, below: float | None) -> float | None:
@@ -148,8 +148,8 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
 
     for heading, group in itertools.groupby(content["rows"], key=title):
         rows = list(group)
-        known = {name for row in rows for name, value in row.items() if value is not None}
-        columns = [column for column in report.columns if column.name in known]
+        measured = {name for row in rows for name, value in row.items() if value is not None}
+        columns = [column for column in report.columns if column.name in measured]
         console.print(heading, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in columns:

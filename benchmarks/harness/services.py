@@ -145,15 +145,15 @@ def cache_server() -> Iterator[Server]:
     with private_directory() as directory:
         path = str(directory / "cache.sock")
         settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
-        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        with running([server_binary(), *words], path) as pid:
+        options = [text for name, value in settings.items() for text in (f"--{name}", value)]
+        with running([server_binary(), *options], path) as pid:
             yield Server(f"unix://{path}", pid)
 
 
 def rclone_binary() -> str | None:
     """Return the path of rclone, beside this Python or on ``PATH``."""
-    beside = Path(sys.executable).with_name("rclone")
-    return str(beside) if beside.is_file() else shutil.which("rclone")
+    binary = Path(sys.executable).with_name("rclone")
+    return str(binary) if binary.is_file() else shutil.which("rclone")
 
 
 @contextlib.contextmanager

@@ -79,21 +79,21 @@ class SocketLoop:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._random.permutation(len(self._requests))
-        for at in range(0, len(order), self._batch_size):
-            chosen = order[at : at + self._batch_size]
-            self._connection.sendall(b"".join([self._requests[index] for index in chosen]))
-            self._receive(len(chosen))
-            images = torch.from_numpy(self._images[: len(chosen)]).permute(0, 3, 1, 2)
-            yield images, torch.from_numpy(self._labels[chosen])
+        for start in range(0, len(order), self._batch_size):
+            indices = order[start : start + self._batch_size]
+            self._connection.sendall(b"".join([self._requests[index] for index in indices]))
+            self._receive(len(indices))
+            images = torch.from_numpy(self._images[: len(indices)]).permute(0, 3, 1, 2)
+            yield images, torch.from_numpy(self._labels[indices])
 
     def _receive(self, count: int) -> None:
         """Receive ``count`` replies."""
-        rest = self._replies[:count].reshape(-1).data
-        while rest:
-            received = self._connection.recv_into(rest)
+        buffer = self._replies[:count].reshape(-1).data
+        while buffer:
+            received = self._connection.recv_into(buffer)
             if not received:
                 raise BenchmarkError("the cache closed the connection of the bare socket loop")
-            rest = rest[received:]
+            buffer = buffer[received:]
 
 
 def _request(key: str) -> bytes:

@@ -105,8 +105,8 @@ def convert_named(kind: str, loading: Loading, target: Path) -> None:
 
 def open_boto3(loading: Loading) -> Contender:
     """Open Pillow in a DataLoader, with a boto3 GET per image; the bucket is named like the image set."""
-    place = Path(loading.directory)
-    return _opened("torch", loading, Path(), Source(f"s3://{place.parent.name}/{place.name}/"))
+    directory = Path(loading.directory)
+    return _opened("torch", loading, Path(), Source(f"s3://{directory.parent.name}/{directory.name}/"))
 
 
 def _opened(kind: str, loading: Loading, converted: Path, source: Source | None = None) -> Contender:

@@ -50,10 +50,10 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
         SuperError: the directory cannot be written, or contains something else.
     """
     say(f"writing and indexing shards: {loading.name}")
-    place = loading.format_directory(_FORMAT)
+    directory = loading.format_directory(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
-    written_once(place, manifest, "tar shards", partial(_write, loading))
-    source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
+    written_once(directory, manifest, "tar shards", partial(_write, loading))
+    source, key_list = f"s3://{directory.parent.name}/{directory.name}", str(directory.with_suffix(".jsonl"))
     command = [sys.executable, "-P", "-m", "superdl.main", "index", source, "-o", key_list, "--force"]
     # Standard output is for the report.
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)

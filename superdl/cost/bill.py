@@ -205,21 +205,21 @@ class _BillMaking:
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
         """Return the cost of a resource paid by the hour throughout the run."""
         seconds = [self.wall_s, *(epoch.wall_s for epoch in self.epochs)]
-        usd, *by_epoch = (each * hour_usd / _HOUR_S for each in seconds)
+        usd, *by_epoch = (duration_s * hour_usd / _HOUR_S for duration_s in seconds)
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
     def _gets_of_the_loader(self) -> BillLine:
         """Return the GETs of a loader that decodes itself, which no coordinator accounts for."""
         request_usd = self.prices.of("local").source_request
-        parts = [request_usd * counters.source_requests for counters in self._counted()]
+        costs = [request_usd * counters.source_requests for counters in self._counted()]
         how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
-        return BillLine("GETs", math.fsum(parts), tuple(parts[: len(self.epochs)]), how)
+        return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
         """Return a cost from the coordinator's account."""
-        parts: list[float] = [getattr(counters, counter) for counters in self._counted()]
+        costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
-        return BillLine(name, math.fsum(parts), tuple(parts[: len(self.epochs)]), share)
+        return BillLine(name, math.fsum(costs), tuple(costs[: len(self.epochs)]), share)
 
     def _nothing(self, name: str, how: str) -> BillLine:
         """Return an item without further cost."""

@@ -228,13 +228,13 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
     epoch = _epoch(scenario, prices, scenario.read_cpu_ms, 0.0, **{"cache's network": network})
     gb_s = count * _function_s(scenario) * scenario.function_mb / _MIB_PER_GIB
     crossing = 0.0 if scenario.one_zone else (read + count) * scenario.record_bytes
-    moved = done * scenario.source_bytes * units.source_gb
-    moved += (done + read) * scenario.record_bytes * units.record_gb
+    priced_bytes = done * scenario.source_bytes * units.source_gb
+    priced_bytes += (done + read) * scenario.record_bytes * units.record_gb
     paid = Period(
         produced=count,
         functions_usd=gb_s * units.gb_s + done / scenario.request_samples * units.invocation,
         gets_usd=done * units.source_request,
-        transfer_usd=(crossing * prices.transfer.between_zones_gb + moved) / _GB,
+        transfer_usd=(crossing * prices.transfer.between_zones_gb + priced_bytes) / _GB,
     )
     standing = _standing(scenario, prices, epoch.period.hours)
     return epoch._replace(period=epoch.period.plus(paid).plus(standing))

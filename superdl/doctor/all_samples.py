@@ -43,5 +43,5 @@ def check_all_samples(case: Case) -> Finding:
     if read == len(dataset):
         return good(f"all {read:,} samples can be produced", samples=read)
     lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in bad_samples)
-    words = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
-    return bad(words, _REMEDY, samples=read, bad=len(dataset) - read)
+    summary = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
+    return bad(summary, _REMEDY, samples=read, bad=len(dataset) - read)

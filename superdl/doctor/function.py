@@ -45,7 +45,7 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
         return [skipped(f"functions on {kind.place} need a cache that they reach", "name it: --cache")]
     began_s = time.monotonic()
     try:
-        fingerprint, places = _start(kind, settings, "" if is_here else case.cache)
+        fingerprint, capacity = _start(kind, settings, "" if is_here else case.cache)
     except ExecutorError as error:
         remedy = "see what it says on standard error above; is SUPER installed as a whole?"
         if not is_here:
@@ -56,8 +56,8 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     if is_here:
         started = good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
     else:
-        why = f"{places} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
-        started = good(f"{why}; what was left out is told above, with the reason", places=places)
+        why = f"{capacity} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
+        started = good(f"{why}; what was left out is told above, with the reason", places=capacity)
     return [started, _judge_decoder(kind, settings, fingerprint)]
 
 
@@ -88,16 +88,16 @@ def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> 
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.protocol import installed_version
 
-    alike = fingerprint == decoder_fingerprint()
+    same_decoder = fingerprint == decoder_fingerprint()
     if kind.runs_on is RunsOn.THIS_HOST:
-        if not alike:
+        if not same_decoder:
             why = f"{settings.function} decodes images otherwise than SUPER's own function does here"
             return doubtful(why, "expected of a function of your own; else install SUPER again")
         return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
-    words = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
-    if alike:
-        return good(f"{words}; it decodes images as this machine does")
-    words += "; it decodes images otherwise than this machine (another Pillow or processor)"
+    summary = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
+    if same_decoder:
+        return good(f"{summary}; it decodes images as this machine does")
+    summary += "; it decodes images otherwise than this machine (another Pillow or processor)"
     if any(EXECUTORS[name].runs_on is RunsOn.THIS_HOST for name in settings.executors):
-        return bad(words, _ONE_PILLOW)
-    return good(f"{words}, which does no harm while nothing here decodes for the same cache")
+        return bad(summary, _ONE_PILLOW)
+    return good(f"{summary}, which does no harm while nothing here decodes for the same cache")

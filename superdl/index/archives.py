@@ -61,8 +61,8 @@ class _Archive:
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         self._shard, self._choices, self._webdataset = shard, choices, webdataset
-        own = (choices.label_field,) if choices.label_field else _LABELS
-        self._labels = (*own, "json") if choices.reads_labels else ()
+        extensions = (choices.label_field,) if choices.label_field else _LABELS
+        self._labels = (*extensions, "json") if choices.reads_labels else ()
         self._lone: dict[str, str] = {}  # label files without an image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
@@ -90,12 +90,12 @@ class _Archive:
                 offset, length, encoding = place()
                 yield Member(name, offset, length if size else 0, label, encoding)
         dot = self._choices.key_at.replace("-", " ")
-        for same in sorted(bare.keys() & self._lone.keys()):
-            file = self._lone[same]
+        for stem in sorted(bare.keys() & self._lone.keys()):
+            file = self._lone[stem]
             why = f"{file} is not its label, as keys end at their {dot}: try --key-at last-dot"
             if self.split(file)[1] in self._labels:
                 why = f"it and its label are not adjacent ({file}): sort the files (tar --sort=name)"
-            raise self._shard.error(why, bare[same])
+            raise self._shard.error(why, bare[stem])
         if len(first) > 1:
             why = f"no label stands beside it, and one beside {first[True]} (keys end at their {dot})"
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
@@ -218,9 +218,9 @@ def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[
         raise shard.error("it is neither stored nor deflated: pack it again (zip -0)", name)
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
-    own = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
+    local_name = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
     offset = at + _LOCAL.size + name_bytes + extra_bytes
-    header = magic, method, own, flags & _ENCRYPTED, offset + info.compress_size <= directory
+    header = magic, method, local_name, flags & _ENCRYPTED, offset + info.compress_size <= directory
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
         raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:

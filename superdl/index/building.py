@@ -108,18 +108,18 @@ def build_index(
         SourceError: the source cannot be read or holds no sample, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
-    folder, named = _named(sources)
+    folder, shard_names = _named(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
         raise ConfigError(f"-o {out!r}: images have any number of boxes: write .jsonl, which has lists")
-    if named and choices.of_loose_images:
+    if shard_names and choices.of_loose_images:
         raise ConfigError(f"{folder}: labels beside images are found in a listing: name this folder alone")
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
         labelling = Labelling(place.url, kept)
         shards = Shards(place, stop)
-        if named:  # an index may name more
-            steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
+        if shard_names:  # an index may name more
+            steps = _steps_of_shards(shards, [*shard_names, *_layouts(shards, shard_names)], choices, built)
         else:
             steps = _steps_of_folder(shards, choices, built)
         threads = _THREADS if place.is_file else _BUCKET_THREADS
@@ -128,8 +128,8 @@ def build_index(
             built.add(form, rows, empty, incomplete)
             tell(built.shards, len(steps), built.samples)
         if not built.samples:
-            which = "an image with all its fields" if choices.fields else "an image"
-            why = f"{built.shards:,} shards were read, and none holds {which}"
+            sample = "an image with all its fields" if choices.fields else "an image"
+            why = f"{built.shards:,} shards were read, and none holds {sample}"
             raise SourceEmptyError(f"{place.url}: {why}: name its extension or column by --image-field")
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
@@ -214,8 +214,8 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
             raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
     url = shards.place.url
-    if gone := sorted({key for key in layouts if choices.takes(key)} - known):
-        why = f"{formats.INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
+    if missing := sorted({key for key in layouts if choices.takes(key)} - known):
+        why = f"{formats.INDEX_FILE} names {len(missing):,} shards that are not there, such as {missing[0]}"
         raise ShardError(f"{url}: {why}")
     if not readers:
         like = f" whose key is like {choices.only!r}" if choices.only else ""

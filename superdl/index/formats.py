@@ -117,9 +117,11 @@ def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
 
 
 def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tuple[str, Layout]]:
-    for what in ("compression", "ipc_compression", "encryption"):
-        if config.get(what):
-            raise index.error(f"its chunks have {what} {config[what]!r}: write them with {what}=None")
+    for setting in ("compression", "ipc_compression", "encryption"):
+        if config.get(setting):
+            raise index.error(
+                f"its chunks have {setting} {config[setting]!r}: write them with {setting}=None"
+            )
     if config.get("item_loader") not in {None, "PyTreeLoader"}:
         raise index.error(f"its chunks are for {config['item_loader']}; those of PyTreeLoader are read")
     # The names of a sample's leaves are the keys of a flat dict, else their positions.
@@ -147,8 +149,8 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         why = "its samples are rows of Arrow, as LitData writes bytes and numbers"
         raise shard.error(f"{why}: give it images (PIL) to write, which it keeps as JPEG or PNG")
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
-    for place, (begin, end) in enumerate(pairwise(table)):
-        name = str(place)
+    for number, (begin, end) in enumerate(pairwise(table)):
+        name = str(number)
         if begin < before:
             raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
         spans = _spans(shard, layout.columns, begin, end, name)
@@ -175,14 +177,14 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
     """Return offset and length of every column of a sample."""
     varying = sum(size is None for _, size in columns.values())
-    at, spans, own = begin + _U32 * varying, {}, iter(())
-    if at <= end:
-        own = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
-    for column, (_, fixed) in columns.items():
-        spans[column] = at, next(own, 0) if fixed is None else fixed
-        at += spans[column][1]
-    if at != end:
-        why = f"its columns end at {at:,}, it ends at {end:,}: the table of offsets is broken"
+    offset, spans, lengths = begin + _U32 * varying, {}, iter(())
+    if offset <= end:
+        lengths = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
+    for column, (_, size) in columns.items():
+        spans[column] = offset, next(lengths, 0) if size is None else size
+        offset += spans[column][1]
+    if offset != end:
+        why = f"its columns end at {offset:,}, it ends at {end:,}: the table of offsets is broken"
         raise shard.error(why, name)
     shard.check(begin, end - begin, name)
     return spans
@@ -233,7 +235,7 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _values_of(entry: Any) -> list[Any]:
-    lists = (values for feature in entry.value for _, some in feature.ListFields() for values in some)
+    lists = (values for feature in entry.value for _, repeated in feature.ListFields() for values in repeated)
     return [value for values in lists for value in values.value]
 
 
@@ -299,18 +301,20 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
     number = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group)
-        counted = rows.column(place).statistics
-        if counted is not None and counted.has_null_count and counted.null_count:
-            raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
+        statistics = rows.column(place).statistics
+        if statistics is not None and statistics.has_null_count and statistics.null_count:
+            raise shard.error(
+                f"row group {group} has {statistics.null_count:,} rows without an image's bytes"
+            )
         labels: Iterable[Any] = repeat(None, rows.num_rows)
         if label:
             batches = file.iter_batches(_ROWS_AT_A_TIME, [group], [label], use_threads=False)
             labels = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(labels):
-            named = number_or_text(value, partial(shard.error, member=str(number))) if label else None
+            row_label = number_or_text(value, partial(shard.error, member=str(number))) if label else None
             if classes and type(value) is int:  # -1 is Hugging Face's value for none
-                named = str(classes[value]) if 0 <= value < len(classes) else None
-            yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")
+                row_label = str(classes[value]) if 0 <= value < len(classes) else None
+            yield Member(f"{image}:{number}", group, row, row_label, f"parquet:{image}")
             number += 1
 
 
@@ -318,19 +322,19 @@ def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
     """Return path and index of the image's column: as chosen, as described, or the only column of bytes."""
-    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
-    named = {choices.image_field} if choices.image_field else images
-    places = [
-        place
-        for place, column in enumerate(columns)
+    wanted_paths = {choices.image_field} if choices.image_field else images
+    candidates = [
+        index
+        for index, column in enumerate(columns)
         if column.physical_type == "BYTE_ARRAY"
         and column.logical_type.type == "NONE"
         and not column.max_repetition_level
-        and (not named or named & {column.path, column.path.removesuffix(".bytes")})
+        and (not wanted_paths or wanted_paths & {column.path, column.path.removesuffix(".bytes")})
     ]
-    if len(places) == 1:
-        return str(columns[places[0]].path), places[0]
-    which = "several of its columns hold bytes" if places else "it has no column of an image's bytes"
+    if len(candidates) == 1:
+        return str(columns[candidates[0]].path), candidates[0]
+    problem = "several of its columns hold bytes" if candidates else "it has no column of an image's bytes"
     paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
-    raise shard.error(f"{which}: name one by --image-field; its columns are {paths[:_SHOWN]}")
+    raise shard.error(f"{problem}: name one by --image-field; its columns are {paths[:_SHOWN]}")

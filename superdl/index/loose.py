@@ -106,18 +106,18 @@ class LooseImages:
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)
             self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
-        if gone := sorted(self._coco.keys() - versions.keys()):
-            why = f"lacks {len(gone):,} of the images that {choices.coco} names, such as {gone[0][:200]!r}"
+        if lost := sorted(self._coco.keys() - versions.keys()):
+            why = f"lacks {len(lost):,} of the images that {choices.coco} names, such as {lost[0][:200]!r}"
             raise SourceNotFoundError(f"{url} {why}: the source is the folder in which they lie")
-        self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
+        self._parts = {key: by_field for key in chosen if (by_field := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
             fields = " with its fields beside it" * bool(choices.fields)
             raise SourceEmptyError(f"{url} holds no image{fields}")
         reads = not choices.coco and choices.labels not in {"folder", "none"}
         self._files = {key: self._label_file(key) for key in self.keys if reads}
-        others = {other for parts in self._parts.values() for other in parts.values()}
-        self.others = len(versions) - len({*self.keys} | others | {*self._files.values()} - {""})
+        field_keys = {key for by_field in self._parts.values() for key in by_field.values()}
+        self.others = len(versions) - len({*self.keys} | field_keys | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
         self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
@@ -130,8 +130,8 @@ class LooseImages:
         """Return rows of a key list for some images; ``SourceError`` names an invalid label file."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
-            | {f"{name}.key": other for name, other in self._parts[key].items()}
-            | {f"{name}.version": self._versions[other] for name, other in self._parts[key].items()}
+            | {f"{name}.key": field_key for name, field_key in self._parts[key].items()}
+            | {f"{name}.version": self._versions[field_key] for name, field_key in self._parts[key].items()}
             for key in keys
         ]
 
@@ -141,14 +141,14 @@ class LooseImages:
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
         star = star_of(choices.fields[0][1], key)
-        parts = {name: pattern.replace("*", star or "") for name, pattern in choices.fields[1:]}
-        return parts if star is not None and self._versions.keys() >= {*parts.values()} else None
+        fields = {name: pattern.replace("*", star or "") for name, pattern in choices.fields[1:]}
+        return fields if star is not None and self._versions.keys() >= {*fields.values()} else None
 
     def _label_names(self, key: str) -> list[str]:
         """Return the names that an image's label file may have."""
-        own = (self._choices.label_field,) if self._choices.label_field else _LABELS
+        extensions = (self._choices.label_field,) if self._choices.label_field else _LABELS
         names = []
-        for extension in ("txt",) if self._choices.labels == "yolo" else (*own, "json"):
+        for extension in ("txt",) if self._choices.labels == "yolo" else (*extensions, "json"):
             names.append(f"{posixpath.splitext(key)[0]}.{extension}")
             above, images, below = f"/{names[-1]}".rpartition("/images/")
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []

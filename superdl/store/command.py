@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "verify":
             action.add_argument("--share", type=float, default=0.01, help="of the records, 0 to 1 (0.01)")
         if name == "prune":
-            which = action.add_mutually_exclusive_group(required=True)
-            which.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
-            which.add_argument(
+            group = action.add_mutually_exclusive_group(required=True)
+            group.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
+            group.add_argument(
                 "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for so long"
             )
         if name in {"verify", "prune", "clear"}:

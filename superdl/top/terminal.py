@@ -23,29 +23,29 @@ _LEAST_WAIT = 0.005  # of a second in each
 def rendered(view: Mapping[str, Any]) -> RenderableType:
     """Return the view, as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
-    parts: list[RenderableType] = [Text(head, style="bold")]
+    lines: list[RenderableType] = [Text(head, style="bold")]
     if lost := view["unreachable"]:
         since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
-        parts.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
+        lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
     money, jobs = view["money"], view["jobs"]
     limited = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
-    parts.append(
+    lines.append(
         Text(
             f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}; "
             f"{money['usd_per_hour']:.2f} USD an hour, {money['total_usd']:.4f} so far"
             f"{limited.get(money['spending'], '')}"
         )
     )
-    parts += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
+    lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
-        parts.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
+        lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
     if not jobs:
-        parts.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
-    parts += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
+        lines.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
+    lines += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
     if view["warned"]:
-        parts += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
-        parts += [_warned(warning) for warning in view["warned"]]
-    return Group(*parts)
+        lines += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
+        lines += [_warned(warning) for warning in view["warned"]]
+    return Group(*lines)
 
 
 def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
