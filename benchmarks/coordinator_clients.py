@@ -83,7 +83,7 @@ class SimulatedJob:
 
 
 class Clients:
-    """A client that opens jobs and advances them, page by page, from a few threads."""
+    """A client that opens jobs and advances them by pages, from a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(
@@ -132,12 +132,12 @@ class Clients:
         return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Request each job's first page; from then on, jobs are at different places within a page."""
+        """Request each job's first page; from then on jobs differ in their place in a page."""
         for number, job in enumerate(jobs):
             self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
     def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
-        """Read ``batches`` batches over all jobs in turn, ``rate`` a second; wait until all are processed."""
+        """Read ``batches`` batches, of all jobs in turn, ``rate`` a second; wait for all."""
         threads = min(_THREADS, len(jobs))
         began_s = time.perf_counter()
 

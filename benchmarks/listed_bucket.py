@@ -35,7 +35,7 @@ def listed_bucket(samples: int) -> Iterator[Server]:
 
 
 class _Listing(BaseHTTPRequestHandler):
-    """A handler of ListObjectsV2 for folders of equal size below ``train/``; there are no other objects."""
+    """A handler of ListObjectsV2 for folders of equal size below ``train/``."""
 
     protocol_version = "HTTP/1.1"
     samples: ClassVar[int]

@@ -186,7 +186,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
-    """Yield arms with the contender varying fastest, so that arms to compare run close together in time."""
+    """Yield arms, contenders varying fastest: arms to compare run close together."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
@@ -196,7 +196,7 @@ def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespac
 def _runs(
     arms: Sequence[_Arm], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> list[Run[Lap]]:
-    """Run the arms: over files with one set of services, over shards SUPER's with fresh ones each time."""
+    """Run the arms; over shards, each of SUPER's has fresh services."""
     from_files = arguments.source == FILES
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
@@ -222,7 +222,7 @@ def _runs(
 
 
 def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
-    """Return an arm's spec: ``epochs`` epochs of files once all was read, or the first two of shards."""
+    """Return an arm's spec: ``epochs`` warm epochs of files, or the first two of shards."""
     form, from_shards = CONTENDERS[contender], bool(loading.shards)
     return ArmSpec(
         open=form.open_shards if form.open_shards and from_shards else form.open,
@@ -252,7 +252,7 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
 
 
 def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any]:
-    """Return the conditions under which an arm read an epoch: one row of the table."""
+    """Return the conditions of an epoch: one row of the table."""
     return {
         "images": loading.name,
         "batch_size": loading.batch_size,
@@ -263,7 +263,7 @@ def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any
 
 
 def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """Yield medians over the rounds per conditions, and ratios to other rows; ``None`` if missing."""
+    """Yield medians by conditions, and ratios to other rows; ``None`` if missing."""
     rows = {
         tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
         for conditions, laps in by_conditions(runs)

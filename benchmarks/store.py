@@ -112,7 +112,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
-    """Yield each arm's first epoch and the medians of the later ones, over the bare loop's if it ran."""
+    """Yield each arm's first epoch and its later median, over the bare loop's."""
     bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
     loop = next(bare, _medians([]))
     for arm, epochs in arms:
@@ -128,7 +128,7 @@ def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def epoch_figures(lap: Lap) -> _Figures:
-    """Return the figures of an epoch; ``None`` prints as a dash: nothing was read from disks or S3."""
+    """Return the figures of an epoch; ``None``, a dash: nothing was read."""
     images = lap.images
     return {
         "images_per_s": images / lap.wall_s,
@@ -166,7 +166,7 @@ class _Bench:
         yield self._bare(_BARE, one_slot=True)
 
     def straight(self) -> Iterator[_Arm]:
-        """CPU of reading packs in the page cache, beside loaders that converted the images before."""
+        """CPU of reading packs in the page cache, beside loaders of converted images."""
         self._fill()
         yield self._super("SuperLoader, packs")
         for name in _CONVERTED:
@@ -203,7 +203,7 @@ class _Bench:
     def _super(
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
-        """Run epochs of SuperLoader: fresh services, a cache of ``budget_bytes`` (0: quarter of the set)."""
+        """Run epochs of SuperLoader; ``budget_bytes`` of cache (0: a quarter of the set)."""
         options = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
         with loader_services(*options, store=server, budget_bytes=budget_bytes) as services:

@@ -162,7 +162,7 @@ def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """Return the largest difference between losses of equal steps, of any run from the first."""
+    """Return the largest difference of any run's losses from the first run's."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
@@ -187,7 +187,7 @@ class TrainerSpec:
 
 
 class Trainer:
-    """A small ResNet in channels_last with its optimiser, float32 in one torch thread; keeps each loss."""
+    """A small ResNet with its optimiser, in one torch thread; keeps each loss."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         os.sched_setaffinity(0, {spec.core})
@@ -210,7 +210,7 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return the steps since the last call, their losses, and the part of ``wall_s`` outside them."""
+        """Return steps since the last call, their losses, and ``wall_s`` outside them."""
         losses, busy_s = self._losses, self._busy_s
         self._losses, self._busy_s = [], 0.0
         return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
@@ -232,7 +232,7 @@ def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """CPU time per image in the trainer's own process, in ms: to decode with Pillow, and to train."""
+    """The trainer's CPU ms per image: to decode with Pillow, and to train."""
 
     decode_ms_per_image: float
     compute_ms_per_image: float

@@ -80,7 +80,7 @@ class Run:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address; empty for a single host, where trainers start their own."""
+        """The coordinator's address; empty for one host, whose trainers start their own."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
@@ -200,7 +200,7 @@ def _train(run: Run, directory: Path) -> int:
 
 
 def _torchrun(words: Sequence[str]) -> int:
-    """Run ``torchrun`` in this process; return the exit code of the first rank that failed, else 0."""
+    """Run ``torchrun`` in this process; return the first failed rank's exit code, else 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -228,7 +228,7 @@ def _tell_the_end(coordinator: str, code: int) -> None:
 
 
 def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator; return the latter."""
+    """Start a cache, unless ``SUPER_CACHE`` is set, and the coordinator; return the latter."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start(_cache_command(address, run.ports[1], directory), stack)
@@ -247,7 +247,7 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> s
 
 
 def _cache_command(address: str, port: int, directory: Path) -> list[str]:
-    """Return the command of a cache server, with TLS and a password if the coordinator has them."""
+    """Return a cache server's command, with TLS and password like the coordinator's."""
     cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
     if server is None:
@@ -265,7 +265,7 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
 
 
 def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start a process that ends with the stack, and at the latest with this process."""
+    """Start a process that ends with the stack or with this process."""
     prctl = ctypes.CDLL(None).prctl
     process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
     # The stack calls these in reverse order.

@@ -73,7 +73,7 @@ def days_left(cert: str) -> float:
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate lasts long enough, is signed by the authority and is for the host."""
+    """Return whether a certificate lasts, is the authority's and names the host."""
     loaded = _loaded(cert)
     try:
         loaded.verify_directly_issued_by(_loaded(authority))
@@ -91,7 +91,7 @@ class Vault:
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """Return the content of a secret, or an empty one. A secret marked for deletion is restored."""
+        """Return a secret's content, or an empty one; restore it if marked for deletion."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):

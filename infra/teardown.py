@@ -29,13 +29,13 @@ _RECOVERY_DAYS = 7
 
 
 def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dict[str, Any]]:
-    """Yield the items that an operation lists. Read all pages: one may be empty and others follow."""
+    """Yield the items that an operation lists. More may follow an empty page."""
     for page in service.get_paginator(operation).paginate(**asked):
         yield from page[field]
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """Return the states of all stacks of this name, by id. CloudFormation lists deleted ones for 90 days."""
+    """Return the states of all stacks of this name, by id; deleted ones for 90 days."""
     summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
     return {
         summary["StackId"]: summary["StackStatus"] for summary in summaries if summary["StackName"] == stack

@@ -37,7 +37,7 @@ class Trainer(Protocol):
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return steps, waiting and losses since the last call, which was ``wall_s`` seconds ago."""
+        """Return steps, waiting and losses since the last call, ``wall_s`` ago."""
 
 
 class Contender:
@@ -185,13 +185,13 @@ class _Spent:
         return {"workers_cpu_s": children_cpu_s(), **self._pids.cpu_s()}
 
     def read(self, contender: Contender) -> dict[str, Any]:
-        """Return the figures by a lap's names; functions start while the loader opens, so before that."""
+        """Return the figures by a lap's names."""
         before, self._before = self._before, {**contender.counts(), **self._cpu_s()}
         return {name: value - before.get(name, 0) for name, value in self._before.items()}
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process; check that all images came and later laps decoded nothing.
+    """Measure an arm in a fresh process; check that all came and later laps decoded nothing.
 
     Raises:
         BenchmarkError: it failed, or contradicts its description in the table.

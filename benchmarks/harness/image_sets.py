@@ -65,7 +65,7 @@ class Loading:
     seed: int = 0
 
     def format_directory(self, name: str) -> Path:
-        """Return the directory of the images in a format: beside the set, one folder per format."""
+        """Return the folder of the images in a format, beside the set."""
         parent = Path(self.directory).parent
         return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 
@@ -76,7 +76,7 @@ def described(sets: Iterable[Loading]) -> dict[str, Any]:
 
 
 def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options of a benchmark that reads one image set, with ``photos`` as the default number."""
+    """Add the options of a benchmark of one image set; ``photos`` is the default number."""
     parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
     add_data_option(parser, photos=photos)
 
@@ -96,7 +96,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set, unless present, in the directory of the options; ``say`` gets a line first.
+    """Create the set in the options' directory, unless present; ``say`` gets a line first.
 
     Raises:
         ConfigError: it cannot be written.

@@ -115,14 +115,14 @@ def descendants_cpu_s(pid: int) -> float:
 
 
 def children_cpu_s() -> float:
-    """Return the CPU seconds of this process's descendants: live ones and those waited for."""
+    """Return the CPU seconds of this process's descendants, live or waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """The processes of a trainer's services, whose children are the functions; 0 for one not running."""
+    """The processes of a trainer's services, parents of the functions; 0 if not running."""
 
     coordinator: int = 0
     cache: int = 0

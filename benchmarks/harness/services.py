@@ -129,7 +129,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Yield a private directory for sockets and keys, with a short path; removed after the block."""
+    """Yield a private directory with a short path, for the block."""
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
 

@@ -59,7 +59,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """Return the dataset and its sampler, on the coordinator of ``loading`` or, without one, embedded."""
+    """Return dataset and sampler, on the coordinator of ``loading``, else embedded."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
@@ -94,7 +94,7 @@ def open_super_loader(loading: Loading) -> Contender:
 
 
 def open_named(kind: str, loading: Loading) -> Contender:
-    """Open a loader of this kind over the files; its conversion, if it needs one, already exists."""
+    """Open a loader of this kind over the files, which are converted if need be."""
     return _opened(kind, loading, loading.format_directory(kind))
 
 
@@ -104,7 +104,7 @@ def convert_named(kind: str, loading: Loading, target: Path) -> None:
 
 
 def open_boto3(loading: Loading) -> Contender:
-    """Open Pillow in a DataLoader, with a boto3 GET per image; the bucket is named like the image set."""
+    """Open Pillow in a DataLoader, with a boto3 GET per image, from the set's bucket."""
     directory = Path(loading.directory)
     return _opened("torch", loading, Path(), Source(f"s3://{directory.parent.name}/{directory.name}/"))
 
@@ -160,7 +160,7 @@ class PlannedOrder(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin the next epoch."""
-        # A generator, because a DataLoader that makes two iterators and uses one then begins only one epoch.
+        # A generator: a DataLoader that makes two iterators but uses one begins one epoch.
         epoch, self._epoch = self._epoch, self._epoch + 1
         for position in range(len(self)):
             yield self._plan.batch(epoch, position, 0).indices.tolist()

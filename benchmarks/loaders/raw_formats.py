@@ -78,7 +78,7 @@ def _write_litdata(loading: Loading, target: Path) -> None:
 
 
 def _open_litdata(loading: Loading) -> Contender:
-    """Open LitData, image by image: its batched decoding of chunks costs more if nothing needs decoding."""
+    """Open LitData, image by image: batches of chunks cost more without decoding."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 

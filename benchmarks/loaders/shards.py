@@ -108,7 +108,7 @@ def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
 
 @cache
 def _client(_process: int) -> Any:
-    """Return this process's client: one created before a fork would share its connections."""
+    """Return this process's client: forks must not share connections."""
     import boto3
 
     endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL")

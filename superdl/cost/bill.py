@@ -189,7 +189,7 @@ class _BillMaking:
         return _absent("functions", "they run on machines that cost.data_machine does not name")
 
     def _cache(self) -> BillLine:
-        """Return the cost of the cache; nodes named in the spec replace those of the account."""
+        """Return the cost of the cache; the spec's nodes replace the account's."""
         hired = self.hired
         if hired.cache_node is None:
             return self._told("cache", "cache_usd", "by the hour")
@@ -209,7 +209,7 @@ class _BillMaking:
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
     def _gets_of_the_loader(self) -> BillLine:
-        """Return the GETs of a loader that decodes itself, which no coordinator accounts for."""
+        """Return the GETs of a loader without a coordinator."""
         request_usd = self.prices.of("local").source_request
         costs = [request_usd * counters.source_requests for counters in self._counted()]
         how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
@@ -229,12 +229,12 @@ class _BillMaking:
         return sum(getattr(counters, counter) for counters in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
-        """Return the counters of each epoch and, last, those outside of complete epochs."""
+        """Return each epoch's counters, then those outside of complete epochs."""
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 
 def _places(executor: str) -> set[RunsOn]:
-    """Return where functions run; executors that only the coordinator knows are ignored."""
+    """Return where functions run; executors unknown here are ignored."""
     names = map(str.strip, executor.split(","))
     return {EXECUTORS[name].runs_on for name in names if name in EXECUTORS}
 

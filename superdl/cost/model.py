@@ -40,7 +40,7 @@ _STORE_SHARE = 0.9  # largest share of a disk for a store
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A span of time of all jobs: samples produced and fetched, and their cost in US dollars."""
+    """A period of all jobs: samples produced and fetched, and their cost in USD."""
 
     hours: float = 0.0
     produced: float = 0.0
@@ -127,7 +127,7 @@ def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
-    """Return the samples that the cache's nodes hold, without reserved memory and clients' buffers."""
+    """Return the samples that fit in the cache, less reserved memory and buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
 
@@ -157,7 +157,7 @@ def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
 
 
 def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
-    """Return the share of samples that the embedded default's cache keeps from epoch to epoch."""
+    """Return the share of samples that an embedded cache keeps between epochs."""
     fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
     return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
 
@@ -169,7 +169,7 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return the images/s of a machine's vCPUs, less ``kept``, at ``cpu_ms`` each on the measured core."""
+    """Return images/s of a machine's vCPUs less ``kept``, at ``cpu_ms`` on the measured core."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
@@ -275,7 +275,7 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
 
 
 def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of DataLoader and Pillow, which fetch and decode in every epoch."""
+    """Return the bill of Pillow, which fetches and decodes in every epoch."""
     epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
     return _bill(scenario, "decoding from S3", epoch, epoch)
 

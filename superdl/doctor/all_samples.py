@@ -23,7 +23,7 @@ _REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "
 
 
 def check_all_samples(case: Case) -> Finding:
-    """Read each sample of the source and list the bad ones with reasons. Progress goes to standard error."""
+    """Read each sample and list the bad ones with reasons; progress goes to stderr."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader

@@ -106,7 +106,7 @@ def skipped(reason: str, remedy: str = "") -> Finding:
 
 
 def combined(findings: Sequence[Finding]) -> Finding:
-    """Combine several findings: the worst verdict, all reasons, and the remedies of the problems."""
+    """Combine findings: the worst verdict, all reasons, the problems' remedies."""
     order = (CheckStatus.BAD, CheckStatus.DOUBTFUL, CheckStatus.GOOD, CheckStatus.SKIPPED)
     return Finding(
         verdict=min((finding.verdict for finding in findings), key=order.index),
@@ -154,7 +154,7 @@ class Case:
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether another identity than this machine's reads the source and invokes functions."""
+        """Return whether another identity reads the source and invokes functions."""
         return bool(self.coordinator)
 
 

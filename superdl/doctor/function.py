@@ -26,7 +26,7 @@ _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these e
 
 
 def check_function(case: Case) -> Finding:
-    """Check that each executor's function starts, has our version, and decodes as this machine does."""
+    """Check that each executor's function starts, has our version, decodes alike."""
     settings = case.settings
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors

@@ -1,4 +1,4 @@
-"""Checks that ``superdl run`` makes from the trainer within 5 s, so that no epoch waits in vain."""
+"""Checks of ``superdl run``, within 5 s, so that no epoch waits in vain."""
 
 from __future__ import annotations
 

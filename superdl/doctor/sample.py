@@ -76,7 +76,7 @@ def check_sample(case: Case) -> Finding:
 
 
 def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
-    """Create a dataset of the case's source and a sampler that plans it, unshuffled, as a separate job."""
+    """Create a dataset of the source and its unshuffled sampler, a separate job."""
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
@@ -116,7 +116,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """Set, for the block, the variables by which the embedded default chooses executors and cache."""
+    """Set the embedded default's variables for executors and cache, for the block."""
     before, variables = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},

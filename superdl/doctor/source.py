@@ -86,7 +86,7 @@ def check_listing(case: Case) -> Finding:
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """Return the finding for a missing, forbidden or silent source; the error has a remedy."""
+    """Return the finding for a source that is missing, forbidden or silent."""
     unreadable = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and unreadable and case.source.startswith("file:"):
         return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")

@@ -136,7 +136,7 @@ class _Archive:
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A tar header that bounds its extended headers before Python's parser reads them."""
+    """A tar header that bounds its extended headers before they are parsed."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
         """Read the data of this header, as subclasses of ``TarInfo`` may."""
@@ -171,7 +171,7 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield every member except directories, up to the end mark, which must be present."""
+    """Yield every member except directories, up to the required end mark."""
     shard.refuse_compressed()
     try:
         # Not tarfile.open, which would try to decompress.
@@ -193,7 +193,7 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a zip, stored or deflated, with labels from files beside them, in any order."""
+    """Yield the images in a zip, stored or deflated, with labels from files beside them."""
     try:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as zip_file:
             infos, directory = zip_file.infolist(), zip_file.start_dir
@@ -210,7 +210,7 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
-    """Return the place of a file's bytes; their start depends on the length of its local header."""
+    """Return the place of a file's bytes, which follow its local header."""
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
         raise shard.error("it is encrypted: pack it without a password", name)

@@ -1,4 +1,4 @@
-"""Process the shards of a source in parallel, or its images outside of shards, and write the key list.
+"""Write the key list of a source's shards, or of its loose images, in parallel.
 
 Memory is bounded by the members of the few shards that are read at a time.
 """
@@ -61,7 +61,7 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """Statistics of a written list, without ``empty`` members and ``incomplete`` samples (lacking fields)."""
+    """Statistics of a written list; ``incomplete`` samples lack fields."""
 
     out: str
     samples: int = 0
@@ -174,7 +174,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read the split's shards; if no shard names it, folders in archives do."""
+    """Return the steps that read the split's shards; if none names it, archives' folders do."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
@@ -203,7 +203,7 @@ def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]
 
 
 def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
-    """Return format and reader of each shard among the objects, ordered by the bytes of their keys."""
+    """Return format and reader of each shard, ordered by the bytes of their keys."""
     layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:

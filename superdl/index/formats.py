@@ -160,7 +160,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
-    """Return the image's and label's columns: as chosen, else the only one with files and a usual name."""
+    """Return the image's and label's columns: as chosen, or by kind and name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
@@ -204,7 +204,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, each named by its record, and its feature if that is chosen."""
+    """Yield the images in a TFRecord file, each named by its record's number."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -240,7 +240,7 @@ def _values_of(entry: Any) -> list[Any]:
 
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
-    """Return the image's entry and the label; ``ValueError`` if there is no image, or several values."""
+    """Return the image's entry and the label; ``ValueError`` if there is no one image."""
     image = _picked(entries, choices.image_field, _RECORD_IMAGES)
     label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
     if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
@@ -255,7 +255,7 @@ def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any,
 
 @cache
 def _example_type() -> Any:
-    """Return protobuf's class for ``tf.train.Example``. Every field is repeated, which parses the same."""
+    """Return protobuf's class for ``tf.train.Example``; all fields may be repeated."""
     file = FileDescriptorProto(name="example.proto", package="example")
     for message, fields in _EXAMPLE.items():
         described = file.message_type.add(name=message)
@@ -321,7 +321,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
 def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
-    """Return path and index of the image's column: as chosen, as described, or the only column of bytes."""
+    """Return path and index of the image's column: chosen, described, or the only one."""
     columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
     wanted_paths = {choices.image_field} if choices.image_field else images

@@ -1,4 +1,4 @@
-"""Rows of a key list: built from members, labelled once all are known, written as JSONL or Parquet."""
+"""Rows of a key list: built, labelled, and written as JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[
 
 
 def _check(shard: Shard, members: Sequence[Member]) -> None:
-    """Raise ``ShardError`` if members, sorted by offset, overlap, are too large, or share a name."""
+    """Raise ``ShardError`` if sorted members overlap, are too large, or share names."""
     end, before, names = 0, "", Counter(member.name for member in members)
     for name, offset, length, _, encoding in members:
         if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
@@ -91,7 +91,7 @@ def _place(member: Member) -> Row:
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label by the choices; ``None``: a folder's, once all samples are known."""
+    """Return a member's label; ``None``: its folder's, once all are known."""
     folders = folders_of(member.name)
     shard_name = posixpath.basename(shard.key).partition(".")[0]
     chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
@@ -129,7 +129,7 @@ class Labelling:
             self._kept.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
-        """Yield all rows with labels; ``SourceError`` if folders name no classes, or labels are mixed."""
+        """Yield all rows with labels; ``SourceError`` if folders name no class, or labels mix."""
         first: Row = {}
         self._kept.seek(0)
         for rows in map(json.loads, self._kept):

@@ -127,7 +127,7 @@ class LooseImages:
             raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows of a key list for some images; ``SourceError`` names an invalid label file."""
+        """Return some images' rows; ``SourceError`` names an invalid label file."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
             | {f"{name}.key": field_key for name, field_key in self._parts[key].items()}
@@ -136,7 +136,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return name and key of an image's other fields; ``None`` if it is not an image, or lacks one."""
+        """Return keys of an image's other fields; ``None`` if it is no image, or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -203,7 +203,7 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
 
 
 def _slimmed(value: dict[str, Any]) -> Any:
-    """Return the part of an annotation that a label needs: image, box, class, crowd. Outlines are big."""
+    """Return what a label needs of an annotation; outlines are big."""
     if "bbox" not in value:
         return value
     x, y, width, height = map(float, value["bbox"])

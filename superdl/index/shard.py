@@ -93,7 +93,7 @@ class Shard:
             raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
-        """Raise ``ShardError`` if the shard is one compressed stream, in which members have no place."""
+        """Raise ``ShardError`` if the shard is one compressed stream."""
         start = self.read(0, min(8, self.size))
         if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
             raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
@@ -154,7 +154,7 @@ class Shards:
 
 
 class ShardFile(io.RawIOBase):
-    """A shard as a seekable file, for libraries; one read returns at most ``limit_bytes``."""
+    """A shard as a seekable file; a read returns at most ``limit_bytes``."""
 
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()

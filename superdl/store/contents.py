@@ -75,7 +75,7 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
 
 
 def contents_of(store: Store, now_s: float) -> Contents:
-    """Return a store's contents from its index segments; a pack in none of them is read itself."""
+    """Return a store's contents from its index segments, and packs in none of them."""
     contents = Contents(users=len(store.others(INSTANCE, now_s)))
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}

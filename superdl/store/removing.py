@@ -74,7 +74,7 @@ def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs whose collection is not in use, and index segments without remaining packs."""
+    """Drop packs of unused collections, and index segments without packs."""
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
     removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})

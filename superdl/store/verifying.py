@@ -1,4 +1,4 @@
-"""Verification of a store: each pack's index, and header and hash of some records, read as readers do."""
+"""Verification of a store: each pack's index, and some records' header and hash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AT_A_TIME = 64  # records of one pack that are in memory at once
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A record that differs from its description, or, if ``sample`` is empty, an invalid pack."""
+    """A record unlike its description or, if ``sample`` is empty, an invalid pack."""
 
     pack: str
     sample: str

@@ -52,7 +52,7 @@ class Looks:
         return self._view
 
     def again(self) -> dict[str, Any]:
-        """Poll again; without an answer the figures stay, and ``unreachable`` has the start of the outage."""
+        """Poll again; without an answer figures stay, and ``unreachable`` has the outage."""
         try:
             self._view = self._taken_down(self._patience)
             self._unreachable = None

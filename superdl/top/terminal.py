@@ -124,7 +124,7 @@ def _table(*columns: str) -> Table:
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Return the current causes of readers' waits, in seconds per second, summed over all readers."""
+    """Return the causes of readers' waits, in seconds per second over all readers."""
     now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
     return ", ".join(f"{cause} {rate:.2f}" for rate, cause in now) or "nothing"
 

@@ -116,7 +116,7 @@ class Page:
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view's point on the timeline, which is empty if the coordinator did not answer."""
+    """Return a view's point on the timeline, empty without an answer."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -130,7 +130,7 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy(html: str) -> str:
-    """Return the page's Content-Security-Policy: its own script and style, and its own stream."""
+    """Return the page's Content-Security-Policy: its own script, style and stream."""
 
     def digest(tag: str) -> str:
         content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
