@@ -1,4 +1,4 @@
-"""``python -m benchmarks.answering``: the real coordinator, with functions that take time and do no work.
+"""``python -m benchmarks.answering``: the coordinator, with functions that only take time.
 
 It takes the coordinator's options, and is measured by ``superdl bench coordinator``.
 """

@@ -1,4 +1,4 @@
-"""``superdl bench coordinator``: the cost of the coordinator itself, with many jobs and during a listing.
+"""``superdl bench coordinator``: the coordinator's cost, with many jobs and while listing.
 
 The jobs come from :mod:`benchmarks.coordinator_clients`, and are planned by the coordinator of
 :mod:`benchmarks.answering`; sources are listed by the real one, with its state in a directory.
@@ -139,8 +139,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Run all measurements; ``say`` gets a line for each.
 
     Raises:
-        SuperError: a process cannot be started, a source cannot be listed, or the coordinator gave an
-            unexpected answer.
+        SuperError: a process does not start, a source cannot be listed, or an answer is wrong.
     """
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [

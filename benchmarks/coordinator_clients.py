@@ -44,9 +44,9 @@ _ROWS_AT_A_TIME = 2**17
 
 
 def write_key_list(path: Path, samples: int) -> str:
-    """Write a key list in the shape of ImageNet's, with labels and versions, and return its URL.
+    """Write a key list like ImageNet's, with labels and versions; return its URL.
 
-    The coordinator's work for a catalog depends on its size and the shape of its strings, not on images.
+    The coordinator's work depends on its size and its strings, not on images.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,7 +1,7 @@
-"""``superdl bench function``: the function's cost per image, beside a bare loop that decodes the same.
+"""``superdl bench function``: the function's cost per image, beside a bare loop.
 
 Each arm runs in a separate process. The bare loop decodes bytes in memory; the other arm is the function's
-whole handler, as an executor calls it. The first pass over the images is a warm-up and not counted.
+whole handler, as an executor calls it. The first pass is a warm-up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""``superdl bench read``: the CPU that a trainer's own processes spend per image, with SUPER and with the
-usual alternatives.
+"""``superdl bench read``: the trainer's CPU per image, with SUPER and with others.
 
 It chooses the arms and their order, and computes figures from their measurements.
 :mod:`benchmarks.harness.arm` implements an arm, :mod:`benchmarks.loaders.contenders` the loaders.

@@ -1,4 +1,4 @@
-"""``superdl bench store``: the savings of a store, and the cost of reading it beside other loaders.
+"""``superdl bench store``: the savings of a store, and the cost of reading it.
 
 Each arm is a separate process; SUPER's have their own services. The bare loop is in
 :mod:`benchmarks.loaders.bare_loops`.

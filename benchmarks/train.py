@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: no core is left for functions, images or services are not available, or a trainer failed.
+        SuperError: no core is left for functions, something is missing, or a trainer failed.
     """
     mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
     images = prepare_images(arguments.images, arguments, say)
@@ -260,7 +260,7 @@ def costs_alone(spec: TrainerSpec) -> Alone:
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """Return a ResNet with one block per stage, on images made small at once: about a millisecond an image.
+    """Return a ResNet with one block per stage: about a millisecond an image.
 
     It takes uint8 images. ``width`` is the number of channels of the first stage.
     """

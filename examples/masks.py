@@ -1,4 +1,4 @@
-"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders, to train a small model.
+"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders.
 
 Masks are palette PNGs, whose numbers are the classes. Functions cut the same part out of both.
 """

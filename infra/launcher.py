@@ -85,7 +85,7 @@ class Run:
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run given by options, else by SageMaker's variables, else by its files in ``config``.
+    """Return the run of the options, else of SageMaker's variables or files in ``config``.
 
     Raises:
         ConfigError: these do not name the hosts, or the training script.

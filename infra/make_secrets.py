@@ -1,4 +1,4 @@
-"""``python -m infra.make_secrets --stack NAME``: puts a stack's certificates and token into Secrets Manager.
+"""``python -m infra.make_secrets --stack NAME``: puts certificates and token into Secrets Manager.
 
 It creates what is missing or expires within a month, and keeps the rest, so run it at any time. Standard
 output gets the stack's parameters, for ``sam deploy --parameter-overrides``; standard error gets a log.

@@ -1,4 +1,4 @@
-"""Generates files from the list of metrics: the tables in docs/monitoring.md, and Grafana's dashboard.
+"""Generates the tables in docs/monitoring.md and Grafana's dashboard.
 
 The tables are of metrics and alerts. The metrics are :data:`superdl.coordinator.server.metrics.METRICS`, the
 alerts are in infra/monitoring/alerts.yaml. With ``--check`` it only checks that the files are up to date.

@@ -1,4 +1,4 @@
-"""Runs the quick variant of each study, records its figures, and writes them into the pages of the studies.
+"""Runs the studies' quick variants, records figures, and writes them into their pages.
 
 ``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all, records each figure of
 each repeat in ``docs/experiments/studies.json``, and writes the pages. ``--pages`` only writes the pages,

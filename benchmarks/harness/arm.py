@@ -1,4 +1,4 @@
-"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs of one loader in a separate process.
+"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs in a separate process.
 
 The benchmarks choose the arms and evaluate their figures.
 """
@@ -84,7 +84,7 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions have no request under way: their last results come after the last batch.
+        """Wait until functions are idle: their last results come after the last batch.
 
         Raises:
             BenchmarkError: it takes too long.

@@ -1,4 +1,4 @@
-"""The image sets of the benchmarks: their recipes, options, location, and loading parameters.
+"""The image sets of the benchmarks: recipes, options, location, loading parameters.
 
 The digits and the photos come from `experiments.data`. The photos are drawn JPEGs that cost as much as
 ImageNet's photographs: 500x375 pixels and about 110 KB.

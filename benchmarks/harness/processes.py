@@ -1,6 +1,6 @@
-"""Processes of a benchmark: a fresh one for each measurement, its CPU seconds, and the cores that it may use.
+"""Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores.
 
-Each measurement has its own process, so that CPU, memory and imports are its own. CPU is read from the
+Fresh, because CPU, memory and imports must be its own. CPU is read from the
 kernel's clock of the process: nanoseconds, over all its threads, including ended ones.
 """
 

@@ -86,9 +86,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[Result]):
-    """One measurement: the conditions, which are its row's first columns, the round, and the result, a
-    dataclass.
-    """
+    """One measurement: the conditions (its row's first columns), round, and result."""
 
     conditions: dict[str, Any]
     round: int

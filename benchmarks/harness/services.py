@@ -76,7 +76,7 @@ class LoaderServices:
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
     """Run a program that listens on a unix socket or a loopback port; yield its process id. It ends with the
-    block, and with this process, however that ends.
+    block or this process.
 
     Args:
         command: the program and its arguments.
@@ -158,7 +158,7 @@ def rclone_binary() -> str | None:
 
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
-    """Serve the folders of ``directory`` as buckets of an S3 store, which checks signatures: rclone.
+    """Serve the folders of ``directory`` as buckets of an S3 store: rclone.
 
     Raises:
         BenchmarkError: there is no rclone, or it does not answer.

@@ -2,8 +2,7 @@
 
 :class:`SocketLoop` reads the same bytes from the same cache: it sends pipelined GETs for one batch and
 receives the replies into a buffer reused for every batch. It checks nothing and knows the length of every
-reply beforehand. It uses SUPER once to learn the samples and have them produced; after that it shares no code
-with it. :class:`PackLoop` reads and hashes the records of packs.
+reply beforehand. It uses SUPER once, to have samples produced. :class:`PackLoop` reads and hashes packs.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def open_socket_loop(loading: Loading) -> Contender:
 
 
 class SocketLoop:
-    """Batches over an open connection; ``ids`` are sample ids in hex. Each iteration is one epoch.
+    """Batches over an open connection; ``ids`` are sample ids in hex. An iteration is an epoch.
 
     A reply is ``$length``, a header, pixels and an end of line. The images of a batch are a view of its
     replies.
@@ -113,7 +112,7 @@ def open_pack_loop(loading: Loading, **how: Any) -> Contender:
 
 
 class PackLoop:
-    """A loop over ``store`` in random batches: one ``preadv`` and one hash per record, and nothing else.
+    """A loop over ``store`` in random batches: a ``preadv`` and a hash per record.
 
     Within a batch they are read in pack order, each into its slot of one block; with ``one_slot`` all into
     the first. With ``ahead`` the disk fetches the next batch while the loop reads the current one.

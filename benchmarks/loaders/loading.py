@@ -1,4 +1,4 @@
-"""The interface of a loader under comparison, and the loaders of SUPER and of specs behind it.
+"""The interface of a compared loader, and the loaders of SUPER and of specs.
 
 SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. Loaders
 that a spec may name are opened as for training, without their figures.
@@ -144,7 +144,7 @@ class Pairs(Dataset[Pair]):
 
 
 class PlannedOrder(Sampler[list[int]]):
-    """SUPER's plan as a batch sampler for other loaders, so that both train on equal batches in equal order.
+    """SUPER's plan as a batch sampler for other loaders: equal batches in equal order.
 
     Each iteration is the next epoch of the plan of a shuffled SuperSampler with one rank. Indices refer to
     the images sorted by key, as in the catalog.

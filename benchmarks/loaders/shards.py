@@ -41,7 +41,7 @@ _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
-    """Return the set as shards in the S3 server of ``environment``, writing them unless present.
+    """Return the set as shards in an S3 server, writing them unless present.
 
     ``superdl index`` writes their key list each time, beside them.
 

@@ -93,10 +93,10 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table (with entries from ``file``), checked to have everything in ``hired``.
+    """Return the price table (with entries from ``file``), which has all in ``hired``.
 
     Raises:
-        ConfigError: the table cannot be read, or lacks a machine or a node; the message names it.
+        ConfigError: the table cannot be read, or lacks a machine or a node.
     """
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):

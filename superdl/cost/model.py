@@ -1,4 +1,4 @@
-"""Bills of five ways of loading: for a first epoch, a later one, and a month. Pure functions.
+"""Bills of five ways of loading: for a first epoch, a later one, and a month.
 
 Jobs are alike: each has a machine, trains the same number of epochs, and all start together. A job's rate is
 the minimum of the rates of its GPU, its CPUs and the cache's network. The capacity of the cache uses the
@@ -99,8 +99,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     """Return the bill of every way of loading that is possible here, SUPER's first.
 
     Raises:
-        ConfigError: the price table has no machine or node of a name, or the training loop leaves its machine
-            no vCPU.
+        ConfigError: the price table lacks a machine or node, or the training loop leaves no vCPU.
     """
     absent = left_out(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
@@ -175,7 +174,7 @@ def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: fl
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the pace that GPU and CPU allow at ``cpu_ms`` a sample.
+    """Return an epoch with ``gets`` GETs, at the pace of GPU and CPU (``cpu_ms`` a sample).
 
     ``others`` are more bounds, in images/s.
     """

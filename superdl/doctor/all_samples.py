@@ -1,4 +1,4 @@
-"""The check of every sample of a source, on the real path of an epoch: planned, fetched, decoded, read.
+"""The check of every sample of a source, on an epoch's path: planned, decoded, read.
 
 It needs no more memory than a training job: a bounded number of batches is read ahead, then dropped.
 """

@@ -1,4 +1,4 @@
-"""Checks of the coordinator and its cache, with a reader's credentials: reachable, permitted, large enough.
+"""Checks of coordinator and cache, as a reader: reachable, permitted, large enough.
 
 The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with only a reader's
 rights may not query memory: values that are not reported are skipped.

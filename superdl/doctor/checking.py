@@ -72,7 +72,7 @@ class CheckStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of a check. ``remedy`` is empty if nothing needs to be done; ``measured`` is for programs.
+    """The finding of a check. ``remedy`` may be empty; ``measured`` is for programs.
 
     The runner fills in the check's name and its seconds.
     """
@@ -229,7 +229,7 @@ class OutOfTimeError(Exception):
 
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
-    """Return the result of ``work``. Its daemon thread blocks neither the caller nor this process's exit.
+    """Return the result of ``work``, whose daemon thread does not block this process's exit.
 
     Raises:
         OutOfTimeError: it takes longer than ``limit_s``; the thread is abandoned.

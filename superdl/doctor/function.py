@@ -1,4 +1,4 @@
-"""The check of the function: it starts, reaches the cache, and matches the SUPER that is installed here.
+"""The check of the function: it starts, reaches the cache, and has our version.
 
 Each executor is started briefly as a coordinator starts it, with one function. On Lambda that costs an
 invocation. Workers that call in are checked by the coordinator that they call.
@@ -62,7 +62,7 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
 
 
 def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int]:
-    """Start and stop an executor; return its decoder's fingerprint and its number of functions.
+    """Start and stop an executor; return its decoder's fingerprint and its capacity.
 
     Raises:
         ExecutorError: it does not start.

@@ -38,7 +38,7 @@ def preflight(
     proves that everything works; it ends a run unless ``bad_may_come``.
 
     Raises:
-        SuperError: the run would end with this error, at once or after waiting for its ``read_timeout``.
+        SuperError: the run would end with this error, at once or later.
     """
     from superdl.coordinator.server.settings import load_settings
 

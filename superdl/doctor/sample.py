@@ -1,4 +1,4 @@
-"""The check of one small batch through the whole path, as in a training job: planned, produced, read.
+"""The check of one small batch through the whole path: planned, produced, read.
 
 Errors appear as in a training job. Cached samples would prove nothing about functions, so they are requested
 under new ids. A second check covers the shared memory in which workers hand over their results.
@@ -100,7 +100,7 @@ def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -
 def _fresh(recipe: Recipe) -> Recipe:
     """Return an equivalent recipe whose samples are in no cache, except for recipes with custom steps.
 
-    Random steps get other sample ids with another seed, and a flip with probability 0 counts as random.
+    Another seed gives random steps other ids; a flip with probability 0 counts as random.
     """
     from superdl.super_wire.recipe import Recipe
 

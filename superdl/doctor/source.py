@@ -1,4 +1,4 @@
-"""Checks of the source and its reader: this machine's AWS credentials, and the beginning of the listing.
+"""Checks of the source: this machine's AWS credentials, and the listing's beginning.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ...); for another vendor's object store from ``SUPER_S3_ENDPOINT_URL``. In production the

@@ -1,4 +1,4 @@
-"""The check of the store of decoded records: present, of this version, readable and writable, with room left.
+"""The check of the store of decoded records: present, readable, writable, with room.
 
 With a coordinator elsewhere, what matters is whether this machine sees its store, since readers that do read
 packs straight. Without one, the store of the embedded default or the named one is checked.

@@ -1,7 +1,7 @@
-"""Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
+"""Tars and zips: members are named by paths, and labelled by a file or their folder.
 
 A sample is a group of files that share a name up to the first dot, as in WebDataset; in a tar they are
-adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; completeness of an archive is checked here.
+adjacent. ``tarfile`` and ``zipfile`` parse headers; completeness is checked here.
 """
 
 from __future__ import annotations

@@ -94,10 +94,10 @@ def build_index(
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
-    """Write the key list of a source's shards or, if it has none, of its images and the labels beside them.
+    """Write the key list of a source's shards or, if it has none, of its loose images.
 
     Args:
-        sources: a URL or path; or several shards of one folder, as needed for web servers, which cannot list.
+        sources: a URL or path; or several shards of one folder, as for web servers.
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
         choices: the user's choice of samples.
         force: overwrite ``out``.

@@ -41,7 +41,7 @@ _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return a shard's rows, the number of empty members, and the number of samples that lack a field.
+    """Return a shard's rows, and the numbers of empty members and incomplete samples.
 
     Raises ``ShardError`` if members overlap, are too large, or have no label or no unique name.
     """
@@ -192,9 +192,9 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Check that a list may be written, and yield its writer of rows; it appears whole or not at all.
+    """Yield a list's writer of rows, if permitted; the list appears whole or not at all.
 
-    Raises ``ConfigError`` if the name has no known format, or the file exists and must not be overwritten.
+    Raises ``ConfigError`` if the format is unknown, or the file exists.
     """
     bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())

@@ -1,4 +1,4 @@
-"""Reading shards in pieces, from files and buckets, and naming the members that formats find in them.
+"""Reading shards in pieces, from files and buckets, and naming their members.
 
 A :class:`Shard` fetches large blocks while headers are close together, and small pieces once they are far
 apart: large members are skipped, small ones cost few requests.
@@ -37,7 +37,7 @@ class ShardError(SourceError):
 
 
 class Member(NamedTuple):
-    """A sample in a shard; ``offset`` and ``length`` are in bytes, or for Parquet its row group and row.
+    """A sample in a shard; ``offset`` and ``length`` are bytes, or Parquet's row group and row.
 
     ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` if the shard has none.
     """
@@ -56,7 +56,7 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object open for reading, by one thread. ``fetch`` returns a number of bytes from an offset on.
+    """An object open for one thread's reading. ``fetch`` returns bytes from an offset on.
 
     ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
     """

@@ -47,7 +47,7 @@ class Collection:
 
 @dataclass(slots=True)
 class Contents:
-    """All contents of a store: its collections by name, and the fingerprint of each pack's decoder.
+    """The contents of a store: collections by name, and each pack's decoder.
 
     ``broken`` has the packs whose index cannot be read, or not by us, each with the reason.
     """

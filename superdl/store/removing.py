@@ -103,7 +103,7 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
 
 
 def clear(store: Store, now_s: float) -> Removed:
-    """Drop all packs, the whole index and all marks; the file that marks the directory as a store stays.
+    """Drop all packs, index and marks; the file that marks the directory as a store stays.
 
     Raises:
         StoreRefusedError: it is open elsewhere.

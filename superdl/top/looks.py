@@ -97,7 +97,7 @@ class Looks:
 
 
 def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
-    """Compute the view from two replies to ``GetJobStats``, as mappings, over the time between them.
+    """Compute the view from two replies to ``GetJobStats``, as mappings.
 
     Entries missing in the first have begun since, and a counter that fell was restarted: both count from 0.
     """
