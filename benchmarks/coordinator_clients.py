@@ -55,9 +55,9 @@ def write_key_list(path: Path, samples: int) -> str:
     schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, samples, _ROWS_AT_A_TIME):
-            places = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
-            labels = pa.array(places % _CLASSES)
-            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(places)))
+            indices = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
+            labels = pa.array(indices % _CLASSES)
+            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(indices)))
             names = pc.utf8_lpad(names, _NAME_DIGITS, "0")
             keys = pc.binary_join_element_wise("n", folders, "/", names, ".JPEG", "")
             versions = pc.utf8_lpad(names, _ETAG_DIGITS, "0")

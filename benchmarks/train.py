@@ -93,10 +93,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     Raises:
         SuperError: no core is left for functions, something is missing, or a trainer failed.
     """
-    mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
+    trainer_core, *function_cores = usable_cores(
+        2, "this benchmark holds the trainer to a core and functions to the others"
+    )
     images = prepare_images(arguments.images, arguments, say)
-    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
-    with held_to(others):  # processes started here inherit these cores, except the trainer
+    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, trainer_core)
+    with held_to(function_cores):  # processes started here inherit these cores, except the trainer
         say("decoding and computing, each alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
@@ -107,7 +109,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 for epoch, lap in enumerate(laps):
                     runs.append(Run({"contender": contender, "epoch": epoch}, number, lap))
                 _check_same_training(runs)
-    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(others))
+    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(function_cores))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
@@ -118,7 +120,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     return BenchmarkReport(
         settings={
             "image_sets": described([images]),
-            "other_cores": len(others),
+            "other_cores": len(function_cores),
             **asdict(alone),
             "decode_to_compute": alone.decode_to_compute,
             "loss_difference_max": loss_difference(runs),

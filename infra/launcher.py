@@ -97,8 +97,8 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
-        script, others = parser.parse_known_args(words)
-        options, command = _parser().parse_args([]), [script.train_script, *others]
+        known, script_arguments = parser.parse_known_args(words)
+        options, command = _parser().parse_args([]), [known.train_script, *script_arguments]
     if not "".join(command[:1]):
         raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
     data, training, current = _hosts(options, environment, config)

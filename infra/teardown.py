@@ -53,11 +53,11 @@ def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str
 
 def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
     """Delete secrets and logs; yield their ARNs."""
-    how = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
+    options = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
     for secret in _all(client("secretsmanager"), "list_secrets", "SecretList", IncludePlannedDeletion=True):
         if {"Key": TAG, "Value": stack} in secret.get("Tags", ()):
             if forget or "DeletedDate" not in secret:
-                client("secretsmanager").delete_secret(SecretId=secret["ARN"], **how)
+                client("secretsmanager").delete_secret(SecretId=secret["ARN"], **options)
             yield secret["ARN"]
     # A function that ends after its stack has Lambda create its log again, without a tag.
     of_function = f"/aws/lambda/{stack}-prefetch"

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare runs that are there already, by their directories; runs of one name are its repeats",
     )
     add_overrides(parser, "loader.batch_size=256, in all arms")
-    small = "the spec's small variant: its section quick, else two epochs of 20 steps"
-    parser.add_argument("--quick", action="store_true", help=small)
+    quick_help = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument(
         "--arms",
         metavar="A,B",

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
     _add_keys(parser)
-    small = "the spec's small variant: its section quick, else two epochs of 20 steps"
-    parser.add_argument("--quick", action="store_true", help=small)
+    quick_help = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
     )

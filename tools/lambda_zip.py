@@ -201,15 +201,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a file of further packages, each with version and hash, as for an extra; may be repeated",
     )
     arguments = parser.parse_args(argv)
-    further = (arguments.module, arguments.requirements)
+    additions = (arguments.module, arguments.requirements)
     try:
         if arguments.unpacked:
-            lay_out(arguments.unpacked, Platform.here(), *further)
+            lay_out(arguments.unpacked, Platform.here(), *additions)
             return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"
             with tempfile.TemporaryDirectory() as folder:
-                lay_out(Path(folder), Platform(LAMBDA_PYTHON, MACHINES[arch]), *further)
+                lay_out(Path(folder), Platform(LAMBDA_PYTHON, MACHINES[arch]), *additions)
                 digest = write_archive(path, Path(folder))
             print(f"{digest}  {path}  {path.stat().st_size / 1e6:.1f} MB")
     except BundleError as error:

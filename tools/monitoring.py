@@ -176,14 +176,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file is old")
     arguments = parser.parse_args(argv)
     texts = files()
-    old = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
-    for path in old:
+    outdated = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in outdated:
         if arguments.check:
             sys.stderr.write(f"{path.relative_to(ROOT)} is old: python -m tools.monitoring\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(texts[path], encoding="utf-8")
-    return int(arguments.check and bool(old))
+    return int(arguments.check and bool(outdated))
 
 
 if __name__ == "__main__":

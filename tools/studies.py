@@ -120,16 +120,16 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
     """Write all pages, or if not ``changing``, report those out of date; return whether any is."""
-    old = False
+    outdated = False
     for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        fresh = regenerated(text, studies)
-        if fresh != text and changing:
-            page.write_text(fresh, encoding="utf-8")
-        elif fresh != text:
+        updated = regenerated(text, studies)
+        if updated != text and changing:
+            page.write_text(updated, encoding="utf-8")
+        elif updated != text:
             sys.stderr.write(f"{page.name} has other figures than {FIGURES_FILE.name}: --pages writes it\n")
-            old = True
-    return old
+            outdated = True
+    return outdated
 
 
 def regenerated(page: str, studies: Mapping[str, Any]) -> str:

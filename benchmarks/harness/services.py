@@ -207,9 +207,9 @@ def loader_services(
         pool = ("--slots", str(slots()), "--worker-nice", "10")
         room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
         environment = store.environment if store else {}
-        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:
-            pids = Pids(started.pid, cache.pid, store.pid if store else 0)
-            yield LoaderServices(started.address, pids, environment)
+        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as server:
+            pids = Pids(server.pid, cache.pid, store.pid if store else 0)
+            yield LoaderServices(server.address, pids, environment)
 
 
 @contextlib.contextmanager

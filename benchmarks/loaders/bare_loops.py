@@ -142,8 +142,8 @@ class PackLoop:
         """Begin the next epoch."""
         order = np.random.default_rng(self._epoch).permutation(len(self._places)).tolist()
         self._epoch += 1
-        cuts = range(0, len(order), size := self._batch_size)
-        batches = [sorted(self._places[at] for at in order[cut : cut + size]) for cut in cuts]
+        starts = range(0, len(order), size := self._batch_size)
+        batches = [sorted(self._places[at] for at in order[start : start + size]) for start in starts]
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
             for pack, offset, length in following if self._ahead else ():
                 os.posix_fadvise(pack, offset, length, os.POSIX_FADV_WILLNEED)

@@ -264,10 +264,10 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
     def epoch(decoded: float) -> _Epoch:
         cpu_ms = decoded * scenario.function_cpu_ms + scenario.read_cpu_ms
         disk = scenario.nvme_mb_per_s * 1e6 / scenario.record_bytes
-        others = {"NVMe": disk / (1.0 - decoded)} if store_share and decoded < 1 else {}
+        bounds = {"NVMe": disk / (1.0 - decoded)} if store_share and decoded < 1 else {}
         count = decoded * scenario.samples * scenario.jobs
-        plain = _epoch(scenario, prices, cpu_ms, count, **others)
-        return plain._replace(period=replace(plain.period, produced=count))
+        result = _epoch(scenario, prices, cpu_ms, count, **bounds)
+        return result._replace(period=replace(result.period, produced=count))
 
     tag = _STORED if store_share else "SUPER embedded"
     return _bill(scenario, tag, epoch(1.0), epoch(1.0 - share), reuse=share)

@@ -184,10 +184,10 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
     except _BROKEN_TAR as error:
         raise shard.error(f"it is no tar, or cut off: {error}") from error
     # tarfile treats a broken header as an end.
-    end, rest = tar.offset, shard.size - tar.offset
-    if rest < _BLOCK:
+    end, tail = tar.offset, shard.size - tar.offset
+    if tail < _BLOCK:
         raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
-    if rest > _PADDING_BYTES or shard.read(end, rest).strip(b"\0"):
+    if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
         why = "it is broken, or tars were appended to each other (pack them as one, or keep them apart)"
         raise shard.error(f"after {end:,} there is neither a header nor zeros up to its end: {why}")
 

@@ -153,10 +153,10 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     """Return the steps that read a source: its shards, or some loose images each."""
     place = shards.place
     here = place.directory if place.is_file else place.url.rstrip("/")
-    own = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
+    out = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
     pairs = zip(*list_objects(place.url), strict=True)
     entries = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
-    versions = {key: version for key, version in entries if f"{here}/{key}" != own and not is_hidden(key)}
+    versions = {key: version for key, version in entries if f"{here}/{key}" != out and not is_hidden(key)}
     chosen = [key for key in versions if choices.takes(key)]
     images = [key for key in chosen if choices.is_image(key)]
     shard = any(_format_of(key) or _is_index(key) or _PACKED.search(key.lower()) for key in chosen)

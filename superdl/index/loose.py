@@ -122,9 +122,9 @@ class LooseImages:
         self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
-            tried = ", ".join(self._label_names(bare[0]))
+            names = ", ".join(self._label_names(bare[0]))
             remedy = "--missing-label TEXT replaces it ('': no box), --labels folder takes the folder's name"
-            raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
+            raise SourceNotFoundError(f"{url}: {why} (not {names}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
         """Return some images' rows; ``SourceError`` names an invalid label file."""

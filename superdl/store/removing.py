@@ -54,8 +54,8 @@ def choose(
     """
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     if older_than_days is not None:
-        old = [collection for collection in free if older_than_days * _DAY_S <= now_s - collection.used_s]
-        return [pack for collection in old for pack in collection.packs]
+        expired = [collection for collection in free if older_than_days * _DAY_S <= now_s - collection.used_s]
+        return [pack for collection in expired for pack in collection.packs]
     packs = [
         StoredPack(pack, size, _is_useless(contents, pack, decoder), collection.used_s)
         for collection in free

@@ -93,11 +93,11 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
     """Return a random share of all records, as indexes of their packs."""
     counts = [len(index.entries) for index in indexes.values()]
     count = sum(counts)
-    places = np.random.default_rng().choice(
+    positions = np.random.default_rng().choice(
         count, min(count, max(LEAST, math.ceil(share * count))), replace=False
     )
     is_drawn = np.zeros(count, dtype=bool)
-    is_drawn[places] = True
+    is_drawn[positions] = True
     masks = np.split(is_drawn, np.cumsum(counts)[:-1])
     return {
         name: replace(index, entries=index.entries[mask])

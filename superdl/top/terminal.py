@@ -125,8 +125,10 @@ def _table(*columns: str) -> Table:
 
 def _waits(waits: Mapping[str, float | None]) -> str:
     """Return the causes of readers' waits, in seconds per second over all readers."""
-    now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
-    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in now) or "nothing"
+    waiting = sorted(
+        ((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True
+    )
+    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in waiting) or "nothing"
 
 
 def _rate(rate: float | None) -> str:
