@@ -1,7 +1,7 @@
 """``superdl bench read``: the trainer's CPU per image, with SUPER and with others.
 
-It chooses the arms and their order, and computes figures from their measurements.
-:mod:`benchmarks.harness.arm` implements an arm, :mod:`benchmarks.loaders.contenders` the loaders.
+It chooses and orders the arms, and computes figures. :mod:`benchmarks.harness.arm` runs an arm,
+:mod:`benchmarks.loaders.contenders` has the loaders.
 """
 
 from __future__ import annotations

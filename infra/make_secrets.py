@@ -4,9 +4,9 @@ It creates what is missing or expires within a month, and keeps the rest, so run
 output gets the stack's parameters, for ``sam deploy --parameter-overrides``; standard error gets a log.
 trustme makes the keys, of the curve P-256, in memory, and they go nowhere else.
 
-Secrets: ``NAME/authority`` (the private authority with its key, to be readable only by those who renew),
-``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
-``NAME/client``, which is renewed from then on. The stack itself makes the cache's passwords.
+Secrets: ``NAME/authority`` (the private authority with its key, only for those who renew), ``NAME/ca`` (its
+certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``, which is
+renewed from then on. The stack itself makes the cache's passwords.
 
 Exit codes: 0 done, 1 AWS refused.
 """

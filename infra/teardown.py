@@ -1,7 +1,7 @@
-"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves behind, and lists the rest.
+"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves, and lists the rest.
 
-Run ``sam delete`` first; it deletes the stack with everything that CloudFormation made. This command deletes
-secrets and logs. It lists everything else with the stack's tag: machines, disks, snapshots, images.
+Run ``sam delete`` first; it deletes all that CloudFormation made. This command deletes secrets and logs. It
+lists everything else with the stack's tag: machines, disks, snapshots, images.
 
 Exit codes: 0 nothing is left; 1 something is, or AWS refused; 2 the stack still exists.
 """

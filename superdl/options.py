@@ -50,8 +50,8 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """
     from superdl.super_wire.run_directory import RunDirectory
 
-    if address := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
-        return str(address)
+    if coordinator := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
+        return str(coordinator)
     runs = [f"unix:{run.coordinator_socket}" for run in RunDirectory.of_this_user()]
     if len(runs) == 1:
         return runs[0]

@@ -1,7 +1,7 @@
 """``superdl warm SOURCE``: fill a coordinator's cache or store ahead of jobs.
 
-The coordinator does the work, for a job without readers; the command shows the progress. Exit codes beyond
-the command's own: 0 all samples that fit are there, 1 some failed or it ended early.
+The coordinator does the work, for a job without readers; this shows progress. Exit codes beyond the command's
+own: 0 all samples that fit are there, 1 some failed or it ended early.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def lay_out(
     Args:
         folder: the destination.
         target: its Python and machine.
-        modules: packages (folders) or modules (files) of custom steps to deploy with the function.
-        requirements: files in addition to SUPER's own, for packages that its extras or custom steps need.
+        modules: packages (folders) or modules (files) of custom steps.
+        requirements: files besides SUPER's own, for packages of its extras or custom steps.
 
     Raises:
         BundleError: a wheel is unavailable, a file would exist twice, or an argument is no module.

@@ -1,7 +1,7 @@
 """Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores.
 
-Fresh, because CPU, memory and imports must be its own. CPU is read from the
-kernel's clock of the process: nanoseconds, over all its threads, including ended ones.
+CPU, memory and imports are then its own. CPU is read from the kernel's clock of the process: nanoseconds,
+over all its threads, including ended ones.
 """
 
 from __future__ import annotations

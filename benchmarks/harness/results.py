@@ -146,8 +146,8 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
 
     for heading, group in itertools.groupby(content["rows"], key=title):
         rows = list(group)
-        measured = {name for row in rows for name, value in row.items() if value is not None}
-        columns = [column for column in report.columns if column.name in measured]
+        filled = {name for row in rows for name, value in row.items() if value is not None}
+        columns = [column for column in report.columns if column.name in filled]
         console.print(heading, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in columns:

@@ -1,7 +1,7 @@
 """The servers that benchmarks read from: a cache, an S3 store, a coordinator with functions.
 
-Each is a context manager whose block begins once the server answers. Process ids are exposed so that each
-server's CPU can be measured. Servers run on the cores that the caller has when it starts them.
+Each is a context manager whose block begins once the server answers. Process ids are exposed to measure CPU.
+Servers run on the cores that the caller has when it starts them.
 
 A cache has a unix socket, as the embedded default's.
 """
@@ -191,8 +191,7 @@ def s3_environment(port: int) -> dict[str, str]:
 def loader_services(
     *words: str, store: Server | None = None, budget_bytes: int = 0
 ) -> Iterator[LoaderServices]:
-    """Run everything SUPER's loaders need, as in the embedded default: an empty cache, a coordinator and
-    functions.
+    """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
 
     Args:
         words: further options of the coordinator.

@@ -1,8 +1,8 @@
 """Loaders of previously decoded pixels: LitData, MDS, and an array in memory as a bound.
 
-Each reads as its documentation recommends. The array shows the remaining cost without decoding, network or
-per-image work: the copy of a batch and, with workers, its transfer to the main process. It is indexed by
-numpy, which requests huge pages from the system; torch does not.
+The array shows the cost without decoding, network or per-image work: the copy of a batch and, with workers,
+its transfer to the main process. It is indexed by numpy, which requests huge pages from the system; torch
+does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tar shards in an S3 server, for ``superdl bench read --from shards``: written from an image set, indexed
 for SUPER, and read by WebDataset.
 
-WebDataset is used as its documentation describes, with an opener for ``s3://`` by boto3 instead of a program
-per shard. Its shuffles are those of :mod:`superdl.experiments.loaders`.
+WebDataset is used as documented, with an opener for ``s3://`` by boto3 instead of a program per shard. Its
+shuffles are those of :mod:`superdl.experiments.loaders`.
 """
 
 from __future__ import annotations

@@ -120,11 +120,11 @@ def bill_of(
     Args:
         epochs: the completed ones.
         hired: resources paid by the hour.
-        executor: comma-separated names of executors, or another description of what runs functions; None:
-            nothing does, because the loader decodes itself.
+        executor: comma-separated names of executors, or another description; None: the loader
+            decodes itself.
         wall_s: seconds of the whole run.
         prices: from `prices_for`.
-        rest: counters after the epochs, or in one that did not end; None: not reported by the coordinator.
+        rest: counters outside of complete epochs; None: not reported by the coordinator.
     """
     making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
     lines = making.lines()

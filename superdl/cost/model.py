@@ -1,8 +1,7 @@
 """Bills of five ways of loading: for a first epoch, a later one, and a month.
 
-Jobs are alike: each has a machine, trains the same number of epochs, and all start together. A job's rate is
-the minimum of the rates of its GPU, its CPUs and the cache's network. The capacity of the cache uses the
-production code's own arithmetic of memory.
+Jobs are alike: each has a machine and as many epochs, and all start together. A job's rate is the minimum of
+the rates of its GPU, its CPUs and the cache's network. The cache's capacity is computed as in production.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return the samples that functions produce for all jobs, in a first epoch and in a later one, with a
-    ``share`` of the dataset in the cache.
+    """Return the samples produced for all jobs, in a first epoch and in a later one, with a ``share`` of the
+    dataset in the cache.
 
     The first use of a sample produces it; of all other uses, the share that the cache does not hold does.
     Jobs in step use a sample once together.

@@ -1,7 +1,7 @@
 """Checks of coordinator and cache, as a reader: reachable, permitted, large enough.
 
 The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with only a reader's
-rights may not query memory: values that are not reported are skipped.
+rights may not query memory: what is not reported is skipped.
 """
 
 from __future__ import annotations

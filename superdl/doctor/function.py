@@ -1,7 +1,7 @@
 """The check of the function: it starts, reaches the cache, and has our version.
 
-Each executor is started briefly as a coordinator starts it, with one function. On Lambda that costs an
-invocation. Workers that call in are checked by the coordinator that they call.
+Each executor is started briefly, with one function. On Lambda that costs an invocation. Workers that call in
+are checked by their coordinator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The check of one small batch through the whole path: planned, produced, read.
 
-Errors appear as in a training job. Cached samples would prove nothing about functions, so they are requested
-under new ids. A second check covers the shared memory in which workers hand over their results.
+Errors appear as in a training job. Cached samples would prove nothing, so they are requested under new ids. A
+second check covers the shared memory in which workers hand over their results.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def check_dataset_fits(case: Case) -> Finding:
 def check_shared_memory(_: Case) -> Finding:
     """Check for enough shared memory for torch's workers: Docker's 64 MB are full after a batch or two.
 
-    SUPER's own batches are in memory files, which this limit does not count; labels, results of a transform
-    and batches of other loaders do count.
+    SUPER's own batches are in memory files, which do not count; labels, results of a transform and batches of
+    other loaders do.
     """
     try:
         stats = os.statvfs(_SHARED_MEMORY)

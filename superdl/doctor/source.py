@@ -2,7 +2,7 @@
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ...); for another vendor's object store from ``SUPER_S3_ENDPOINT_URL``. In production the
-coordinator lists the source; here this machine's identity does.
+coordinator lists the source; here this machine does.
 """
 
 from __future__ import annotations

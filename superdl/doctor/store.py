@@ -1,7 +1,7 @@
 """The check of the store of decoded records: present, readable, writable, with room.
 
-With a coordinator elsewhere, what matters is whether this machine sees its store, since readers that do read
-packs straight. Without one, the store of the embedded default or the named one is checked.
+With a coordinator elsewhere, the question is whether this machine sees its store: readers that do read packs
+straight. Without one, the embedded default's or named store is checked.
 """
 
 from __future__ import annotations

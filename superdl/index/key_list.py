@@ -108,7 +108,7 @@ class Labelling:
     """The labelling of rows, once all are known, and the counts of classes.
 
     Rows without a label get that of the first folder level that differs between samples. Until all are read
-    they are ``kept`` in a temporary file, so memory is bounded.
+    they are ``kept`` in a temporary file.
     """
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:

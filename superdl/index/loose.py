@@ -1,9 +1,9 @@
 """Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
 
-A label file contains a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
-another extension, and is in the same folder, or below ``labels`` if the image is below ``images``. One file
-of COCO has all labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take;
-``classes`` are category ids, the same in every split; ``crowd`` is 1 for a box around many objects.
+A label file contains a number or text, a field of JSON, or YOLO's boxes. It has its image's name with another
+extension, in the same folder, or below ``labels`` if the image is below ``images``. One file of COCO has all
+labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take; ``classes`` are category
+ids, the same in every split; ``crowd`` is 1 for a box around many objects.
 """
 
 from __future__ import annotations

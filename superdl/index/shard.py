@@ -1,7 +1,7 @@
 """Reading shards in pieces, from files and buckets, and naming their members.
 
-A :class:`Shard` fetches large blocks while headers are close together, and small pieces once they are far
-apart: large members are skipped, small ones cost few requests.
+A :class:`Shard` fetches large blocks while headers are close together, else small pieces: large members are
+skipped, small ones cost few requests.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Collection:
 class Contents:
     """The contents of a store: collections by name, and each pack's decoder.
 
-    ``broken`` has the packs whose index cannot be read, or not by us, each with the reason.
+    ``broken`` has the packs whose index we cannot read, with the reasons.
     """
 
     collections: dict[str, Collection] = field(default_factory=dict)

@@ -50,7 +50,7 @@ def choose(
         decoder: the fingerprint of this machine's decoder.
         now_s: Unix time.
         keep_bytes: bytes of packs that may stay.
-        older_than_days: instead, drop all packs whose collection no job has opened for this time.
+        older_than_days: instead, drop packs of collections that no job opened for this time.
     """
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     if older_than_days is not None:
