@@ -1,8 +1,8 @@
-"""The costs of SUPER, measured beside the usual alternatives. Not in the wheel; run by ``superdl bench``.
+"""The costs of SUPER beside the usual alternatives: ``superdl bench``. Not in the wheel.
 
 A question is one module here with ``add_arguments`` and ``measure``, and one row in :data:`BENCHMARKS`. It
-compares in one run, on the same images, and its report describes what was counted and how. `harness` runs and
-reports all of them, `loaders` has the loaders that SUPER is compared with.
+compares in one run, on the same images, and its report describes the method. `harness` runs and reports them,
+`loaders` has the other loaders.
 """
 
 from __future__ import annotations

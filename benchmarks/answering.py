@@ -1,4 +1,4 @@
-"""``python -m benchmarks.answering``: the real coordinator, with functions that take time and do no work.
+"""``python -m benchmarks.answering``: the coordinator, with functions that only take time.
 
 It takes the coordinator's options, and is measured by ``superdl bench coordinator``.
 """
@@ -28,7 +28,7 @@ _SAMPLE_S = 0.002
 
 
 class AnswersAlone(Executor):
-    """An executor without functions: it waits as long as they would take, and reports all samples as cached.
+    """An executor without functions: waits as they would, then reports all samples as cached.
 
     Nothing is fetched, decoded or written.
     """

@@ -1,4 +1,4 @@
-"""``superdl bench coordinator``: the cost of the coordinator itself, with many jobs and during a listing.
+"""``superdl bench coordinator``: the coordinator's cost, with many jobs and while listing.
 
 The jobs come from :mod:`benchmarks.coordinator_clients`, and are planned by the coordinator of
 :mod:`benchmarks.answering`; sources are listed by the real one, with its state in a directory.
@@ -139,8 +139,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Run all measurements; ``say`` gets a line for each.
 
     Raises:
-        SuperError: a process cannot be started, a source cannot be listed, or the coordinator gave an
-            unexpected answer.
+        SuperError: a process does not start, a source cannot be listed, or an answer is wrong.
     """
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [
@@ -170,17 +169,17 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
         say("listing, and a first epoch")
         source = directory / "bench"
         source.mkdir()
-        listed = partial(
+        register = partial(
             clients.register,
             source.as_uri(),
             key_list=write_key_list(directory / "keys.parquet", arguments.samples),
         )
-        cached = listed(Recipe.image(resize=256, crop=224))
-        random = listed(Recipe([{"op": "random_resized_crop", "size": 224}]))
+        cached = register(Recipe.image(resize=256, crop=224))
+        random = register(Recipe([{"op": "random_resized_crop", "size": 224}]))
         _fill(clients, cached, arguments.samples)
         ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
-        every = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
-        for epoch, (number, way, jobs) in enumerate(every):
+        rounds = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
+        for epoch, (number, way, jobs) in enumerate(rounds):
             say(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
             measured = _measured_jobs(clients, server, cache, arguments, ways[way], way, jobs, epoch)
             yield Run({"part": "jobs", "way": way, "source": None, "jobs": jobs}, number, measured)
@@ -214,9 +213,9 @@ def _measured_jobs(
     batches = int(offered * arguments.seconds)
     opened = [
         clients.open(
-            dataset, f"job-{epoch}-{place}", batch_size=arguments.batch_size, seed=place, epoch=epoch
+            dataset, f"job-{epoch}-{number}", batch_size=arguments.batch_size, seed=number, epoch=epoch
         )
-        for place in range(jobs)
+        for number in range(jobs)
     ]
     clients.start(opened)
     clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)

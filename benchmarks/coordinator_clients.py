@@ -44,9 +44,9 @@ _ROWS_AT_A_TIME = 2**17
 
 
 def write_key_list(path: Path, samples: int) -> str:
-    """Write a key list in the shape of ImageNet's, with labels and versions, and return its URL.
+    """Write a key list like ImageNet's, with labels and versions; return its URL.
 
-    The coordinator's work for a catalog depends on its size and the shape of its strings, not on images.
+    The coordinator's work depends on its size and its strings, not on images.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -55,9 +55,9 @@ def write_key_list(path: Path, samples: int) -> str:
     schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, samples, _ROWS_AT_A_TIME):
-            places = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
-            labels = pa.array(places % _CLASSES)
-            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(places)))
+            indices = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
+            labels = pa.array(indices % _CLASSES)
+            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(indices)))
             names = pc.utf8_lpad(names, _NAME_DIGITS, "0")
             keys = pc.binary_join_element_wise("n", folders, "/", names, ".JPEG", "")
             versions = pc.utf8_lpad(names, _ETAG_DIGITS, "0")
@@ -83,7 +83,7 @@ class SimulatedJob:
 
 
 class Clients:
-    """A client that opens jobs and advances them, page by page, from a few threads."""
+    """A client that opens jobs and advances them by pages, from a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(
@@ -132,12 +132,12 @@ class Clients:
         return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Request each job's first page; from then on, jobs are at different places within a page."""
+        """Request each job's first page; from then on jobs differ in their place in a page."""
         for number, job in enumerate(jobs):
             self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
     def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
-        """Read ``batches`` batches over all jobs in turn, ``rate`` a second; wait until all are processed."""
+        """Read ``batches`` batches, of all jobs in turn, ``rate`` a second; wait for all."""
         threads = min(_THREADS, len(jobs))
         began_s = time.perf_counter()
 

@@ -1,7 +1,7 @@
-"""``superdl bench function``: the function's cost per image, beside a bare loop that decodes the same.
+"""``superdl bench function``: the function's cost per image, beside a bare loop.
 
 Each arm runs in a separate process. The bare loop decodes bytes in memory; the other arm is the function's
-whole handler, as an executor calls it. The first pass over the images is a warm-up and not counted.
+whole handler, as an executor calls it. The first pass is a warm-up.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
-    """Yield medians over the rounds of each arm, with shares of the bare loop on as many cores."""
+    """Yield medians over each arm's rounds, with shares of the bare loop on as many cores."""
     groups = [
         (conditions, medians([_figures(result) for result in results]))
         for conditions, results in by_conditions(runs)
     ]
-    loops = {(some["images"], some["cores"]): figures for some, figures in groups if some["way"] == BARE}
+    loops = {(group["images"], group["cores"]): figures for group, figures in groups if group["way"] == BARE}
     for conditions, figures in groups:
         loop = loops[conditions["images"], conditions["cores"]]
         shares = {

@@ -35,17 +35,15 @@ def listed_bucket(samples: int) -> Iterator[Server]:
 
 
 class _Listing(BaseHTTPRequestHandler):
-    """A handler of ListObjectsV2 for folders of equal size below ``train/``; there are no other objects."""
+    """A handler of ListObjectsV2 for folders of equal size below ``train/``."""
 
     protocol_version = "HTTP/1.1"
     samples: ClassVar[int]
 
     def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-        listed = (
-            self._page({name: values[0] for name, values in query.items()}) if "list-type" in query else ""
-        )
-        content = f"<ListBucketResult><EncodingType>url</EncodingType>{listed}</ListBucketResult>".encode()
+        page = self._page({name: values[0] for name, values in query.items()}) if "list-type" in query else ""
+        content = f"<ListBucketResult><EncodingType>url</EncodingType>{page}</ListBucketResult>".encode()
         self.send_response(HTTPStatus.OK if "list-type" in query else HTTPStatus.NOT_FOUND)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -58,15 +56,15 @@ class _Listing(BaseHTTPRequestHandler):
         folder = query["prefix"].strip("/").rpartition("/n")[2]
         if not folder.isdigit():
             return ""
-        places = range(int(folder), self.samples, _FOLDERS)
+        numbers = range(int(folder), self.samples, _FOLDERS)
         begin = int(query.get("continuation-token", "0"))
         objects = "".join(
-            f"<Contents><Key>train/n{folder}/{place:09d}.JPEG</Key><LastModified>2026-11-29T00:00:00.000Z</LastModified>"
-            f"<ETag>&quot;{place:032d}&quot;</ETag><Size>{100_000 + place % _PAGE}</Size>"
+            f"<Contents><Key>train/n{folder}/{number:09d}.JPEG</Key><LastModified>2026-11-29T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{number:032d}&quot;</ETag><Size>{100_000 + number % _PAGE}</Size>"
             "<StorageClass>STANDARD</StorageClass></Contents>"
-            for place in places[begin : begin + _PAGE]
+            for number in numbers[begin : begin + _PAGE]
         )
-        if begin + _PAGE >= len(places):
+        if begin + _PAGE >= len(numbers):
             return objects
         token = f"<NextContinuationToken>{begin + _PAGE}</NextContinuationToken>"
         return f"<IsTruncated>true</IsTruncated>{token}{objects}"

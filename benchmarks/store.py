@@ -1,4 +1,4 @@
-"""``superdl bench store``: the savings of a store, and the cost of reading it beside other loaders.
+"""``superdl bench store``: the savings of a store, and the cost of reading it.
 
 Each arm is a separate process; SUPER's have their own services. The bare loop is in
 :mod:`benchmarks.loaders.bare_loops`.
@@ -93,8 +93,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = Path(arguments.data)  # on the disk to be measured
-    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as place:
-        bench = _Bench(images, arguments, Path(place), say)
+    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as folder:
+        bench = _Bench(images, arguments, Path(folder), say)
         for name in arguments.only:
             group = {"images": images.name, "row": name}
             arms = list(ROWS[name](bench))
@@ -112,14 +112,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
-    """Yield each arm's first epoch and the medians of the later ones, over the bare loop's if it ran."""
+    """Yield each arm's first epoch and its later median, over the bare loop's."""
     bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
     loop = next(bare, _medians([]))
     for arm, epochs in arms:
-        for name, some in (("first", epochs[:1]), ("later", epochs[1:])):
-            if some or (name == "first" and not epochs):
-                figures = _medians(some)
-                ratios = {ratio: over(figures[of], loop[of]) for ratio, of in _RATIOS.items()}
+        for name, subset in (("first", epochs[:1]), ("later", epochs[1:])):
+            if subset or (name == "first" and not epochs):
+                figures = _medians(subset)
+                ratios = {ratio: over(figures[figure], loop[figure]) for ratio, figure in _RATIOS.items()}
                 yield {"arm": arm, "epochs": name, **figures, **ratios}
 
 
@@ -128,7 +128,7 @@ def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def epoch_figures(lap: Lap) -> _Figures:
-    """Return the figures of an epoch; ``None`` prints as a dash: nothing was read from disks or S3."""
+    """Return the figures of an epoch; ``None``, a dash: nothing was read."""
     images = lap.images
     return {
         "images_per_s": images / lap.wall_s,
@@ -166,7 +166,7 @@ class _Bench:
         yield self._bare(_BARE, one_slot=True)
 
     def straight(self) -> Iterator[_Arm]:
-        """CPU of reading packs in the page cache, beside loaders that converted the images before."""
+        """CPU of reading packs in the page cache, beside loaders of converted images."""
         self._fill()
         yield self._super("SuperLoader, packs")
         for name in _CONVERTED:
@@ -203,10 +203,10 @@ class _Bench:
     def _super(
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
-        """Run epochs of SuperLoader: fresh services, a cache of ``budget_bytes`` (0: quarter of the set)."""
-        words = ("--store", store or self._store)
+        """Run epochs of SuperLoader; ``budget_bytes`` of cache (0: a quarter of the set)."""
+        options = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
-        with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:
+        with loader_services(*options, store=server, budget_bytes=budget_bytes) as services:
             loading = replace(self._loading, coordinator=services.coordinator)
             opening = CONTENDERS[SUPER_LOADER].open
             return self._arm(arm, opening, loading=loading, pids=services.pids, **how)

@@ -91,12 +91,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: no core is left for functions, images or services are not available, or a trainer failed.
+        SuperError: no core is left for functions, something is missing, or a trainer failed.
     """
-    mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
+    trainer_core, *function_cores = usable_cores(
+        2, "this benchmark holds the trainer to a core and functions to the others"
+    )
     images = prepare_images(arguments.images, arguments, say)
-    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
-    with held_to(others):  # processes started here inherit these cores, except the trainer
+    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, trainer_core)
+    with held_to(function_cores):  # processes started here inherit these cores, except the trainer
         say("decoding and computing, each alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
@@ -107,7 +109,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 for epoch, lap in enumerate(laps):
                     runs.append(Run({"contender": contender, "epoch": epoch}, number, lap))
                 _check_same_training(runs)
-    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(others))
+    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(function_cores))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
@@ -118,7 +120,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     return BenchmarkReport(
         settings={
             "image_sets": described([images]),
-            "other_cores": len(others),
+            "other_cores": len(function_cores),
             **asdict(alone),
             "decode_to_compute": alone.decode_to_compute,
             "loss_difference_max": loss_difference(runs),
@@ -162,7 +164,7 @@ def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """Return the largest difference between losses of equal steps, of any run from the first."""
+    """Return the largest difference of any run's losses from the first run's."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
@@ -187,7 +189,7 @@ class TrainerSpec:
 
 
 class Trainer:
-    """A small ResNet in channels_last with its optimiser, float32 in one torch thread; keeps each loss."""
+    """A small ResNet with its optimiser, in one torch thread; keeps each loss."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         os.sched_setaffinity(0, {spec.core})
@@ -210,7 +212,7 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return the steps since the last call, their losses, and the part of ``wall_s`` outside them."""
+        """Return steps since the last call, their losses, and ``wall_s`` outside them."""
         losses, busy_s = self._losses, self._busy_s
         self._losses, self._busy_s = [], 0.0
         return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
@@ -232,7 +234,7 @@ def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """CPU time per image in the trainer's own process, in ms: to decode with Pillow, and to train."""
+    """The trainer's CPU ms per image: to decode with Pillow, and to train."""
 
     decode_ms_per_image: float
     compute_ms_per_image: float
@@ -252,15 +254,15 @@ class Alone:
 def costs_alone(spec: TrainerSpec) -> Alone:
     """Measure both in this process, which is fresh, with nothing else running."""
     trainer, pairs = warmed(spec), Pairs(spec.loading)
-    some = range(min(len(pairs), _ALONE_IMAGES))
-    decode_s = seconds_each(lambda: [pairs[index] for index in some], time.process_time)
+    indices = range(min(len(pairs), _ALONE_IMAGES))
+    decode_s = seconds_each(lambda: [pairs[index] for index in indices], time.process_time)
     batch = _random_batch(spec.loading)
     compute_s = seconds_each(lambda: trainer.step(batch), time.process_time)
-    return Alone(1e3 * decode_s / len(some), 1e3 * compute_s / spec.loading.batch_size)
+    return Alone(1e3 * decode_s / len(indices), 1e3 * compute_s / spec.loading.batch_size)
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """Return a ResNet with one block per stage, on images made small at once: about a millisecond an image.
+    """Return a ResNet with one block per stage: about a millisecond an image.
 
     It takes uint8 images. ``width`` is the number of channels of the first stage.
     """
@@ -289,18 +291,18 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for Pillow's later epochs, and two for each other loader."""
     laps: dict[str, tuple[list[Lap], list[Lap]]] = {}
-    for conditions, some in by_conditions(runs):
+    for conditions, part_laps in by_conditions(runs):
         first, later = laps.setdefault(conditions["contender"], ([], []))
-        (later if conditions["epoch"] else first).extend(some)
+        (later if conditions["epoch"] else first).extend(part_laps)
     _, plain_laps = laps.pop(PILLOW)
     plain = _figures(plain_laps)
     yield {**_named(PILLOW, "later", workers), **plain, "gain": 1.0, "gain_bound": None}
-    for contender, parts in laps.items():
-        for part, some in zip(("cold", "warm"), parts, strict=True):
-            figures = _figures(some)
+    for contender, both_laps in laps.items():
+        for store_state, part_laps in zip(("cold", "warm"), both_laps, strict=True):
+            figures = _figures(part_laps)
             beside_ms = figures["functions_cpu_ms_per_image"] + figures["services_cpu_ms_per_image"]
             yield {
-                **_named(contender, part, workers),
+                **_named(contender, store_state, workers),
                 **figures,
                 "gain": plain["step_ms"] / figures["step_ms"],
                 "gain_bound": alone.gain_bound(1e3 / plain["images_per_s"], beside_ms / other_cores),

@@ -1,4 +1,4 @@
-"""Audio, resampled and turned into spectrograms by functions: learn to distinguish steady and rising tones.
+"""Audio as spectrograms made by functions: learn to distinguish steady and rising tones.
 
 ``pip install superdl[audio]``
 """

@@ -73,11 +73,12 @@ def main(folder: Path) -> None:
         for _ in range(6):
             for images, labels in loader:  # uint8 (24, 3, 48, 48); lists of (n, 4) and of (n,)
                 samples = [
-                    flipped(*one) for one in zip(images, labels["boxes"], labels["classes"], strict=True)
+                    flipped(*sample)
+                    for sample in zip(images, labels["boxes"], labels["classes"], strict=True)
                 ]
-                wanted = torch.stack([goal(sample) for sample in samples])
-                found = model(torch.stack([sample["image"] for sample in samples]).float() / 255)
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(found, wanted)
+                targets = torch.stack([goal(sample) for sample in samples])
+                predictions = model(torch.stack([sample["image"] for sample in samples]).float() / 255)
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(predictions, targets)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -1,4 +1,4 @@
-"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders, to train a small model.
+"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders.
 
 Masks are palette PNGs, whose numbers are the classes. Functions cut the same part out of both.
 """
@@ -31,9 +31,9 @@ def make_data(folder: Path) -> None:
         mask.putpalette([0, 0, 0, 200, 40, 40, 40, 160, 60])
         for _ in range(3):
             x, y, kind = draw.randrange(44), draw.randrange(36), draw.randrange(1, 3)
-            place = (x, y, x + 20, y + 20)
-            ImageDraw.Draw(image).ellipse(place, fill=[None, (200, 40, 40), (40, 160, 60)][kind])
-            ImageDraw.Draw(mask).ellipse(place, fill=kind)
+            box = (x, y, x + 20, y + 20)
+            ImageDraw.Draw(image).ellipse(box, fill=[None, (200, 40, 40), (40, 160, 60)][kind])
+            ImageDraw.Draw(mask).ellipse(box, fill=kind)
         image.save(folder / "JPEGImages" / f"{number:03d}.jpg")
         mask.save(folder / "SegmentationClass" / f"{number:03d}.png")
 
@@ -52,13 +52,13 @@ def main(folder: Path) -> None:
     with SuperLoader(dataset, batch_size=24, shuffle=True) as loader:
         for _ in range(5):
             for batch, _ in loader:  # uint8: "image" (24, 3, 48, 48), "mask" (24, 48, 48)
-                found = model(batch["image"].float() / 255)
-                loss = torch.nn.functional.cross_entropy(found, batch["mask"].long())
-                right = (found.argmax(dim=1) == batch["mask"]).float().mean()
+                logits = model(batch["image"].float() / 255)
+                loss = torch.nn.functional.cross_entropy(logits, batch["mask"].long())
+                accuracy = (logits.argmax(dim=1) == batch["mask"]).float().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                sys.stdout.write(f"loss {loss.item():.4f} pixels {right.item():.3f}\n")
+                sys.stdout.write(f"loss {loss.item():.4f} pixels {accuracy.item():.3f}\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PLACES = {"left": (0, 8), "right": (32, 8)}
 
 def make_data(folder: Path) -> None:
     """Write images of a square, and a key list with their captions' tokens, padded to one length."""
-    words = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
     draw = random.Random(0)
     rows = []
     for number in range(240):
@@ -30,8 +30,8 @@ def make_data(folder: Path) -> None:
         image = Image.new("RGB", (64, 48), "black")
         image.paste(Image.new("RGB", (32, 32), colour), PLACES[place])
         image.save(folder / f"{number}.jpg")
-        tokens = [words[word] for word in f"a {colour} square {place}".split()]
-        padded = tokens + [words["[PAD]"]] * (6 - len(tokens))
+        tokens = [vocabulary[word] for word in f"a {colour} square {place}".split()]
+        padded = tokens + [vocabulary["[PAD]"]] * (6 - len(tokens))
         rows.append(json.dumps({"key": f"{number}.jpg", "label": padded}) + "\n")
     (folder / "list.jsonl").write_text("".join(rows))
 
@@ -45,13 +45,13 @@ def main(folder: Path) -> None:
     optimizer = torch.optim.Adam([*images_side.parameters(), *texts_side.parameters()], lr=0.005)
     with SuperLoader(dataset, batch_size=24, shuffle=True) as loader:
         for _ in range(5):
-            for pictures, captions in loader:  # uint8 (24, 3, 24, 24), int64 (24, 6)
-                pictures_at = images_side(pictures.float() / 255)
-                alike = pictures_at @ texts_side(captions).T / 32**0.5
-                same = (
+            for images, captions in loader:  # uint8 (24, 3, 24, 24), int64 (24, 6)
+                image_vectors = images_side(images.float() / 255)
+                logits = image_vectors @ texts_side(captions).T / 32**0.5
+                targets = (
                     (captions[:, None] == captions[None]).all(dim=2).float()
                 )  # equal captions are no contrast
-                loss = torch.nn.functional.cross_entropy(alike, same / same.sum(dim=1, keepdim=True))
+                loss = torch.nn.functional.cross_entropy(logits, targets / targets.sum(dim=1, keepdim=True))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -26,10 +26,10 @@ def make_data(folder: Path) -> None:
         with av.open(folder / f"{number}.mp4", "w") as file:
             stream = file.add_stream("mpeg4", rate=10)
             stream.width = stream.height = 64
-            for place in range(20):
+            for frame in range(20):
                 image = np.zeros((64, 64, 3), np.uint8)
-                left = begin + (place if goes_right else 20 - place)
-                image[24:40, left : left + 16] = 255
+                x = begin + (frame if goes_right else 20 - frame)
+                image[24:40, x : x + 16] = 255
                 file.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
             file.mux(stream.encode(None))
         rows.append(f"{number}.mp4,{goes_right}\n")

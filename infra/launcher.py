@@ -80,12 +80,12 @@ class Run:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address; empty for a single host, where trainers start their own."""
+        """The coordinator's address; empty for one host, whose trainers start their own."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run given by options, else by SageMaker's variables, else by its files in ``config``.
+    """Return the run of the options, else of SageMaker's variables or files in ``config``.
 
     Raises:
         ConfigError: these do not name the hosts, or the training script.
@@ -97,8 +97,8 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
-        script, others = parser.parse_known_args(words)
-        options, command = _parser().parse_args([]), [script.train_script, *others]
+        known, script_arguments = parser.parse_known_args(words)
+        options, command = _parser().parse_args([]), [known.train_script, *script_arguments]
     if not "".join(command[:1]):
         raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
     data, training, current = _hosts(options, environment, config)
@@ -108,8 +108,8 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
             "least trains, and this one is among them (--host, or SageMaker's SM_CURRENT_HOST)"
         )
     ports = tuple(map(int, environment.get("SUPER_LAUNCHER_PORTS", _PORTS).split(",")))
-    told, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
-    return Run(data, training, current, max(1, int(told)) if told else 0, name, tuple(command), ports)
+    gpus, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
+    return Run(data, training, current, max(1, int(gpus)) if gpus else 0, name, tuple(command), ports)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,13 +131,15 @@ def _hosts(
         return data, training, options.host or socket.gethostname()
     resources = _read(config / "resourceconfig.json")
     hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
-    named = environment.get("SM_INSTANCE_GROUPS_DICT")
-    groups = json.loads(named).values() if named else resources.get("instance_groups") or ()
-    in_group = {host for one in groups if one["instance_group_name"] == _DATA_GROUP for host in one["hosts"]}
+    groups_json = environment.get("SM_INSTANCE_GROUPS_DICT")
+    groups = json.loads(groups_json).values() if groups_json else resources.get("instance_groups") or ()
+    data_hosts = {
+        host for group in groups if group["instance_group_name"] == _DATA_GROUP for host in group["hosts"]
+    }
     hosts = sorted(hosts, key=lambda host: (len(host), host))  # algo-2 before algo-10
     current = environment.get("SM_CURRENT_HOST") or resources.get("current_host", "")
     data, training = (
-        tuple(one for one in hosts if (one in in_group) == is_data) for is_data in (True, False)
+        tuple(host for host in hosts if (host in data_hosts) == is_data) for is_data in (True, False)
     )
     return data, training, current
 
@@ -163,8 +165,8 @@ def _preprocess(run: Run, directory: Path) -> int:
     """Run a CPU host's part; return the exit code in the coordinator's goodbye."""
     with contextlib.ExitStack() as stack:
         coordinator = _start_services(run, directory, stack) if run.current == run.leader else None
-        words = ("--coordinator", run.coordinator, "--name", run.current)
-        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *words], stack).wait()
+        options = ("--coordinator", run.coordinator, "--name", run.current)
+        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *options], stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 coordinator.wait(_GOODBYE_S)  # it says goodbye to late workers
@@ -198,7 +200,7 @@ def _train(run: Run, directory: Path) -> int:
 
 
 def _torchrun(words: Sequence[str]) -> int:
-    """Run ``torchrun`` in this process; return the exit code of the first rank that failed, else 0."""
+    """Run ``torchrun`` in this process; return the first failed rank's exit code, else 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -226,7 +228,7 @@ def _tell_the_end(coordinator: str, code: int) -> None:
 
 
 def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator; return the latter."""
+    """Start a cache, unless ``SUPER_CACHE`` is set, and the coordinator; return the latter."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start(_cache_command(address, run.ports[1], directory), stack)
@@ -245,25 +247,25 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> s
 
 
 def _cache_command(address: str, port: int, directory: Path) -> list[str]:
-    """Return the command of a cache server, with TLS and a password if the coordinator has them."""
+    """Return a cache server's command, with TLS and password like the coordinator's."""
     cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
     if server is None:
         raise ConfigError("a cache with TLS needs valkey-server or redis-server here, or SUPER_CACHE")
     files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
     listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
-    wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    requested_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
     # The file has the password's digest.
     file.touch(mode=0o600)
     listens = [f"bind {address}", "protected-mode no", *listens]
-    memory = wanted or available_memory_bytes() // 2
-    file.write_text(cache_configuration(listens, directory, memory, credentials), encoding="utf-8")
+    memory_bytes = requested_bytes or available_memory_bytes() // 2
+    file.write_text(cache_configuration(listens, directory, memory_bytes, credentials), encoding="utf-8")
     return [server, str(file)]
 
 
 def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start a process that ends with the stack, and at the latest with this process."""
+    """Start a process that ends with the stack or with this process."""
     prctl = ctypes.CDLL(None).prctl
     process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
     # The stack calls these in reverse order.

@@ -1,12 +1,12 @@
-"""``python -m infra.make_secrets --stack NAME``: puts a stack's certificates and token into Secrets Manager.
+"""``python -m infra.make_secrets --stack NAME``: puts certificates and token into Secrets Manager.
 
 It creates what is missing or expires within a month, and keeps the rest, so run it at any time. Standard
 output gets the stack's parameters, for ``sam deploy --parameter-overrides``; standard error gets a log.
 trustme makes the keys, of the curve P-256, in memory, and they go nowhere else.
 
-Secrets: ``NAME/authority`` (the private authority with its key, to be readable only by those who renew),
-``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
-``NAME/client``, which is renewed from then on. The stack itself makes the cache's passwords.
+Secrets: ``NAME/authority`` (the private authority with its key, only for those who renew), ``NAME/ca`` (its
+certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``, which is
+renewed from then on. The stack itself makes the cache's passwords.
 
 Exit codes: 0 done, 1 AWS refused.
 """
@@ -49,16 +49,18 @@ class Pair:
 
 def new_authority(name: str) -> Pair:
     """Return an authority that may sign certificates, but no other authority."""
-    made = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
-    return Pair(made.cert_pem.bytes().decode(), made.private_key_pem.bytes().decode())
+    authority = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
+    return Pair(authority.cert_pem.bytes().decode(), authority.private_key_pem.bytes().decode())
 
 
 def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
     """Return a certificate for these hosts, signed by the authority."""
     signer = trustme.CA.from_pem(authority.cert.encode(), authority.key.encode())
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-    made = signer.issue_cert(host, *others, not_after=until, common_name=host[:64], organization_name=_NAME)
-    return Pair(made.cert_chain_pems[0].bytes().decode(), made.private_key_pem.bytes().decode())
+    certificate = signer.issue_cert(
+        host, *others, not_after=until, common_name=host[:64], organization_name=_NAME
+    )
+    return Pair(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
 
 
 def _loaded(cert: str) -> x509.Certificate:
@@ -71,7 +73,7 @@ def days_left(cert: str) -> float:
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate lasts long enough, is signed by the authority and is for the host."""
+    """Return whether a certificate lasts, is the authority's and names the host."""
     loaded = _loaded(cert)
     try:
         loaded.verify_directly_issued_by(_loaded(authority))
@@ -89,16 +91,16 @@ class Vault:
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """Return the content of a secret, or an empty one. A secret marked for deletion is restored."""
+        """Return a secret's content, or an empty one; restore it if marked for deletion."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
                 self._client.restore_secret(SecretId=full)
                 _say(f"restored {full}, which was marked for deletion")
-            found: dict[str, str] = json.loads(self._client.get_secret_value(SecretId=full)["SecretString"])
+            content: dict[str, str] = json.loads(self._client.get_secret_value(SecretId=full)["SecretString"])
         except self._client.exceptions.ResourceNotFoundException:
             return {}
-        return found
+        return content
 
     def write(self, name: str, content: Mapping[str, str], description: str) -> None:
         """Create a secret, or give it a new version."""
@@ -124,15 +126,15 @@ def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     if is_mutual:
         _certificate(vault, authority, "client", renew=renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
-    named = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
-    named |= {"ClientSecretArn": "client"} if is_mutual else {}
-    return {parameter: vault.arn(name) for parameter, name in named.items()}
+    secret_names = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
+    secret_names |= {"ClientSecretArn": "client"} if is_mutual else {}
+    return {parameter: vault.arn(name) for parameter, name in secret_names.items()}
 
 
 def _authority(vault: Vault) -> Pair:
-    kept = vault.read("authority")
-    authority = Pair(kept["cert"], kept["key"]) if kept else new_authority(f"SUPER {vault.stack}")
-    if not kept:
+    current = vault.read("authority")
+    authority = Pair(current["cert"], current["key"]) if current else new_authority(f"SUPER {vault.stack}")
+    if not current:
         content = {"cert": authority.cert, "key": authority.key}
         vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
     # A new certificate would now outlive the authority.
@@ -148,24 +150,24 @@ def _authority(vault: Vault) -> Pair:
 
 def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> None:
     """Keep the certificate in a secret, or make a new one."""
-    kept, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
-    if kept and not renew and _is_good(kept["cert"], authority.cert, host):
+    current, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
+    if current and not renew and _is_good(current["cert"], authority.cert, host):
         return
-    made = sign(authority, host, "localhost", days=_VALID_DAYS)
+    pair = sign(authority, host, "localhost", days=_VALID_DAYS)
     authorities = {"client": "ca", "coordinator": "client_ca"}
-    content = {"cert": made.cert, "key": made.key, authorities[secret]: authority.cert}
+    content = {"cert": pair.cert, "key": pair.key, authorities[secret]: authority.cert}
     vault.write(secret, content, f"SUPER: certificate and key of the {secret}")
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
-    kept = vault.read("token")
-    if rotate or not kept:
-        made = secrets.token_urlsafe(_TOKEN_BYTES)
+    current = vault.read("token")
+    if rotate or not current:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
         # The earlier token stays valid until all trainers have the new one.
-        accepted = f"{made},{kept['accepted']}" if kept else made
-        vault.write("token", {"token": made, "accepted": accepted}, "SUPER: the trainers' token")
-    elif retire and kept["accepted"] != kept["token"]:
-        vault.write("token", {"token": kept["token"], "accepted": kept["token"]}, "")
+        accepted = f"{token},{current['accepted']}" if current else token
+        vault.write("token", {"token": token, "accepted": accepted}, "SUPER: the trainers' token")
+    elif retire and current["accepted"] != current["token"]:
+        vault.write("token", {"token": current["token"], "accepted": current["token"]}, "")
 
 
 def _say(text: str) -> None:

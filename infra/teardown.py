@@ -1,7 +1,7 @@
-"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves behind, and lists the rest.
+"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves, and lists the rest.
 
-Run ``sam delete`` first; it deletes the stack with everything that CloudFormation made. This command deletes
-secrets and logs. It lists everything else with the stack's tag: machines, disks, snapshots, images.
+Run ``sam delete`` first; it deletes all that CloudFormation made. This command deletes secrets and logs. It
+lists everything else with the stack's tag: machines, disks, snapshots, images.
 
 Exit codes: 0 nothing is left; 1 something is, or AWS refused; 2 the stack still exists.
 """
@@ -29,15 +29,17 @@ _RECOVERY_DAYS = 7
 
 
 def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dict[str, Any]]:
-    """Yield the items that an operation lists. Read all pages: one may be empty and others follow."""
+    """Yield the items that an operation lists. More may follow an empty page."""
     for page in service.get_paginator(operation).paginate(**asked):
         yield from page[field]
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """Return the states of all stacks of this name, by id. CloudFormation lists deleted ones for 90 days."""
-    found = _all(client("cloudformation"), "list_stacks", "StackSummaries")
-    return {item["StackId"]: item["StackStatus"] for item in found if item["StackName"] == stack}
+    """Return the states of all stacks of this name, by id; deleted ones for 90 days."""
+    summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
+    return {
+        summary["StackId"]: summary["StackStatus"] for summary in summaries if summary["StackName"] == stack
+    }
 
 
 def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str]:
@@ -51,11 +53,11 @@ def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str
 
 def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
     """Delete secrets and logs; yield their ARNs."""
-    how = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
+    options = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
     for secret in _all(client("secretsmanager"), "list_secrets", "SecretList", IncludePlannedDeletion=True):
         if {"Key": TAG, "Value": stack} in secret.get("Tags", ()):
             if forget or "DeletedDate" not in secret:
-                client("secretsmanager").delete_secret(SecretId=secret["ARN"], **how)
+                client("secretsmanager").delete_secret(SecretId=secret["ARN"], **options)
             yield secret["ARN"]
     # A function that ends after its stack has Lambda create its log again, without a tag.
     of_function = f"/aws/lambda/{stack}-prefetch"
@@ -71,23 +73,25 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     if any(state != "DELETE_COMPLETE" for state in stacks.values()):
         sys.stderr.write(f"{stack} is there: terminate trainers, then sam delete --stack-name {stack}\n")
         return 2
-    gone = list(_deleted_with_stacks(client, stacks))
+    deleted = list(_deleted_with_stacks(client, stacks))
     for arn in _delete(client, stack, forget=forget):
         print(f"deleted {arn}")
-        gone.append(arn)
+        deleted.append(arn)
     tags = [{"Key": TAG, "Values": [stack]}]
-    tagged = _all(
+    mappings = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
     # AWS still lists deleted things for a while, by ARNs that end with their physical ids.
-    ends = tuple(f"{boundary}{one}" for one in gone for boundary in ":/")
-    arns = [item["ResourceARN"] for item in tagged]
-    left = [arn for arn in arns if arn not in gone and not arn.endswith(ends)]
-    if not left:
+    suffixes = tuple(f"{boundary}{resource}" for resource in deleted for boundary in ":/")
+    arns = [mapping["ResourceARN"] for mapping in mappings]
+    remaining = [arn for arn in arns if arn not in deleted and not arn.endswith(suffixes)]
+    if not remaining:
         print(f"nothing of {stack} is left that costs money")
         return 0
-    print(f"{len(left)} things with the tag of {stack} are left (AWS remembers for a while what is gone):")
-    print("".join(f"  {arn}\n" for arn in left), end="")
+    print(
+        f"{len(remaining)} things with the tag of {stack} are left (AWS remembers for a while what is gone):"
+    )
+    print("".join(f"  {arn}\n" for arn in remaining), end="")
     return 1
 
 

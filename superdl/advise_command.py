@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, default=1, help="of the run: GPUs of this host, or hosts without one; default 1"
     )
-    small = "the spec's small variant: its section quick, else two epochs of 20 steps"
-    parser.add_argument("--quick", action="store_true", help=small)
+    quick_help = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

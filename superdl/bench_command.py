@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks as subcommands; without a checkout accept any words: :func:`run` explains."""
+    """Add the benchmarks as subcommands; without a checkout, accept any words."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _benchmarks() -> Any:
-    """Return the benchmarks package, ``None`` without a checkout; its own import errors propagate."""
+    """Return the benchmarks package; ``None`` without a checkout."""
     root = Path(__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
         sys.path.append(str(root))  # an editable install exposes only superdl

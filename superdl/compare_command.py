@@ -21,19 +21,19 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument(
         "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
     )
-    what.add_argument(
+    group.add_argument(
         "--runs",
         nargs="+",
         metavar="[NAME=]DIR",
         help="compare runs that are there already, by their directories; runs of one name are its repeats",
     )
     add_overrides(parser, "loader.batch_size=256, in all arms")
-    small = "the spec's small variant: its section quick, else two epochs of 20 steps"
-    parser.add_argument("--quick", action="store_true", help=small)
+    quick_help = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument(
         "--arms",
         metavar="A,B",

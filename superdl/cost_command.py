@@ -82,12 +82,12 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
     machine = prices.machine(scenario.machine)
     gpu = f"{machine.gpus} x {machine.gpu} at " if machine.gpus else ""
     jobs = f"{counted(scenario.jobs, 'job')} of {counted(scenario.epochs, 'epoch')}"
-    each = f"{scenario.machine} ({gpu}{scenario.images_per_s:,.0f} images/s)"
-    say(console, f"{scenario.samples:,} images, {jobs}, {each}")
+    trainer = f"{scenario.machine} ({gpu}{scenario.images_per_s:,.0f} images/s)"
+    say(console, f"{scenario.samples:,} images, {jobs}, {trainer}")
     table = [
         (
             bill.tag,
-            *(_usd(part.usd) for part in (bill.first, bill.later, bill.month)),
+            *(_usd(period.usd) for period in (bill.first, bill.later, bill.month)),
             f"{bill.images_per_s:,.0f}",
             bill.bound,
         )

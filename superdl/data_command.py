@@ -32,19 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
     make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     make.add_argument("--json", action="store_true", help="print where it is as JSON")
-    pushed = actions.add_parser(
+    push = actions.add_parser(
         "push",
         help="send a directory to S3",
         description="Send all files of a directory to S3, in parallel, but for those that are there.",
     )
-    pushed.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
-    pushed.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
-    pushed.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
-    pushed.add_argument("--json", action="store_true", help="print what was done as JSON")
-    listed = actions.add_parser(
+    push.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
+    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
+    push.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
+    push.add_argument("--json", action="store_true", help="print what was done as JSON")
+    list_parser = actions.add_parser(
         "list", help="show the sets", description="Show which sets there are, and what each takes."
     )
-    listed.add_argument("--json", action="store_true", help="print JSON")
+    list_parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,13 +86,13 @@ def _make(arguments: argparse.Namespace) -> None:
     if name == "digits":
         if arguments.samples is not None or arguments.quick or arguments.seed:
             raise ConfigError("the digits are 1,797 real scans: --samples, --quick and --seed do not apply")
-        place = make_digits(arguments.directory or "data/digits")
+        directory = make_digits(arguments.directory or "data/digits")
     elif name in MADE_SETS:
-        made = MADE_SETS[name]
-        samples = made.quick if arguments.quick else arguments.samples
-        place = make_set(
-            made,
-            arguments.directory or default_directory(made, samples, arguments.seed),
+        made_set = MADE_SETS[name]
+        samples = made_set.quick if arguments.quick else arguments.samples
+        directory = make_set(
+            made_set,
+            arguments.directory or default_directory(made_set, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
             tell=_tell,
@@ -105,7 +105,7 @@ def _make(arguments: argparse.Namespace) -> None:
         )
     else:
         raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
-    _say_where(name, place, as_json=arguments.json)
+    _say_where(name, directory, as_json=arguments.json)
 
 
 def _say_where(name: str, place: Path, *, as_json: bool) -> None:
@@ -139,23 +139,23 @@ def _list(arguments: argparse.Namespace) -> None:
         "\nPublished sets that are taken as they are (data.kind), and what stands in for each:\n"
     )
     for published in PUBLISHED_SETS.values():
-        place = f"data/{published.folder} or data.directory, {published.layout}"
-        sys.stdout.write(f"  {published.name}: {place}; else {published.like}\n")
+        location = f"data/{published.folder} or data.directory, {published.layout}"
+        sys.stdout.write(f"  {published.name}: {location}; else {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:
     from superdl.experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
 
-    stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
+    stand_ins = {published.like: published.name for published in PUBLISHED_SETS.values()}
     about = "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)"
     rows: list[dict[str, Any]] = [
         {"name": "digits", "about": about, **DIGITS_FORMAT["counts"], "bytes": _DIGITS_BYTES, "quick": None}
     ]
-    for made in MADE_SETS.values():
-        sizes = {"bytes": made.disk_bytes(made.train + made.val), "quick": made.quick}
-        rows.append({"name": made.name, "about": made.about, **made.counts(), **sizes})
+    for made_set in MADE_SETS.values():
+        sizes = {"bytes": made_set.disk_bytes(made_set.train + made_set.val), "quick": made_set.quick}
+        rows.append({"name": made_set.name, "about": made_set.about, **made_set.counts(), **sizes})
     for row in rows:
-        row["stands_in_for"] = stands_in.get(row["name"])
+        row["stands_in_for"] = stand_ins.get(row["name"])
         row["there"] = [
             str(file.parent) for file in sorted(Path("data").glob(f"{row['name']}*/manifest.json"))
         ]

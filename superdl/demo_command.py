@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.images is not None:
         above_zero("--images", arguments.images)
-    told = demo(arguments.directory, arguments.images, Console(stderr=arguments.json, highlight=False))
-    tell_json(told, shown=arguments.json)
+    result = demo(arguments.directory, arguments.images, Console(stderr=arguments.json, highlight=False))
+    tell_json(result, shown=arguments.json)
     return 0

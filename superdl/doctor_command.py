@@ -88,7 +88,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else {}
     # Only those settings of the coordinator that define how functions run; no other variables are read.
-    names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
+    names = [field.name for field in fields(Settings) if _OF_FUNCTIONS.match(field.name)]
     named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
     named["executor"] = arguments.executor or named["executor"]
     function = stack.get("FunctionArn")
@@ -129,7 +129,9 @@ def read_stack(file: str) -> dict[str, str]:
     try:
         content = load_json(Path(file).read_text(encoding="utf-8"), shown)
         if "Stacks" in content:
-            content = {one["OutputKey"]: one["OutputValue"] for one in content["Stacks"][0]["Outputs"]}
+            content = {
+                output["OutputKey"]: output["OutputValue"] for output in content["Stacks"][0]["Outputs"]
+            }
         outputs = {name: value for name, value in content.items() if isinstance(value, str)}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.training.ranks import process_rank
 
     console = Console(stderr=arguments.json)
-    found = evaluate(
+    evaluation = evaluate(
         Path(arguments.run), arguments.overrides, checkpoint=arguments.checkpoint, console=console
     )
     leads = process_rank().rank == 0
     if leads and not arguments.json:
-        print_evaluation(found, console)
-    tell_json(asdict(found), shown=arguments.json and leads)
+        print_evaluation(evaluation, console)
+    tell_json(asdict(evaluation), shown=arguments.json and leads)
     return 0

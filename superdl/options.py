@@ -30,16 +30,16 @@ Number = TypeVar("Number", int, float)
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
     """Add ``--set``, with ``example`` in its help."""
-    words = f"replace one value, such as {example}; may be repeated"
+    description = f"replace one value, such as {example}; may be repeated"
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=description
     )
 
 
 def add_coordinator(parser: argparse.ArgumentParser) -> None:
     """Add ``--coordinator``, which :func:`coordinator_of` reads."""
-    words = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
-    parser.add_argument("--coordinator", help=words)
+    description = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
+    parser.add_argument("--coordinator", help=description)
 
 
 def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
@@ -50,8 +50,8 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """
     from superdl.super_wire.run_directory import RunDirectory
 
-    if named := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
-        return str(named)
+    if coordinator := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
+        return str(coordinator)
     runs = [f"unix:{run.coordinator_socket}" for run in RunDirectory.of_this_user()]
     if len(runs) == 1:
         return runs[0]

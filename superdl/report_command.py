@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
     if arguments.book:
         return _book(directory, as_json=arguments.json)
-    known: Comparison | RunFiles
+    measured: Comparison | RunFiles
     if is_comparison(directory):
-        known = read_comparison(directory)
-        page = comparison_page(known)
+        measured = read_comparison(directory)
+        page = comparison_page(measured)
     else:
-        known = read_run(directory)
-        page = run_page(known)
+        measured = read_run(directory)
+        page = run_page(measured)
     path = directory / PAGE_NAME
     try:
         write_whole(page, path)
@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     if missing is not None:
         sys.stderr.write(f"superdl report: without plots: {missing}\n")
     if arguments.json:
-        sys.stdout.write(json.dumps({"page": str(path), "name": known.name, "status": known.status}) + "\n")
+        sys.stdout.write(
+            json.dumps({"page": str(path), "name": measured.name, "status": measured.status}) + "\n"
+        )
     else:
         sys.stdout.write(f"{path}\n")
     return 0
@@ -76,8 +78,8 @@ def _book(directory: Path, *, as_json: bool) -> int:
     except OSError as error:
         raise _unwritten(directory, error) from error
     if as_json:
-        told = {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
-        sys.stdout.write(json.dumps(told) + "\n")
+        result = {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
+        sys.stdout.write(json.dumps(result) + "\n")
         return 0
     for name, reason in sorted(book.broken.items()):
         sys.stderr.write(shown_lines(f"superdl report: {name}: {reason}\n"))

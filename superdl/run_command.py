@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
     _add_keys(parser)
-    small = "the spec's small variant: its section quick, else two epochs of 20 steps"
-    parser.add_argument("--quick", action="store_true", help=small)
+    quick_help = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
     )
@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.find_batch_size:
         from superdl.experiments.run import largest_batch
 
-        told = asdict(largest_batch(spec, console=console))
+        result = asdict(largest_batch(spec, console=console))
     else:
-        told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
-    tell_json(told, shown=arguments.json and process_rank().rank == 0)
+        result = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
+    tell_json(result, shown=arguments.json and process_rank().rank == 0)
     return 0

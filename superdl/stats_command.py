@@ -95,7 +95,7 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
         return value.hex()
     if isinstance(value, str):
         return text(value)
-    return value if isinstance(value, (int, float)) else [_value(one, text) for one in value]
+    return value if isinstance(value, (int, float)) else [_value(item, text) for item in value]
 
 
 def _print_jobs(answer: dict[str, Any], console: Console) -> None:
@@ -108,8 +108,10 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             console.print(f"from {time.strftime(_TIME, opened)} {end}")
         read, missed = job["cache_hits"], job["cache_misses"]
         share = f"{read / (read + missed):.1%}" if read + missed else "none"
-        causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])
-        stalls = ", ".join(f"{one['cause']} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes)
+        causes = sorted(job["stall_causes"], key=lambda cause: -cause["wait_s"])
+        stalls = ", ".join(
+            f"{cause['cause']} {cause['batches']:,} ({cause['wait_s']:.2f} s)" for cause in causes
+        )
         ahead = "" if job["closed_s"] else f"; looks {job['lookahead_batches']} batches ahead"
         console.print(
             f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"
@@ -198,10 +200,10 @@ def _print_batches(answer: dict[str, Any], console: Console) -> None:
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "
             f"{batch['in_flight']} in flight, {batch['failed']} failed"
         )
-        for place in batch["occurrences"]:
-            console.print("  job {job}, rank {rank}, epoch {epoch}, position {position}".format(**place))
+        for occurrence in batch["occurrences"]:
+            console.print("  job {job}, rank {rank}, epoch {epoch}, position {position}".format(**occurrence))
             for event in batch["events"]:
-                if event["occurrence"] == place:
+                if event["occurrence"] == occurrence:
                     console.print(f"    {event['seconds_ago']:9.3f} s ago  {event['what']}")
         for sample in batch["details"]:
             reason = f": {sample['message']}" if sample["message"] else ""

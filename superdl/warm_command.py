@@ -1,7 +1,7 @@
-"""``superdl warm SOURCE``: fill a coordinator's cache or store ahead of the jobs that will read it.
+"""``superdl warm SOURCE``: fill a coordinator's cache or store ahead of jobs.
 
-The coordinator does the work, for a job without readers; the command shows the progress. Exit codes beyond
-the command's own: 0 all samples that fit are there, 1 some failed or it ended early.
+The coordinator does the work, for a job without readers; this shows progress. Exit codes beyond the command's
+own: 0 all samples that fit are there, 1 some failed or it ended early.
 """
 
 from __future__ import annotations
@@ -267,9 +267,9 @@ class _Filling:
         elif report.seconds - self.moved_s > self.patience_s:
             trouble = store_trouble if report.to_store else ""
             because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
-            left = report.samples - report.warm - report.failed
+            remaining = report.samples - report.warm - report.failed
             report.ended = "stalled"
-            report.why = f"none of {left:,} samples has come for {self.patience_s:g} s: {because}"
+            report.why = f"none of {remaining:,} samples has come for {self.patience_s:g} s: {because}"
 
 
 class WarmProgress:
@@ -284,8 +284,8 @@ class WarmProgress:
 
     def show(self, report: Report) -> None:
         """Show the progress."""
-        done, made = report.warm + report.failed, f"{report.produced:,} made  {report.failed:,} failed"
-        phrase = f"{report.warm / max(report.seconds, 1e-9):,.0f}/s  {made}  {report.usd:.4f} USD"
+        done, counts = report.warm + report.failed, f"{report.produced:,} made  {report.failed:,} failed"
+        phrase = f"{report.warm / max(report.seconds, 1e-9):,.0f}/s  {counts}  {report.usd:.4f} USD"
         self.bar.update(self._task, completed=done, phrase=phrase)
         if self.bar.disable and report.seconds >= self._next_s:
             self._next_s = report.seconds + _LINE_EVERY_S

@@ -95,8 +95,8 @@ def lay_out(
     Args:
         folder: the destination.
         target: its Python and machine.
-        modules: packages (folders) or modules (files) of custom steps to deploy with the function.
-        requirements: files in addition to SUPER's own, for packages that its extras or custom steps need.
+        modules: packages (folders) or modules (files) of custom steps.
+        requirements: files besides SUPER's own, for packages of its extras or custom steps.
 
     Raises:
         BundleError: a wheel is unavailable, a file would exist twice, or an argument is no module.
@@ -201,15 +201,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a file of further packages, each with version and hash, as for an extra; may be repeated",
     )
     arguments = parser.parse_args(argv)
-    further = (arguments.module, arguments.requirements)
+    additions = (arguments.module, arguments.requirements)
     try:
         if arguments.unpacked:
-            lay_out(arguments.unpacked, Platform.here(), *further)
+            lay_out(arguments.unpacked, Platform.here(), *additions)
             return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"
             with tempfile.TemporaryDirectory() as folder:
-                lay_out(Path(folder), Platform(LAMBDA_PYTHON, MACHINES[arch]), *further)
+                lay_out(Path(folder), Platform(LAMBDA_PYTHON, MACHINES[arch]), *additions)
                 digest = write_archive(path, Path(folder))
             print(f"{digest}  {path}  {path.stat().st_size / 1e6:.1f} MB")
     except BundleError as error:

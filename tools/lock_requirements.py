@@ -40,14 +40,14 @@ def locks() -> dict[str, dict[str, str]]:
     """Return each file's packages with the versions that pyproject.toml allows, without dependencies."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     dependencies = _by_name(pyproject["project"]["dependencies"])
-    every = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies
-    made = {}
+    allowed = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies
+    packages_by_file = {}
     for file, lock in pyproject["tool"]["superdl"]["locks"].items():
         names = set(lock["packages"])
         if "dependencies-but" in lock:
             names |= dependencies.keys() - lock["dependencies-but"]
-        made[file] = {name: every[name] for name in sorted(names)}
-    return made
+        packages_by_file[file] = {name: allowed[name] for name in sorted(names)}
+    return packages_by_file
 
 
 def _by_name(requirements: Iterable[str]) -> dict[str, str]:

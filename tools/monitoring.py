@@ -1,4 +1,4 @@
-"""Generates files from the list of metrics: the tables in docs/monitoring.md, and Grafana's dashboard.
+"""Generates the tables in docs/monitoring.md and Grafana's dashboard.
 
 The tables are of metrics and alerts. The metrics are :data:`superdl.coordinator.server.metrics.METRICS`, the
 alerts are in infra/monitoring/alerts.yaml. With ``--check`` it only checks that the files are up to date.
@@ -114,28 +114,28 @@ def alerts() -> list[dict[str, Any]]:
 
 def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return title and unit of each panel, with its legends and expressions."""
-    found: list[tuple[str, str, list[tuple[str, str]]]] = []
+    specs: list[tuple[str, str, list[tuple[str, str]]]] = []
     for line in _PANELS.strip().splitlines():
         if line.startswith(" "):
             # Grafana fills in the interval of rates.
             legend, _, expr = line.strip().partition(": ")
-            found[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
+            specs[-1][2].append((legend, expr.replace("[@]", "[$__rate_interval]")))
         else:
             title, _, unit = line[:-1].partition(" [")
-            found.append((title, unit, []))
-    return found
+            specs.append((title, unit, []))
+    return specs
 
 
 def _metrics() -> str:
-    rows = [f"| `{one.name}` | {', '.join(one.labels)} | {one.help} |\n" for one in METRICS]
+    rows = [f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |\n" for metric in METRICS]
     return "".join(["| metric | labels | what it says |\n|---|---|---|\n", *rows])
 
 
 def _alerts() -> str:
     rows = []
     for rule in alerts():
-        said = {name: _LABEL.sub(r"*\1*", text) for name, text in rule["annotations"].items()}
-        rows.append(f"| `{rule['alert']}` | {said['summary']} | {said['description']} |\n")
+        annotations = {name: _LABEL.sub(r"*\1*", text) for name, text in rule["annotations"].items()}
+        rows.append(f"| `{rule['alert']}` | {annotations['summary']} | {annotations['description']} |\n")
     return "".join(["| alert | what it says | what to do |\n|---|---|---|\n", *rows])
 
 
@@ -150,11 +150,11 @@ def _dashboard() -> str:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [{"name": "source", "type": "datasource", "query": "prometheus"}]},
     }
-    made = []
-    for place, (title, unit, drawn) in enumerate(panels()):
-        row, column = divmod(place, _COLUMNS)
+    panel_lines = []
+    for index, (title, unit, series) in enumerate(panels()):
+        row, column = divmod(index, _COLUMNS)
         panel = {
-            "id": place + 1,
+            "id": index + 1,
             "type": "timeseries",
             "title": title,
             "datasource": source,
@@ -162,11 +162,11 @@ def _dashboard() -> str:
             "fieldConfig": {"defaults": {"unit": unit, "custom": {"fillOpacity": 10}}, "overrides": []},
             "targets": [
                 {"refId": chr(ord("A") + number), "datasource": source, "expr": expr, "legendFormat": legend}
-                for number, (legend, expr) in enumerate(drawn)
+                for number, (legend, expr) in enumerate(series)
             ],
         }
-        made.append(json.dumps(panel))
-    body = ",\n".join(made)
+        panel_lines.append(json.dumps(panel))
+    body = ",\n".join(panel_lines)
     return f'{json.dumps(head)[:-1]}, "panels": [\n{body}\n]}}\n'
 
 
@@ -176,14 +176,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file is old")
     arguments = parser.parse_args(argv)
     texts = files()
-    old = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
-    for path in old:
+    outdated = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in outdated:
         if arguments.check:
             sys.stderr.write(f"{path.relative_to(ROOT)} is old: python -m tools.monitoring\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(texts[path], encoding="utf-8")
-    return int(arguments.check and bool(old))
+    return int(arguments.check and bool(outdated))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""mkdocs hook: copies linked files from outside ``docs/`` into the site, and shows doctests as code.
+"""mkdocs hook: copies linked files into the site, and shows doctests as code.
 
-mkdocs.yml loads it (``hooks``). A link such as ``../examples/audio.py`` leads to a copy of that file, so that
-links stay local. The repository's own pages, such as SECURITY.md, become pages of the site.
+mkdocs.yml loads it (``hooks``). A link such as ``../examples/audio.py`` leads to a copy of that file. The
+repository's own pages, such as SECURITY.md, become pages of the site.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the quick variant of each study, records its figures, and writes them into the pages of the studies.
+"""Runs the studies' quick variants, records figures, and writes them into their pages.
 
 ``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all, records each figure of
 each repeat in ``docs/experiments/studies.json``, and writes the pages. ``--pages`` only writes the pages,
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the studies and write the pages; return the exit code."""
     parser = argparse.ArgumentParser(description="Run the studies' quick variants and write their pages.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (all)")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--pages", action="store_true", help="run nothing; write the pages")
-    what.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is old")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--pages", action="store_true", help="run nothing; write the pages")
+    group.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is old")
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.names) - set(STUDIES)):
         parser.error(f"no such study: {', '.join(unknown)}; there are {', '.join(STUDIES)}")
@@ -104,7 +104,9 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
     for arm in comparison.arms:
         spreads = {figure.key: comparison.spreads(figure.key)[arm.name] for figure in FIGURES}
         arms[arm.name] = {
-            key: [float(f"{value:.4g}") for value in one.values] for key, one in spreads.items() if one
+            key: [float(f"{value:.4g}") for value in spread.values]
+            for key, spread in spreads.items()
+            if spread
         }
     return {
         "date": date,
@@ -118,16 +120,16 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
     """Write all pages, or if not ``changing``, report those out of date; return whether any is."""
-    old = False
+    outdated = False
     for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        fresh = regenerated(text, studies)
-        if fresh != text and changing:
-            page.write_text(fresh, encoding="utf-8")
-        elif fresh != text:
+        updated = regenerated(text, studies)
+        if updated != text and changing:
+            page.write_text(updated, encoding="utf-8")
+        elif updated != text:
             sys.stderr.write(f"{page.name} has other figures than {FIGURES_FILE.name}: --pages writes it\n")
-            old = True
-    return old
+            outdated = True
+    return outdated
 
 
 def regenerated(page: str, studies: Mapping[str, Any]) -> str:
@@ -173,12 +175,12 @@ def _all(studies: Mapping[str, Any]) -> str:
         (
             f"[`{name}`](experiments/{name}.md)",
             f"`{arm}`",
-            *(_values(figures, one.key, median=True) for one in shown),
+            *(_values(figures, figure.key, median=True) for figure in shown),
         )
         for name, study in studies.items()
         for arm, figures in study["arms"].items()
     ]
-    heads = ("study", "arm", *(", ".join(filter(None, (one.title, one.unit))) for one in shown))
+    heads = ("study", "arm", *(", ".join(filter(None, (figure.title, figure.unit))) for figure in shown))
     took_s = sum(study["took_s"] for study in studies.values())
     return f"{_markdown(heads, rows, 2)}\nMedians; {took_s / 60:.0f} minutes in all.\n"
 

@@ -1,1 +1,1 @@
-"""The harness of all benchmarks: fresh processes and their CPU, cores, services, image sets, tables."""
+"""The harness of all benchmarks: fresh processes, CPU, services, image sets, tables."""

@@ -1,4 +1,4 @@
-"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs of one loader in a separate process.
+"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs in a separate process.
 
 The benchmarks choose the arms and evaluate their figures.
 """
@@ -37,7 +37,7 @@ class Trainer(Protocol):
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return steps, waiting and losses since the last call, which was ``wall_s`` seconds ago."""
+        """Return steps, waiting and losses since the last call, ``wall_s`` ago."""
 
 
 class Contender:
@@ -71,8 +71,8 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the functions' work so far: decoded samples, requests to a store in a bucket, and requests
-        to the source. For a loader that decodes itself only the last is not 0, if it counts its GETs.
+        """Return the functions' work so far: decoded samples, requests to a bucket's store, and to the
+        source. For a loader that decodes itself only the last is not 0, if it counts its GETs.
         """
         if self._sampler is None:
             return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
@@ -84,7 +84,7 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions have no request under way: their last results come after the last batch.
+        """Wait until functions are idle: their last results come after the last batch.
 
         Raises:
             BenchmarkError: it takes too long.
@@ -115,7 +115,7 @@ class ArmSpec:
         loading: the images to load, and how.
         laps: epochs of each lap; within a lap, epochs follow one another without a pause.
         pids: further processes whose CPU is measured.
-        imports: modules to import before the loader is opened.
+        imports: modules to import first.
         settle: whether a lap includes the functions' work after its last batch.
         checked: whether to read one more epoch after the laps, for its checksum.
         cold_store: a store whose packs are dropped from memory before each lap.
@@ -138,10 +138,10 @@ class Lap:
     """The costs of a lap's epochs.
 
     ``opening_s`` is that of the loader, before the first lap; ``first_s`` the time until the first batch.
-    Functions ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs, or those of a
-    loader that reads itself. ``disk_bytes`` were read from disks for this process. A trainer adds its steps,
-    their losses, and the time in which none was under way. ``checksum`` is that of one epoch's images and
-    labels, see :func:`checksum`.
+    Functions ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs or the
+    loader's. ``disk_bytes`` were read from disks for this process. A trainer adds its steps, their losses,
+    and the time in which none was under way. ``checksum`` is that of one epoch's images and labels, see
+    :func:`checksum`.
     """
 
     images: int
@@ -185,13 +185,13 @@ class _Spent:
         return {"workers_cpu_s": children_cpu_s(), **self._pids.cpu_s()}
 
     def read(self, contender: Contender) -> dict[str, Any]:
-        """Return the figures by a lap's names; functions start while the loader opens, so before that."""
+        """Return the figures by a lap's names."""
         before, self._before = self._before, {**contender.counts(), **self._cpu_s()}
         return {name: value - before.get(name, 0) for name, value in self._before.items()}
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process; check that all images came and later laps decoded nothing.
+    """Measure an arm in a fresh process; check that all came and later laps decoded nothing.
 
     Raises:
         BenchmarkError: it failed, or contradicts its description in the table.
@@ -216,11 +216,13 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
     opening_s = time.perf_counter() - began_s
     try:
         laps = [_lap(spec, contender, trainer, spent, epochs) for epochs in spec.laps]
-        seen = sum(_checked(*batch, spec.loading.crop) for batch in contender) if spec.checked else 0
+        epoch_checksum = (
+            sum(_checked(*batch, spec.loading.crop) for batch in contender) if spec.checked else 0
+        )
     finally:
         contender.close()
     laps[0] = replace(laps[0], opening_s=opening_s)
-    return [replace(lap, checksum=seen) for lap in laps]
+    return [replace(lap, checksum=epoch_checksum) for lap in laps]
 
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:

@@ -1,4 +1,4 @@
-"""The image sets of the benchmarks: their recipes, options, location, and loading parameters.
+"""The image sets of the benchmarks: recipes, options, location, loading parameters.
 
 The digits and the photos come from `experiments.data`. The photos are drawn JPEGs that cost as much as
 ImageNet's photographs: 500x375 pixels and about 110 KB.
@@ -65,9 +65,9 @@ class Loading:
     seed: int = 0
 
     def format_directory(self, name: str) -> Path:
-        """Return the directory of the images in a format: beside the set, one folder per format."""
-        place = Path(self.directory).parent
-        return place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted") / name
+        """Return the folder of the images in a format, beside the set."""
+        parent = Path(self.directory).parent
+        return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 
 
 def described(sets: Iterable[Loading]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def described(sets: Iterable[Loading]) -> dict[str, Any]:
 
 
 def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options of a benchmark that reads one image set, with ``photos`` as the default number."""
+    """Add the options of a benchmark of one image set; ``photos`` is the default number."""
     parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
     add_data_option(parser, photos=photos)
 
@@ -96,7 +96,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set, unless present, in the directory of the options; ``say`` gets a line first.
+    """Create the set in the options' directory, unless present; ``say`` gets a line first.
 
     Raises:
         ConfigError: it cannot be written.
@@ -105,10 +105,10 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
     say(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":
-        place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
+        train_dir, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
-        made, count = MADE_SETS["imagenet-like"], arguments.photos
-        place = make_set(made, directory / f"{made.name}-{count}", samples=count) / "train"
+        made_set, count = MADE_SETS["imagenet-like"], arguments.photos
+        train_dir = make_set(made_set, directory / f"{made_set.name}-{count}", samples=count) / "train"
         resize, crop = 256, 224
-    count = sum(1 for _ in place.glob("*/*"))
-    return Loading(name, str(place.resolve()), count, resize, crop)
+    count = sum(1 for _ in train_dir.glob("*/*"))
+    return Loading(name, str(train_dir.resolve()), count, resize, crop)

@@ -6,12 +6,12 @@ __all__ = ["not_negative", "positive"]
 
 
 def positive(text: str) -> int:
-    """Parse an integer of at least 1; else raise ``ValueError``, which argparse explains."""
+    """Parse an integer of at least 1, else raise ``ValueError``."""
     return _at_least(1, text)
 
 
 def not_negative(text: str) -> int:
-    """Parse an integer of at least 0; else raise ``ValueError``, which argparse explains."""
+    """Parse an integer of at least 0, else raise ``ValueError``."""
     return _at_least(0, text)
 
 

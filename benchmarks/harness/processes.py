@@ -1,7 +1,7 @@
-"""Processes of a benchmark: a fresh one for each measurement, its CPU seconds, and the cores that it may use.
+"""Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores.
 
-Each measurement has its own process, so that CPU, memory and imports are its own. CPU is read from the
-kernel's clock of the process: nanoseconds, over all its threads, including ended ones.
+CPU, memory and imports are then its own. CPU is read from the kernel's clock of the process: nanoseconds,
+over all its threads, including ended ones.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ def descendants_cpu_s(pid: int) -> float:
 
 
 def children_cpu_s() -> float:
-    """Return the CPU seconds of this process's descendants: live ones and those waited for."""
+    """Return the CPU seconds of this process's descendants, live or waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """The processes of a trainer's services, whose children are the functions; 0 for one not running."""
+    """The processes of a trainer's services, parents of the functions; 0 if not running."""
 
     coordinator: int = 0
     cache: int = 0

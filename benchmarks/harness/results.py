@@ -46,7 +46,7 @@ _NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table: the figure's name in a row, the heading, and the format of a number."""
+    """A column of the table: its name in a row, the heading, and the number format."""
 
     name: str
     heading: str
@@ -86,9 +86,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[Result]):
-    """One measurement: the conditions, which are its row's first columns, the round, and the result, a
-    dataclass.
-    """
+    """One measurement: the conditions (its row's first columns), round, and result."""
 
     conditions: dict[str, Any]
     round: int
@@ -100,7 +98,7 @@ class Run(Generic[Result]):
 
 
 def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
-    """Return the results of all rounds for each set of conditions, in order of appearance."""
+    """Return the results of all rounds by conditions, in order of appearance."""
     groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
     for run in runs:
         groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
@@ -108,9 +106,9 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
 
 
 def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """Return the median of each figure over the measurements that have it; ``None`` if none has."""
-    values = {name: [value for some in figures if (value := some[name]) is not None] for name in figures[0]}
-    return {name: median(known) if known else None for name, known in values.items()}
+    """Return the median of each figure where present; ``None`` if it never is."""
+    values = {name: [value for row in figures if (value := row[name]) is not None] for name in figures[0]}
+    return {name: median(present) if present else None for name, present in values.items()}
 
 
 def over(above: float | None, below: float | None) -> float | None:
@@ -123,7 +121,7 @@ def measured(
     arguments: argparse.Namespace,
     say: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
-    """Run a benchmark; return its report and its JSON: figures, options, machine and versions."""
+    """Run a benchmark; return its report and JSON: figures, options, machine, versions."""
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
     report = measure(arguments, say)
     options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
@@ -141,15 +139,15 @@ def measured(
 
 
 def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: Console) -> None:
-    """Print a table for each group of rows, with the columns that have figures; method and machine."""
+    """Print a table per group of rows, without empty columns; method and machine."""
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([content["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
 
     for heading, group in itertools.groupby(content["rows"], key=title):
         rows = list(group)
-        known = {name for row in rows for name, value in row.items() if value is not None}
-        columns = [column for column in report.columns if column.name in known]
+        filled = {name for row in rows for name, value in row.items() if value is not None}
+        columns = [column for column in report.columns if column.name in filled]
         console.print(heading, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in columns:

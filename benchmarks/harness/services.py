@@ -1,7 +1,7 @@
 """The servers that benchmarks read from: a cache, an S3 store, a coordinator with functions.
 
-Each is a context manager whose block begins once the server answers. Process ids are exposed so that each
-server's CPU can be measured. Servers run on the cores that the caller has when it starts them.
+Each is a context manager whose block begins once the server answers. Process ids are exposed to measure CPU.
+Servers run on the cores that the caller has when it starts them.
 
 A cache has a unix socket, as the embedded default's.
 """
@@ -76,7 +76,7 @@ class LoaderServices:
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
     """Run a program that listens on a unix socket or a loopback port; yield its process id. It ends with the
-    block, and with this process, however that ends.
+    block or this process.
 
     Args:
         command: the program and its arguments.
@@ -86,20 +86,20 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
     Raises:
         BenchmarkError: it ended, or does not listen in time.
     """
-    with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             **options,
         )
         stack.callback(_end, process)
-        until_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not _listens(listens):
-            if process.poll() is not None or time.monotonic() > until_s:
-                said.seek(0)
-                why = said.read().decode(errors="replace").strip()
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                output.seek(0)
+                why = output.read().decode(errors="replace").strip()
                 raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
             time.sleep(_POLL_S)
         yield process.pid
@@ -129,7 +129,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Yield a private directory for sockets and keys, with a short path; removed after the block."""
+    """Yield a private directory with a short path, for the block."""
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
 
@@ -145,20 +145,20 @@ def cache_server() -> Iterator[Server]:
     with private_directory() as directory:
         path = str(directory / "cache.sock")
         settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
-        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        with running([server_binary(), *words], path) as pid:
+        options = [text for name, value in settings.items() for text in (f"--{name}", value)]
+        with running([server_binary(), *options], path) as pid:
             yield Server(f"unix://{path}", pid)
 
 
 def rclone_binary() -> str | None:
     """Return the path of rclone, beside this Python or on ``PATH``."""
-    beside = Path(sys.executable).with_name("rclone")
-    return str(beside) if beside.is_file() else shutil.which("rclone")
+    binary = Path(sys.executable).with_name("rclone")
+    return str(binary) if binary.is_file() else shutil.which("rclone")
 
 
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
-    """Serve the folders of ``directory`` as buckets of an S3 store, which checks signatures: rclone.
+    """Serve the folders of ``directory`` as buckets of an S3 store: rclone.
 
     Raises:
         BenchmarkError: there is no rclone, or it does not answer.
@@ -191,8 +191,7 @@ def s3_environment(port: int) -> dict[str, str]:
 def loader_services(
     *words: str, store: Server | None = None, budget_bytes: int = 0
 ) -> Iterator[LoaderServices]:
-    """Run everything SUPER's loaders need, as in the embedded default: an empty cache, a coordinator and
-    functions.
+    """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
 
     Args:
         words: further options of the coordinator.
@@ -207,9 +206,9 @@ def loader_services(
         pool = ("--slots", str(slots()), "--worker-nice", "10")
         room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
         environment = store.environment if store else {}
-        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:
-            pids = Pids(started.pid, cache.pid, store.pid if store else 0)
-            yield LoaderServices(started.address, pids, environment)
+        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as server:
+            pids = Pids(server.pid, cache.pid, store.pid if store else 0)
+            yield LoaderServices(server.address, pids, environment)
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""The loaders that benchmarks compare, on top of `superdl.experiments.loaders`, and bare loops as bounds."""
+"""The loaders that benchmarks compare, beyond `superdl.experiments`, and bare loops."""

@@ -2,8 +2,7 @@
 
 :class:`SocketLoop` reads the same bytes from the same cache: it sends pipelined GETs for one batch and
 receives the replies into a buffer reused for every batch. It checks nothing and knows the length of every
-reply beforehand. It uses SUPER once to learn the samples and have them produced; after that it shares no code
-with it. :class:`PackLoop` reads and hashes the records of packs.
+reply beforehand. It uses SUPER once, to have samples produced. :class:`PackLoop` reads and hashes packs.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def open_socket_loop(loading: Loading) -> Contender:
 
 
 class SocketLoop:
-    """Batches over an open connection; ``ids`` are sample ids in hex. Each iteration is one epoch.
+    """Batches over an open connection; ``ids`` are sample ids in hex. An iteration is an epoch.
 
     A reply is ``$length``, a header, pixels and an end of line. The images of a batch are a view of its
     replies.
@@ -79,21 +78,21 @@ class SocketLoop:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._random.permutation(len(self._requests))
-        for at in range(0, len(order), self._batch_size):
-            chosen = order[at : at + self._batch_size]
-            self._connection.sendall(b"".join([self._requests[index] for index in chosen]))
-            self._receive(len(chosen))
-            images = torch.from_numpy(self._images[: len(chosen)]).permute(0, 3, 1, 2)
-            yield images, torch.from_numpy(self._labels[chosen])
+        for start in range(0, len(order), self._batch_size):
+            indices = order[start : start + self._batch_size]
+            self._connection.sendall(b"".join([self._requests[index] for index in indices]))
+            self._receive(len(indices))
+            images = torch.from_numpy(self._images[: len(indices)]).permute(0, 3, 1, 2)
+            yield images, torch.from_numpy(self._labels[indices])
 
     def _receive(self, count: int) -> None:
         """Receive ``count`` replies."""
-        rest = self._replies[:count].reshape(-1).data
-        while rest:
-            received = self._connection.recv_into(rest)
+        buffer = self._replies[:count].reshape(-1).data
+        while buffer:
+            received = self._connection.recv_into(buffer)
             if not received:
                 raise BenchmarkError("the cache closed the connection of the bare socket loop")
-            rest = rest[received:]
+            buffer = buffer[received:]
 
 
 def _request(key: str) -> bytes:
@@ -113,7 +112,7 @@ def open_pack_loop(loading: Loading, **how: Any) -> Contender:
 
 
 class PackLoop:
-    """A loop over ``store`` in random batches: one ``preadv`` and one hash per record, and nothing else.
+    """A loop over ``store`` in random batches: a ``preadv`` and a hash per record.
 
     Within a batch they are read in pack order, each into its slot of one block; with ``one_slot`` all into
     the first. With ``ahead`` the disk fetches the next batch while the loop reads the current one.
@@ -143,8 +142,8 @@ class PackLoop:
         """Begin the next epoch."""
         order = np.random.default_rng(self._epoch).permutation(len(self._places)).tolist()
         self._epoch += 1
-        cuts = range(0, len(order), size := self._batch_size)
-        batches = [sorted(self._places[at] for at in order[cut : cut + size]) for cut in cuts]
+        starts = range(0, len(order), size := self._batch_size)
+        batches = [sorted(self._places[at] for at in order[start : start + size]) for start in starts]
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
             for pack, offset, length in following if self._ahead else ():
                 os.posix_fadvise(pack, offset, length, os.POSIX_FADV_WILLNEED)

@@ -1,9 +1,8 @@
 """The loaders that ``superdl bench read`` compares, with their requirements and image formats.
 
-All get the same images, batch size, workers and seed, and shuffle. Each is written as its documentation
-recommends, and imports its package only where it runs. Loaders that a spec may name are opened by
-`experiments.loaders`. A new contender takes two functions, which open it and write its format, and one row in
-`CONTENDERS`.
+All shuffle the same images, with the same batch size, workers and seed. Each follows its documentation, and
+imports its package only where it runs. Loaders that a spec may name are opened by `experiments.loaders`. A
+new contender takes two functions, which open it and write its format, and one row in `CONTENDERS`.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
     """Convert the images for a contender in a separate process, unless done before.
 
-    The conversion is not measured. Its directory appears whole or not at all, and is kept.
+    It is not measured. Its directory appears whole or not at all, and is kept.
 
     Raises:
         BenchmarkError: it failed.

@@ -1,4 +1,4 @@
-"""The interface of a loader under comparison, and the loaders of SUPER and of specs behind it.
+"""The interface of a compared loader, and the loaders of SUPER and of specs.
 
 SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. Loaders
 that a spec may name are opened as for training, without their figures.
@@ -59,7 +59,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """Return the dataset and its sampler, on the coordinator of ``loading`` or, without one, embedded."""
+    """Return dataset and sampler, on the coordinator of ``loading``, else embedded."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
@@ -94,7 +94,7 @@ def open_super_loader(loading: Loading) -> Contender:
 
 
 def open_named(kind: str, loading: Loading) -> Contender:
-    """Open a loader of this kind over the files; its conversion, if it needs one, already exists."""
+    """Open a loader of this kind over the files, which are converted if need be."""
     return _opened(kind, loading, loading.format_directory(kind))
 
 
@@ -104,9 +104,9 @@ def convert_named(kind: str, loading: Loading, target: Path) -> None:
 
 
 def open_boto3(loading: Loading) -> Contender:
-    """Open Pillow in a DataLoader, with a boto3 GET per image; the bucket is named like the image set."""
-    place = Path(loading.directory)
-    return _opened("torch", loading, Path(), Source(f"s3://{place.parent.name}/{place.name}/"))
+    """Open Pillow in a DataLoader, with a boto3 GET per image, from the set's bucket."""
+    directory = Path(loading.directory)
+    return _opened("torch", loading, Path(), Source(f"s3://{directory.parent.name}/{directory.name}/"))
 
 
 def _opened(kind: str, loading: Loading, converted: Path, source: Source | None = None) -> Contender:
@@ -144,7 +144,7 @@ class Pairs(Dataset[Pair]):
 
 
 class PlannedOrder(Sampler[list[int]]):
-    """SUPER's plan as a batch sampler for other loaders, so that both train on equal batches in equal order.
+    """SUPER's plan as a batch sampler for other loaders: equal batches in equal order.
 
     Each iteration is the next epoch of the plan of a shuffled SuperSampler with one rank. Indices refer to
     the images sorted by key, as in the catalog.
@@ -160,7 +160,7 @@ class PlannedOrder(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin the next epoch."""
-        # A generator, because a DataLoader that makes two iterators and uses one then begins only one epoch.
+        # A generator: a DataLoader that makes two iterators but uses one begins one epoch.
         epoch, self._epoch = self._epoch, self._epoch + 1
         for position in range(len(self)):
             yield self._plan.batch(epoch, position, 0).indices.tolist()

@@ -1,8 +1,8 @@
 """Loaders of previously decoded pixels: LitData, MDS, and an array in memory as a bound.
 
-Each reads as its documentation recommends. The array shows the remaining cost without decoding, network or
-per-image work: the copy of a batch and, with workers, its transfer to the main process. It is indexed by
-numpy, which requests huge pages from the system; torch does not.
+The array shows the cost without decoding, network or per-image work: the copy of a batch and, with workers,
+its transfer to the main process. It is indexed by numpy, which requests huge pages from the system; torch
+does not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _write_litdata(loading: Loading, target: Path) -> None:
 
 
 def _open_litdata(loading: Loading) -> Contender:
-    """Open LitData, image by image: its batched decoding of chunks costs more if nothing needs decoding."""
+    """Open LitData, image by image: batches of chunks cost more without decoding."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 

@@ -1,8 +1,8 @@
 """Tar shards in an S3 server, for ``superdl bench read --from shards``: written from an image set, indexed
 for SUPER, and read by WebDataset.
 
-WebDataset is used as its documentation describes, with an opener for ``s3://`` by boto3 instead of a program
-per shard. Its shuffles are those of :mod:`superdl.experiments.loaders`.
+WebDataset is used as documented, with an opener for ``s3://`` by boto3 instead of a program per shard. Its
+shuffles are those of :mod:`superdl.experiments.loaders`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
-    """Return the set as shards in the S3 server of ``environment``, writing them unless present.
+    """Return the set as shards in an S3 server, writing them unless present.
 
     ``superdl index`` writes their key list each time, beside them.
 
@@ -50,10 +50,10 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
         SuperError: the directory cannot be written, or contains something else.
     """
     say(f"writing and indexing shards: {loading.name}")
-    place = loading.format_directory(_FORMAT)
+    directory = loading.format_directory(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
-    written_once(place, manifest, "tar shards", partial(_write, loading))
-    source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
+    written_once(directory, manifest, "tar shards", partial(_write, loading))
+    source, key_list = f"s3://{directory.parent.name}/{directory.name}", str(directory.with_suffix(".jsonl"))
     command = [sys.executable, "-P", "-m", "superdl.main", "index", source, "-o", key_list, "--force"]
     # Standard output is for the report.
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)
@@ -108,7 +108,7 @@ def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
 
 @cache
 def _client(_process: int) -> Any:
-    """Return this process's client: one created before a fork would share its connections."""
+    """Return this process's client: forks must not share connections."""
     import boto3
 
     endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL")

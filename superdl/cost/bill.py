@@ -93,10 +93,10 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table (with entries from ``file``), checked to have everything in ``hired``.
+    """Return the price table (with entries from ``file``), which has all in ``hired``.
 
     Raises:
-        ConfigError: the table cannot be read, or lacks a machine or a node; the message names it.
+        ConfigError: the table cannot be read, or lacks a machine or a node.
     """
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):
@@ -120,11 +120,11 @@ def bill_of(
     Args:
         epochs: the completed ones.
         hired: resources paid by the hour.
-        executor: comma-separated names of executors, or another description of what runs functions; None:
-            nothing does, because the loader decodes itself.
+        executor: comma-separated names of executors, or another description; None: the loader
+            decodes itself.
         wall_s: seconds of the whole run.
         prices: from `prices_for`.
-        rest: counters after the epochs, or in one that did not end; None: not reported by the coordinator.
+        rest: counters outside of complete epochs; None: not reported by the coordinator.
     """
     making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
     lines = making.lines()
@@ -177,7 +177,7 @@ class _BillMaking:
         ]
 
     def _functions(self, executor: str) -> BillLine:
-        gb_s = math.fsum(one.gb_s for one in self._counted())
+        gb_s = math.fsum(counters.gb_s for counters in self._counted())
         how = f"{self._count('invocations'):,} calls, {gb_s:,.6g} GB s"
         line = self._told("functions", "functions_usd", how)
         if line.usd or RunsOn.SERVICE in _places(executor):
@@ -189,7 +189,7 @@ class _BillMaking:
         return _absent("functions", "they run on machines that cost.data_machine does not name")
 
     def _cache(self) -> BillLine:
-        """Return the cost of the cache; nodes named in the spec replace those of the account."""
+        """Return the cost of the cache; the spec's nodes replace the account's."""
         hired = self.hired
         if hired.cache_node is None:
             return self._told("cache", "cache_usd", "by the hour")
@@ -198,43 +198,43 @@ class _BillMaking:
         return self._hours("cache", hired.cache_nodes * hour, how)
 
     def _machine(self, name: str, machine: str, count: int) -> BillLine:
-        one = self.prices.machine(machine)
-        at = f"{count} x {machine} at {one.hour:g} USD an hour" + f" ({one.date})" * bool(one.date)
-        return self._hours(name, count * one.hour, at)
+        price = self.prices.machine(machine)
+        at = f"{count} x {machine} at {price.hour:g} USD an hour" + f" ({price.date})" * bool(price.date)
+        return self._hours(name, count * price.hour, at)
 
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
         """Return the cost of a resource paid by the hour throughout the run."""
         seconds = [self.wall_s, *(epoch.wall_s for epoch in self.epochs)]
-        usd, *by_epoch = (each * hour_usd / _HOUR_S for each in seconds)
+        usd, *by_epoch = (duration_s * hour_usd / _HOUR_S for duration_s in seconds)
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
     def _gets_of_the_loader(self) -> BillLine:
-        """Return the GETs of a loader that decodes itself, which no coordinator accounts for."""
-        each = self.prices.of("local").source_request
-        parts = [each * one.source_requests for one in self._counted()]
-        how = f"{self._count('source_requests'):,} at {each * _MILLION:g} USD a million"
-        return BillLine("GETs", math.fsum(parts), tuple(parts[: len(self.epochs)]), how)
+        """Return the GETs of a loader without a coordinator."""
+        request_usd = self.prices.of("local").source_request
+        costs = [request_usd * counters.source_requests for counters in self._counted()]
+        how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
+        return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
         """Return a cost from the coordinator's account."""
-        parts: list[float] = [getattr(one, counter) for one in self._counted()]
+        costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
-        return BillLine(name, math.fsum(parts), tuple(parts[: len(self.epochs)]), share)
+        return BillLine(name, math.fsum(costs), tuple(costs[: len(self.epochs)]), share)
 
     def _nothing(self, name: str, how: str) -> BillLine:
         """Return an item without further cost."""
         return BillLine(name, 0.0, (0.0,) * len(self.epochs), how)
 
     def _count(self, counter: str) -> int:
-        return sum(getattr(one, counter) for one in self._counted())
+        return sum(getattr(counters, counter) for counters in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
-        """Return the counters of each epoch and, last, those outside of complete epochs."""
+        """Return each epoch's counters, then those outside of complete epochs."""
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 
 def _places(executor: str) -> set[RunsOn]:
-    """Return where functions run; executors that only the coordinator knows are ignored."""
+    """Return where functions run; executors unknown here are ignored."""
     names = map(str.strip, executor.split(","))
     return {EXECUTORS[name].runs_on for name in names if name in EXECUTORS}
 

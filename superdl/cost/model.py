@@ -1,8 +1,7 @@
-"""Bills of five ways of loading: for a first epoch, a later one, and a month. Pure functions.
+"""Bills of five ways of loading: for a first epoch, a later one, and a month.
 
-Jobs are alike: each has a machine, trains the same number of epochs, and all start together. A job's rate is
-the minimum of the rates of its GPU, its CPUs and the cache's network. The capacity of the cache uses the
-production code's own arithmetic of memory.
+Jobs are alike: each has a machine and as many epochs, and all start together. A job's rate is the minimum of
+the rates of its GPU, its CPUs and the cache's network. The cache's capacity is computed as in production.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _STORE_SHARE = 0.9  # largest share of a disk for a store
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A span of time of all jobs: samples produced and fetched, and their cost in US dollars."""
+    """A period of all jobs: samples produced and fetched, and their cost in USD."""
 
     hours: float = 0.0
     produced: float = 0.0
@@ -99,8 +98,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     """Return the bill of every way of loading that is possible here, SUPER's first.
 
     Raises:
-        ConfigError: the price table has no machine or node of a name, or the training loop leaves its machine
-            no vCPU.
+        ConfigError: the price table lacks a machine or node, or the training loop leaves no vCPU.
     """
     absent = left_out(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
@@ -127,14 +125,14 @@ def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
-    """Return the samples that the cache's nodes hold, without reserved memory and clients' buffers."""
+    """Return the samples that fit in the cache, less reserved memory and buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return the samples that functions produce for all jobs, in a first epoch and in a later one, with a
-    ``share`` of the dataset in the cache.
+    """Return the samples produced for all jobs, in a first epoch and in a later one, with a ``share`` of the
+    dataset in the cache.
 
     The first use of a sample produces it; of all other uses, the share that the cache does not hold does.
     Jobs in step use a sample once together.
@@ -157,7 +155,7 @@ def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
 
 
 def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
-    """Return the share of samples that the embedded default's cache keeps from epoch to epoch."""
+    """Return the share of samples that an embedded cache keeps between epochs."""
     fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
     return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
 
@@ -169,13 +167,13 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return the images/s of a machine's vCPUs, less ``kept``, at ``cpu_ms`` each on the measured core."""
+    """Return images/s of a machine's vCPUs less ``kept``, at ``cpu_ms`` on the measured core."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the pace that GPU and CPU allow at ``cpu_ms`` a sample.
+    """Return an epoch with ``gets`` GETs, at the pace of GPU and CPU (``cpu_ms`` a sample).
 
     ``others`` are more bounds, in images/s.
     """
@@ -228,13 +226,13 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
     epoch = _epoch(scenario, prices, scenario.read_cpu_ms, 0.0, **{"cache's network": network})
     gb_s = count * _function_s(scenario) * scenario.function_mb / _MIB_PER_GIB
     crossing = 0.0 if scenario.one_zone else (read + count) * scenario.record_bytes
-    moved = done * scenario.source_bytes * units.source_gb
-    moved += (done + read) * scenario.record_bytes * units.record_gb
+    priced_bytes = done * scenario.source_bytes * units.source_gb
+    priced_bytes += (done + read) * scenario.record_bytes * units.record_gb
     paid = Period(
         produced=count,
         functions_usd=gb_s * units.gb_s + done / scenario.request_samples * units.invocation,
         gets_usd=done * units.source_request,
-        transfer_usd=(crossing * prices.transfer.between_zones_gb + moved) / _GB,
+        transfer_usd=(crossing * prices.transfer.between_zones_gb + priced_bytes) / _GB,
     )
     standing = _standing(scenario, prices, epoch.period.hours)
     return epoch._replace(period=epoch.period.plus(paid).plus(standing))
@@ -265,17 +263,17 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
     def epoch(decoded: float) -> _Epoch:
         cpu_ms = decoded * scenario.function_cpu_ms + scenario.read_cpu_ms
         disk = scenario.nvme_mb_per_s * 1e6 / scenario.record_bytes
-        others = {"NVMe": disk / (1.0 - decoded)} if store_share and decoded < 1 else {}
+        bounds = {"NVMe": disk / (1.0 - decoded)} if store_share and decoded < 1 else {}
         count = decoded * scenario.samples * scenario.jobs
-        plain = _epoch(scenario, prices, cpu_ms, count, **others)
-        return plain._replace(period=replace(plain.period, produced=count))
+        result = _epoch(scenario, prices, cpu_ms, count, **bounds)
+        return result._replace(period=replace(result.period, produced=count))
 
     tag = _STORED if store_share else "SUPER embedded"
     return _bill(scenario, tag, epoch(1.0), epoch(1.0 - share), reuse=share)
 
 
 def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of DataLoader and Pillow, which fetch and decode in every epoch."""
+    """Return the bill of Pillow, which fetches and decodes in every epoch."""
     epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
     return _bill(scenario, "decoding from S3", epoch, epoch)
 

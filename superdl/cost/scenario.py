@@ -140,7 +140,7 @@ class Scenario:
 
 
 def load_scenario(overrides: Sequence[str] = ()) -> Scenario:
-    """Return the default scenario, ImageNet on one T4, with values replaced by ``key=value`` overrides.
+    """Return the default scenario, ImageNet on one T4, with ``key=value`` overrides.
 
     Raises:
         ConfigError: the input does not exist, or its value is invalid.

@@ -1,4 +1,4 @@
-"""The check of every sample of a source, on the real path of an epoch: planned, fetched, decoded, read.
+"""The check of every sample of a source, on an epoch's path: planned, decoded, read.
 
 It needs no more memory than a training job: a bounded number of batches is read ahead, then dropped.
 """
@@ -23,25 +23,25 @@ _REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "
 
 
 def check_all_samples(case: Case) -> Finding:
-    """Read each sample of the source and list the bad ones with reasons. Progress goes to standard error."""
+    """Read each sample and list the bad ones with reasons; progress goes to stderr."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader
 
     sampler = planned_by(case, case.recipe, case.batch_size, on_bad_sample="skip")
     dataset = sampler.dataset
-    read, told_s = 0, time.monotonic()
+    read, reported_s = 0, time.monotonic()
     with sampler, SuperLoader(dataset, sampler) as loader:
         for _, labels in loader:
             read += len(labels)
-            if time.monotonic() - told_s >= _PROGRESS_EVERY_S:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s >= _PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
                 sys.stderr.write(
                     f"{read:,} of {len(dataset):,} samples are good, {len(loader.bad_samples):,} are bad\n"
                 )
-        found = loader.bad_samples
+        bad_samples = loader.bad_samples
     if read == len(dataset):
         return good(f"all {read:,} samples can be produced", samples=read)
-    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in found)
-    words = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
-    return bad(words, _REMEDY, samples=read, bad=len(dataset) - read)
+    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in bad_samples)
+    summary = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
+    return bad(summary, _REMEDY, samples=read, bad=len(dataset) - read)

@@ -1,7 +1,7 @@
-"""Checks of the coordinator and its cache, with a reader's credentials: reachable, permitted, large enough.
+"""Checks of coordinator and cache, as a reader: reachable, permitted, large enough.
 
 The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with only a reader's
-rights may not query memory: values that are not reported are skipped.
+rights may not query memory: what is not reported is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_VERSION = "install one version of SUPER on both sides"
 
 
 def check_coordinator(case: Case) -> Finding:
-    """Check that it answers with these credentials, and matches the SUPER that is installed here."""
+    """Check that it answers these credentials, and has our version."""
     if not case.coordinator:
         why = "none is named, so that samplers start the embedded one"
         return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
@@ -46,17 +46,19 @@ def check_coordinator(case: Case) -> Finding:
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
     case.budget_bytes, case.told_store = answer.cache.budget_bytes, answer.cache.store
     why = f"{case.coordinator} answers, {len(answer.jobs)} jobs are open"
-    told = case.coordinating = answer.coordinating
-    ours = installed_version()
-    if told.version != ours:
-        return doubtful(f"{why}; it is SUPER {told.version}, this machine has {ours}", _ONE_VERSION)
-    return good(f"{why}; SUPER {ours}, functions: {', '.join(told.executors)}")
+    description = case.coordinating = answer.coordinating
+    installed = installed_version()
+    if description.version != installed:
+        return doubtful(
+            f"{why}; it is SUPER {description.version}, this machine has {installed}", _ONE_VERSION
+        )
+    return good(f"{why}; SUPER {installed}, functions: {', '.join(description.executors)}")
 
 
 def check_cache(case: Case) -> Finding:
-    """Check that a reader can log in with these credentials at every node, and has its permissions."""
-    told = case.coordinating.cache if case.coordinating is not None else ""
-    address = case.named_cache or told
+    """Check that a reader can log in at every node, with its permissions."""
+    announced = case.coordinating.cache if case.coordinating is not None else ""
+    address = case.named_cache or announced
     if not address and case.coordinator:
         return skipped("the coordinator has not told its cache's address", "name it: --cache")
     if not address:
@@ -78,12 +80,12 @@ def check_cache(case: Case) -> Finding:
         (reported,) = connection.converse(report)
     tls = ", by TLS" if connection.address.tls else ""
     reached = f"{address} lets this machine read{tls}, an answer takes {answer_s * 1000:.2f} ms"
-    found = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
-    if told and address != told:
-        why = f"{reached}; the coordinator names another address: {told}"
+    findings = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
+    if announced and address != announced:
+        why = f"{reached}; the coordinator names another address: {announced}"
         remedy = "see that both are the same cache: readers get the coordinator's address, not SUPER_CACHE"
-        return combined([doubtful(why, remedy, answer_s=answer_s), *found])
-    return combined([good(reached, answer_s=answer_s), *found])
+        return combined([doubtful(why, remedy, answer_s=answer_s), *findings])
+    return combined([good(reached, answer_s=answer_s), *findings])
 
 
 def _judge_report(refusal: str) -> Finding:
@@ -108,9 +110,9 @@ def check_memory(case: Case) -> Finding:
     except CacheError as error:
         if "NOPERM" not in str(error) and "permission" not in str(error):
             raise
-        told = f"; the coordinator plans with {size_text(case.budget_bytes)}" if case.budget_bytes else ""
+        budget = f"; the coordinator plans with {size_text(case.budget_bytes)}" if case.budget_bytes else ""
         remedy = "to look, use the coordinator's user, or +info +dbsize; a reader needs neither"
-        return skipped(f"this user may not ask the cache for its memory (INFO){told}", remedy)
+        return skipped(f"this user may not ask the cache for its memory (INFO){budget}", remedy)
     case.budget_bytes = case.budget_bytes or info.budget(case.settings.cache_bytes)
     return judge_memory(info)
 
@@ -130,7 +132,7 @@ def judge_memory(info: CacheInfo) -> Finding:
     """Return the finding for a cache's memory and policy."""
     room = size_text(info.budget(0))
     used = f"{size_text(info.used_memory)} of {size_text(info.maxmemory)} used"
-    told = f"{used}, policy {info.policy}, {info.keys:,} keys"
+    state = f"{used}, policy {info.policy}, {info.keys:,} keys"
     measured: dict[str, float | str] = {
         "used_bytes": info.used_memory,
         "maxmemory": info.maxmemory,
@@ -141,11 +143,11 @@ def judge_memory(info: CacheInfo) -> Finding:
         remedy = "set maxmemory (config set maxmemory 16gb), with a fifth of the machine left over"
         return doubtful(why, remedy, **measured)
     if info.policy != "noeviction":
-        why = f"{told}: the server drops what it likes, also what is about to be read"
+        why = f"{state}: the server drops what it likes, also what is about to be read"
         remedy = "config set maxmemory-policy noeviction: the coordinator decides what stays"
         return doubtful(why, remedy, **measured)
     if info.evicted_keys:
-        why = f"{told}; it has dropped {info.evicted_keys:,} keys by itself since it started"
+        why = f"{state}; it has dropped {info.evicted_keys:,} keys by itself since it started"
         remedy = "the policy was another one before; if the number grows, maxmemory is too small"
         return doubtful(why, remedy, **measured)
-    return good(f"{told}; room for {room} of records", budget_bytes=info.budget(0), **measured)
+    return good(f"{state}; room for {room} of records", budget_bytes=info.budget(0), **measured)

@@ -72,7 +72,7 @@ class CheckStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of a check. ``remedy`` is empty if nothing needs to be done; ``measured`` is for programs.
+    """The finding of a check. ``remedy`` may be empty; ``measured`` is for programs.
 
     The runner fills in the check's name and its seconds.
     """
@@ -106,7 +106,7 @@ def skipped(reason: str, remedy: str = "") -> Finding:
 
 
 def combined(findings: Sequence[Finding]) -> Finding:
-    """Combine several findings: the worst verdict, all reasons, and the remedies of the problems."""
+    """Combine findings: the worst verdict, all reasons, the problems' remedies."""
     order = (CheckStatus.BAD, CheckStatus.DOUBTFUL, CheckStatus.GOOD, CheckStatus.SKIPPED)
     return Finding(
         verdict=min((finding.verdict for finding in findings), key=order.index),
@@ -154,7 +154,7 @@ class Case:
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether another identity than this machine's reads the source and invokes functions."""
+        """Return whether another identity reads the source and invokes functions."""
         return bool(self.coordinator)
 
 
@@ -185,16 +185,16 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
             blamed = next((failed[need] for need in needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
-                found = skipped(f"not looked at, because the check {blamed!r} has failed")
+                finding = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
-                found = _looked(check, case)
-            if blamed or found.verdict is CheckStatus.BAD:
+                finding = _looked(check, case)
+            if blamed or finding.verdict is CheckStatus.BAD:
                 failed[check.name] = blamed or check.name
             yield replace(
-                found,
+                finding,
                 check=check.name,
-                reason=text_without_credentials(found.reason),
-                remedy=text_without_credentials(found.remedy),
+                reason=text_without_credentials(finding.reason),
+                remedy=text_without_credentials(finding.remedy),
                 seconds=round(time.monotonic() - began_s, 3),
             )
     finally:
@@ -229,7 +229,7 @@ class OutOfTimeError(Exception):
 
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
-    """Return the result of ``work``. Its daemon thread blocks neither the caller nor this process's exit.
+    """Return the result of ``work``, whose daemon thread does not block this process's exit.
 
     Raises:
         OutOfTimeError: it takes longer than ``limit_s``; the thread is abandoned.

@@ -1,7 +1,7 @@
-"""The check of the function: it starts, reaches the cache, and matches the SUPER that is installed here.
+"""The check of the function: it starts, reaches the cache, and has our version.
 
-Each executor is started briefly as a coordinator starts it, with one function. On Lambda that costs an
-invocation. Workers that call in are checked by the coordinator that they call.
+Each executor is started briefly, with one function. On Lambda that costs an invocation. Workers that call in
+are checked by their coordinator.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these e
 
 
 def check_function(case: Case) -> Finding:
-    """Check that each executor's function starts, has our version, and decodes as this machine does."""
+    """Check that each executor's function starts, has our version, decodes alike."""
     settings = case.settings
     if case.elsewhere:
-        told = case.coordinating.executors if case.coordinating is not None else settings.executors
-        why = f"functions ({', '.join(told)}) are run by the coordinator"
+        executors = case.coordinating.executors if case.coordinating is not None else settings.executors
+        why = f"functions ({', '.join(executors)}) are run by the coordinator"
         return skipped(f"{why}: the sample below shows whether they work, superdl stats how they fare")
-    return combined([one for name in settings.executors for one in _looks(EXECUTORS[name], case, settings)])
+    return combined(
+        [finding for name in settings.executors for finding in _looks(EXECUTORS[name], case, settings)]
+    )
 
 
 def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
@@ -43,7 +45,7 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
         return [skipped(f"functions on {kind.place} need a cache that they reach", "name it: --cache")]
     began_s = time.monotonic()
     try:
-        fingerprint, places = _start(kind, settings, "" if is_here else case.cache)
+        fingerprint, capacity = _start(kind, settings, "" if is_here else case.cache)
     except ExecutorError as error:
         remedy = "see what it says on standard error above; is SUPER installed as a whole?"
         if not is_here:
@@ -54,13 +56,13 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     if is_here:
         started = good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
     else:
-        why = f"{places} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
-        started = good(f"{why}; what was left out is told above, with the reason", places=places)
+        why = f"{capacity} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
+        started = good(f"{why}; what was left out is told above, with the reason", places=capacity)
     return [started, _judge_decoder(kind, settings, fingerprint)]
 
 
 def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int]:
-    """Start and stop an executor; return its decoder's fingerprint and its number of functions.
+    """Start and stop an executor; return its decoder's fingerprint and its capacity.
 
     Raises:
         ExecutorError: it does not start.
@@ -86,16 +88,16 @@ def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> 
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.protocol import installed_version
 
-    alike = fingerprint == decoder_fingerprint()
+    same_decoder = fingerprint == decoder_fingerprint()
     if kind.runs_on is RunsOn.THIS_HOST:
-        if not alike:
+        if not same_decoder:
             why = f"{settings.function} decodes images otherwise than SUPER's own function does here"
             return doubtful(why, "expected of a function of your own; else install SUPER again")
         return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
-    words = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
-    if alike:
-        return good(f"{words}; it decodes images as this machine does")
-    words += "; it decodes images otherwise than this machine (another Pillow or processor)"
+    summary = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
+    if same_decoder:
+        return good(f"{summary}; it decodes images as this machine does")
+    summary += "; it decodes images otherwise than this machine (another Pillow or processor)"
     if any(EXECUTORS[name].runs_on is RunsOn.THIS_HOST for name in settings.executors):
-        return bad(words, _ONE_PILLOW)
-    return good(f"{words}, which does no harm while nothing here decodes for the same cache")
+        return bad(summary, _ONE_PILLOW)
+    return good(f"{summary}, which does no harm while nothing here decodes for the same cache")

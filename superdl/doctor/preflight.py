@@ -1,4 +1,4 @@
-"""Checks that ``superdl run`` makes from the trainer within 5 s, so that no epoch waits in vain."""
+"""Checks of ``superdl run``, within 5 s, so that no epoch waits in vain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def preflight(
     proves that everything works; it ends a run unless ``bad_may_come``.
 
     Raises:
-        SuperError: the run would end with this error, at once or after waiting for its ``read_timeout``.
+        SuperError: the run would end with this error, at once or later.
     """
     from superdl.coordinator.server.settings import load_settings
 
@@ -47,20 +47,20 @@ def preflight(
     case = Case(
         load_settings({}, {}), recipe, source, key_list or "", coordinator=coordinator, patience_s=patience_s
     )
-    looks = {"coordinator": check_coordinator, "cache": check_cache, "first sample": check_sample}
+    checks = {"coordinator": check_coordinator, "cache": check_cache, "first sample": check_sample}
     try:
-        for name, look in looks.items():
-            if look is check_sample and not sample:
+        for name, check in checks.items():
+            if check is check_sample and not sample:
                 continue
             left_s = max(_ANSWER_S, _LIMIT_S - (time.monotonic() - began_s))
             try:
-                found = within(left_s, partial(look, case))
+                finding = within(left_s, partial(check, case))
             except BadSampleError:
                 if not bad_may_come:
                     raise
                 continue
             except (OutOfTimeError, ReadTimeoutError) as error:
-                if look is not check_sample:
+                if check is not check_sample:
                     raise CacheUnreachableError(
                         f"the {name} did not answer within {left_s:.0f} s: {error}"
                     ) from error
@@ -69,7 +69,7 @@ def preflight(
                     "or cannot reach source or cache; superdl doctor looks longer, superdl stats goes on"
                 )
                 continue
-            if found.verdict is CheckStatus.BAD:
-                raise CacheError(f"{found.reason}; {found.remedy}")
+            if finding.verdict is CheckStatus.BAD:
+                raise CacheError(f"{finding.reason}; {finding.remedy}")
     finally:
         case.closing.close()

@@ -1,7 +1,7 @@
-"""The check of one small batch through the whole path, as in a training job: planned, produced, read.
+"""The check of one small batch through the whole path: planned, produced, read.
 
-Errors appear as in a training job. Cached samples would prove nothing about functions, so they are requested
-under new ids. A second check covers the shared memory in which workers hand over their results.
+Errors appear as in a training job. Cached samples would prove nothing, so they are requested under new ids. A
+second check covers the shared memory in which workers hand over their results.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ def check_sample(case: Case) -> Finding:
     dataset = case.dataset = sampler.dataset
     ref = next(iter(sampler))
     planned_s = time.monotonic() - began_s
-    first: BatchInfo = dataset[ref][-1]
+    cold: BatchInfo = dataset[ref][-1]
     produced_s = time.monotonic() - began_s - planned_s
-    again: BatchInfo = dataset[ref][-1]
+    warm: BatchInfo = dataset[ref][-1]
     count = len(ref)
-    case.record_bytes = again.size_bytes // count
+    case.record_bytes = warm.size_bytes // count
     case.cache = case.cache or ref.cache
     case.budget_bytes = case.budget_bytes or sampler.job_stats().budget_bytes
-    fetch_ms, decode_ms = first.fetch_s / count * 1000, first.decode_s / count * 1000
-    words = (
+    fetch_ms, decode_ms = cold.fetch_s / count * 1000, cold.decode_s / count * 1000
+    summary = (
         f"{count} of {len(dataset):,} samples: listed and planned in {planned_s:.2f} s; there after "
         f"{produced_s:.2f} s ({fetch_ms:.1f} ms to fetch and {decode_ms:.1f} to decode each), read in "
-        f"{again.read_s * 1000:.1f} ms"
+        f"{warm.read_s * 1000:.1f} ms"
     )
     measured: dict[str, float | str] = {
         "samples": len(dataset),
         "record_bytes": case.record_bytes,
         "planned_s": round(planned_s, 3),
         "produced_s": round(produced_s, 3),
-        "read_s": round(again.read_s, 6),
+        "read_s": round(warm.read_s, 6),
     }
-    if again.misses:
+    if warm.misses:
         remedy = "see whether the cache is full, or drops keys of its own accord (memory, above)"
-        return doubtful(f"{words}; some were gone when they were read again", remedy, **measured)
-    return good(words, **measured)
+        return doubtful(f"{summary}; some were gone when they were read again", remedy, **measured)
+    return good(summary, **measured)
 
 
 def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
-    """Create a dataset of the case's source and a sampler that plans it, unshuffled, as a separate job."""
+    """Create a dataset of the source and its unshuffled sampler, a separate job."""
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
@@ -100,7 +100,7 @@ def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -
 def _fresh(recipe: Recipe) -> Recipe:
     """Return an equivalent recipe whose samples are in no cache, except for recipes with custom steps.
 
-    Random steps get other sample ids with another seed, and a flip with probability 0 counts as random.
+    Another seed gives random steps other ids; a flip with probability 0 counts as random.
     """
     from superdl.super_wire.recipe import Recipe
 
@@ -116,17 +116,17 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """Set, for the block, the variables by which the embedded default chooses executors and cache."""
-    before, named = (
+    """Set the embedded default's variables for executors and cache, for the block."""
+    before, variables = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
     )
     if any(EXECUTORS[name].runs_on is not RunsOn.THIS_HOST for name in case.settings.executors):
-        os.environ.update({name: value for name, value in named.items() if value})
+        os.environ.update({name: value for name, value in variables.items() if value})
     try:
         yield
     finally:
-        for name in named:
+        for name in variables:
             os.environ.pop(name, None)
         os.environ.update(before)
 
@@ -137,11 +137,11 @@ def check_dataset_fits(case: Case) -> Finding:
         return skipped("its samples' size or the cache's room is not known")
     samples = len(case.dataset)
     need = samples * case.record_bytes
-    words = f"{samples:,} samples of {case.record_bytes:,} bytes are {size_text(need)}"
+    summary = f"{samples:,} samples of {case.record_bytes:,} bytes are {size_text(need)}"
     room = f"the cache has room for {size_text(case.budget_bytes)}"
     if need <= case.budget_bytes:
-        return good(f"{words}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
-    why = f"{words}, {room}: {1 - case.budget_bytes / need:.0%} are made anew each epoch"
+        return good(f"{summary}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
+    why = f"{summary}, {room}: {1 - case.budget_bytes / need:.0%} are made anew each epoch"
     remedy = "a larger cache, or smaller samples; superdl simulate tells what each costs"
     return doubtful(why, remedy, need_bytes=need, budget_bytes=case.budget_bytes)
 
@@ -149,14 +149,14 @@ def check_dataset_fits(case: Case) -> Finding:
 def check_shared_memory(_: Case) -> Finding:
     """Check for enough shared memory for torch's workers: Docker's 64 MB are full after a batch or two.
 
-    SUPER's own batches are in memory files, which this limit does not count; labels, results of a transform
-    and batches of other loaders do count.
+    SUPER's own batches are in memory files, which do not count; labels, results of a transform and batches of
+    other loaders do.
     """
     try:
-        told = os.statvfs(_SHARED_MEMORY)
+        stats = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
         return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
-    size, free = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+    size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
     room = f"{_SHARED_MEMORY} has {size_text(size)}, {size_text(free)} of it free"
     why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
     if size < _ENOUGH_BYTES:

@@ -1,8 +1,8 @@
-"""Checks of the source and its reader: this machine's AWS credentials, and the beginning of the listing.
+"""Checks of the source: this machine's AWS credentials, and the listing's beginning.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ...); for another vendor's object store from ``SUPER_S3_ENDPOINT_URL``. In production the
-coordinator lists the source; here this machine's identity does.
+coordinator lists the source; here this machine does.
 """
 
 from __future__ import annotations
@@ -78,15 +78,17 @@ def check_listing(case: Case) -> Finding:
     except SourceError as error:
         return _refused(case, error)
     classes = len(catalog.classes)
-    shown = ", ".join(catalog.classes[:_SHOWN]) + (", ..." if classes > _SHOWN else "")
-    words = f"{len(catalog.keys):,} samples" + (f" of {classes:,} classes ({shown})" if classes else "")
-    return good(f"{case.source} can be listed: {words}", samples=len(catalog.keys), classes=classes)
+    classes_text = ", ".join(catalog.classes[:_SHOWN]) + (", ..." if classes > _SHOWN else "")
+    summary = f"{len(catalog.keys):,} samples" + (
+        f" of {classes:,} classes ({classes_text})" if classes else ""
+    )
+    return good(f"{case.source} can be listed: {summary}", samples=len(catalog.keys), classes=classes)
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """Return the finding for a missing, forbidden or silent source; the error has a remedy."""
-    gone = isinstance(error, SourceNotFoundError | SourceForbiddenError)
-    if case.elsewhere and gone and case.source.startswith("file:"):
+    """Return the finding for a source that is missing, forbidden or silent."""
+    unreadable = isinstance(error, SourceNotFoundError | SourceForbiddenError)
+    if case.elsewhere and unreadable and case.source.startswith("file:"):
         return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")

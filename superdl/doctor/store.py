@@ -1,7 +1,7 @@
-"""The check of the store of decoded records: present, of this version, readable and writable, with room left.
+"""The check of the store of decoded records: present, readable, writable, with room.
 
-With a coordinator elsewhere, what matters is whether this machine sees its store, since readers that do read
-packs straight. Without one, the store of the embedded default or the named one is checked.
+With a coordinator elsewhere, the question is whether this machine sees its store: readers that do read packs
+straight. Without one, the embedded default's or named store is checked.
 """
 
 from __future__ import annotations
@@ -98,18 +98,20 @@ def _judged(store: Store) -> Finding:
             f"it can be read and not written: {error}", "records that are not in it are decoded each time"
         )
     packs = store.packs()
-    words = f"{store.address} can be written; {counted(len(packs), 'pack')}, {size_text(sum(packs.values()))}"
+    summary = (
+        f"{store.address} can be written; {counted(len(packs), 'pack')}, {size_text(sum(packs.values()))}"
+    )
     measured: dict[str, float | str] = {"packs": len(packs), "size_bytes": sum(packs.values())}
     if broken := _broken(store, packs):
-        return doubtful(f"{words}; {broken}", "superdl store verify drops what is wrong", **measured)
+        return doubtful(f"{summary}; {broken}", "superdl store verify drops what is wrong", **measured)
     if is_bucket(store.address):
-        return good(words, **measured)
+        return good(summary, **measured)
     disk = shutil.disk_usage(store.address)
     measured["free_bytes"] = disk.free
     if disk.free < _LEFT_FREE * disk.total:
-        why = f"{words}; of its disk {disk.free / disk.total:.1%} are free, and the last tenth stays so"
+        why = f"{summary}; of its disk {disk.free / disk.total:.1%} are free, and the last tenth stays so"
         return doubtful(why, "make room, superdl store prune, or name another disk: SUPER_STORE", **measured)
-    return good(f"{words}; {size_text(disk.free)} free", **measured)
+    return good(f"{summary}; {size_text(disk.free)} free", **measured)
 
 
 def _broken(store: Store, packs: dict[str, int]) -> str:

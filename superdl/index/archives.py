@@ -1,7 +1,7 @@
-"""Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
+"""Tars and zips: members are named by paths, and labelled by a file or their folder.
 
 A sample is a group of files that share a name up to the first dot, as in WebDataset; in a tar they are
-adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; completeness of an archive is checked here.
+adjacent. ``tarfile`` and ``zipfile`` parse headers; completeness is checked here.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _Archive:
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         self._shard, self._choices, self._webdataset = shard, choices, webdataset
-        own = (choices.label_field,) if choices.label_field else _LABELS
-        self._labels = (*own, "json") if choices.reads_labels else ()
+        extensions = (choices.label_field,) if choices.label_field else _LABELS
+        self._labels = (*extensions, "json") if choices.reads_labels else ()
         self._lone: dict[str, str] = {}  # label files without an image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
@@ -90,12 +90,12 @@ class _Archive:
                 offset, length, encoding = place()
                 yield Member(name, offset, length if size else 0, label, encoding)
         dot = self._choices.key_at.replace("-", " ")
-        for same in sorted(bare.keys() & self._lone.keys()):
-            file = self._lone[same]
+        for stem in sorted(bare.keys() & self._lone.keys()):
+            file = self._lone[stem]
             why = f"{file} is not its label, as keys end at their {dot}: try --key-at last-dot"
             if self.split(file)[1] in self._labels:
                 why = f"it and its label are not adjacent ({file}): sort the files (tar --sort=name)"
-            raise self._shard.error(why, bare[same])
+            raise self._shard.error(why, bare[stem])
         if len(first) > 1:
             why = f"no label stands beside it, and one beside {first[True]} (keys end at their {dot})"
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
@@ -136,7 +136,7 @@ class _Archive:
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A tar header that bounds its extended headers before Python's parser reads them."""
+    """A tar header that bounds its extended headers before they are parsed."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
         """Read the data of this header, as subclasses of ``TarInfo`` may."""
@@ -171,7 +171,7 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield every member except directories, up to the end mark, which must be present."""
+    """Yield every member except directories, up to the required end mark."""
     shard.refuse_compressed()
     try:
         # Not tarfile.open, which would try to decompress.
@@ -184,33 +184,33 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
     except _BROKEN_TAR as error:
         raise shard.error(f"it is no tar, or cut off: {error}") from error
     # tarfile treats a broken header as an end.
-    end, rest = tar.offset, shard.size - tar.offset
-    if rest < _BLOCK:
+    end, tail = tar.offset, shard.size - tar.offset
+    if tail < _BLOCK:
         raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
-    if rest > _PADDING_BYTES or shard.read(end, rest).strip(b"\0"):
+    if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
         why = "it is broken, or tars were appended to each other (pack them as one, or keep them apart)"
         raise shard.error(f"after {end:,} there is neither a header nor zeros up to its end: {why}")
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a zip, stored or deflated, with labels from files beside them, in any order."""
+    """Yield the images in a zip, stored or deflated, with labels from files beside them."""
     try:
-        with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
-            infos, directory = archive.infolist(), archive.start_dir
+        with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as zip_file:
+            infos, directory = zip_file.infolist(), zip_file.start_dir
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
     infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
     infos.sort(key=lambda info: info.header_offset)
-    found = _Archive(shard, choices, webdataset=False)
+    archive = _Archive(shard, choices, webdataset=False)
     samples: dict[str, list[_File]] = {}  # whose files need not be adjacent
     for info in infos:
         file = _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory))
-        samples.setdefault(found.split(file.name)[0], []).append(file)
-    return found.members(chain.from_iterable(samples.values()))
+        samples.setdefault(archive.split(file.name)[0], []).append(file)
+    return archive.members(chain.from_iterable(samples.values()))
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
-    """Return the place of a file's bytes; their start depends on the length of its local header."""
+    """Return the place of a file's bytes, which follow its local header."""
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
         raise shard.error("it is encrypted: pack it without a password", name)
@@ -218,9 +218,9 @@ def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[
         raise shard.error("it is neither stored nor deflated: pack it again (zip -0)", name)
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
-    own = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
+    local_name = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
     offset = at + _LOCAL.size + name_bytes + extra_bytes
-    header = magic, method, own, flags & _ENCRYPTED, offset + info.compress_size <= directory
+    header = magic, method, local_name, flags & _ENCRYPTED, offset + info.compress_size <= directory
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
         raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:

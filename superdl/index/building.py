@@ -1,4 +1,4 @@
-"""Process the shards of a source in parallel, or its images outside of shards, and write the key list.
+"""Write the key list of a source's shards, or of its loose images, in parallel.
 
 Memory is bounded by the members of the few shards that are read at a time.
 """
@@ -61,7 +61,7 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """Statistics of a written list, without ``empty`` members and ``incomplete`` samples (lacking fields)."""
+    """Statistics of a written list; ``incomplete`` samples lack fields."""
 
     out: str
     samples: int = 0
@@ -94,10 +94,10 @@ def build_index(
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
-    """Write the key list of a source's shards or, if it has none, of its images and the labels beside them.
+    """Write the key list of a source's shards or, if it has none, of its loose images.
 
     Args:
-        sources: a URL or path; or several shards of one folder, as needed for web servers, which cannot list.
+        sources: a URL or path; or several shards of one folder, as for web servers.
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
         choices: the user's choice of samples.
         force: overwrite ``out``.
@@ -108,18 +108,18 @@ def build_index(
         SourceError: the source cannot be read or holds no sample, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
-    folder, named = _named(sources)
+    folder, shard_names = _named(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
         raise ConfigError(f"-o {out!r}: images have any number of boxes: write .jsonl, which has lists")
-    if named and choices.of_loose_images:
+    if shard_names and choices.of_loose_images:
         raise ConfigError(f"{folder}: labels beside images are found in a listing: name this folder alone")
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
         labelling = Labelling(place.url, kept)
         shards = Shards(place, stop)
-        if named:  # an index may name more
-            steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
+        if shard_names:  # an index may name more
+            steps = _steps_of_shards(shards, [*shard_names, *_layouts(shards, shard_names)], choices, built)
         else:
             steps = _steps_of_folder(shards, choices, built)
         threads = _THREADS if place.is_file else _BUCKET_THREADS
@@ -128,8 +128,8 @@ def build_index(
             built.add(form, rows, empty, incomplete)
             tell(built.shards, len(steps), built.samples)
         if not built.samples:
-            which = "an image with all its fields" if choices.fields else "an image"
-            why = f"{built.shards:,} shards were read, and none holds {which}"
+            sample = "an image with all its fields" if choices.fields else "an image"
+            why = f"{built.shards:,} shards were read, and none holds {sample}"
             raise SourceEmptyError(f"{place.url}: {why}: name its extension or column by --image-field")
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
@@ -153,10 +153,10 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     """Return the steps that read a source: its shards, or some loose images each."""
     place = shards.place
     here = place.directory if place.is_file else place.url.rstrip("/")
-    own = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
+    out = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
     pairs = zip(*list_objects(place.url), strict=True)
-    found = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
-    versions = {key: version for key, version in found if f"{here}/{key}" != own and not is_hidden(key)}
+    entries = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
+    versions = {key: version for key, version in entries if f"{here}/{key}" != out and not is_hidden(key)}
     chosen = [key for key in versions if choices.takes(key)]
     images = [key for key in chosen if choices.is_image(key)]
     shard = any(_format_of(key) or _is_index(key) or _PACKED.search(key.lower()) for key in chosen)
@@ -174,7 +174,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read the split's shards; if no shard names it, folders in archives do."""
+    """Return the steps that read the split's shards; if none names it, archives' folders do."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
@@ -203,7 +203,7 @@ def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]
 
 
 def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
-    """Return format and reader of each shard among the objects, ordered by the bytes of their keys."""
+    """Return format and reader of each shard, ordered by the bytes of their keys."""
     layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
@@ -214,8 +214,8 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
             raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
     url = shards.place.url
-    if gone := sorted({key for key in layouts if choices.takes(key)} - known):
-        why = f"{formats.INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
+    if missing := sorted({key for key in layouts if choices.takes(key)} - known):
+        why = f"{formats.INDEX_FILE} names {len(missing):,} shards that are not there, such as {missing[0]}"
         raise ShardError(f"{url}: {why}")
     if not readers:
         like = f" whose key is like {choices.only!r}" if choices.only else ""

@@ -105,11 +105,11 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
 
 def star_of(pattern: str, name: str) -> str | None:
     """Return the part of a name that matches ``*`` in the pattern; ``None`` if it does not match."""
-    before, _, behind = pattern.partition("*")
+    prefix, _, suffix = pattern.partition("*")
     name = name.removeprefix("./")
-    end = len(name) - len(behind)
-    fits = name.startswith(before) and name.endswith(behind) and end > len(before)
-    return name[len(before) : end] if fits else None
+    end = len(name) - len(suffix)
+    fits = name.startswith(prefix) and name.endswith(suffix) and end > len(prefix)
+    return name[len(prefix) : end] if fits else None
 
 
 def folders_of(name: str) -> list[str]:
@@ -139,6 +139,6 @@ def _split_of(key: str, *, of_shards: bool) -> str:
     """Return the split that a path names; empty if none."""
     base = posixpath.basename(key)
     words = folders_of(key) + (re.split(r"[-_.]", base) if of_shards else [])
-    named = next((word for word in words if word.lower() in SPLITS), "")
-    of_hub = _OF_HUB.fullmatch(base) if of_shards and not named else None
-    return of_hub[1] if of_hub else named
+    split = next((word for word in words if word.lower() in SPLITS), "")
+    of_hub = _OF_HUB.fullmatch(base) if of_shards and not split else None
+    return of_hub[1] if of_hub else split

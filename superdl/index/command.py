@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     with console.status("listing") as status:
 
         def tell(done: int, shards: int, samples: int) -> None:
-            some = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
-            status.update(some + counted(samples, "sample"))
+            shard_progress = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
+            status.update(shard_progress + counted(samples, "sample"))
 
         choices = Choices(**options)
         built = build_index(arguments.source, arguments.out, choices, force=arguments.force, tell=tell)
@@ -68,15 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _summary(built: Built) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
-    where = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
-    others = [
+    shards_text = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
+    notes = [
         (built.passed_over, "other object", " passed over"),
         (built.empty, "empty member", " left out"),
         (built.incomplete, "sample", " without all fields left out"),
         (built.unlabelled, "sample", " with --missing-label instead of a label file"),
     ]
-    line = f"{built.out}: {counted(built.samples, 'sample')}{where}, in {built.seconds:.1f} s"
-    return "; ".join([line, *(counted(count, what) + how for count, what, how in others if count)])
+    line = f"{built.out}: {counted(built.samples, 'sample')}{shards_text}, in {built.seconds:.1f} s"
+    return "; ".join([line, *(counted(count, noun) + note for count, noun, note in notes if count)])
 
 
 def _classes(built: Built) -> list[str]:
@@ -84,12 +84,12 @@ def _classes(built: Built) -> list[str]:
     counts = built.classes
     if not counts:
         return []
-    named = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+    ordered = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
     note = " or more" if len(counts) >= MOST_CLASSES else ""
     if len(counts) == 1:
         note = " (every sample has one label: --labels and --label-field choose others)"
     lines = [f"classes: {len(counts):,}{note}"]
-    lines += [f"  {shown(str(name))[:_NAME_LENGTH]}  {count:,}" for name, count in named[:_CLASSES_SHOWN]]
-    if len(named) > _CLASSES_SHOWN:
-        lines.append(f"  and {len(named) - _CLASSES_SHOWN:,} more")
+    lines += [f"  {shown(str(name))[:_NAME_LENGTH]}  {count:,}" for name, count in ordered[:_CLASSES_SHOWN]]
+    if len(ordered) > _CLASSES_SHOWN:
+        lines.append(f"  and {len(ordered) - _CLASSES_SHOWN:,} more")
     return lines

@@ -117,9 +117,11 @@ def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
 
 
 def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tuple[str, Layout]]:
-    for what in ("compression", "ipc_compression", "encryption"):
-        if config.get(what):
-            raise index.error(f"its chunks have {what} {config[what]!r}: write them with {what}=None")
+    for setting in ("compression", "ipc_compression", "encryption"):
+        if config.get(setting):
+            raise index.error(
+                f"its chunks have {setting} {config[setting]!r}: write them with {setting}=None"
+            )
     if config.get("item_loader") not in {None, "PyTreeLoader"}:
         raise index.error(f"its chunks are for {config['item_loader']}; those of PyTreeLoader are read")
     # The names of a sample's leaves are the keys of a flat dict, else their positions.
@@ -147,8 +149,8 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         why = "its samples are rows of Arrow, as LitData writes bytes and numbers"
         raise shard.error(f"{why}: give it images (PIL) to write, which it keeps as JPEG or PNG")
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
-    for place, (begin, end) in enumerate(pairwise(table)):
-        name = str(place)
+    for number, (begin, end) in enumerate(pairwise(table)):
+        name = str(number)
         if begin < before:
             raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
         spans = _spans(shard, layout.columns, begin, end, name)
@@ -158,7 +160,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
-    """Return the image's and label's columns: as chosen, else the only one with files and a usual name."""
+    """Return the image's and label's columns: as chosen, or by kind and name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
@@ -175,14 +177,14 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
     """Return offset and length of every column of a sample."""
     varying = sum(size is None for _, size in columns.values())
-    at, spans, own = begin + _U32 * varying, {}, iter(())
-    if at <= end:
-        own = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
-    for column, (_, fixed) in columns.items():
-        spans[column] = at, next(own, 0) if fixed is None else fixed
-        at += spans[column][1]
-    if at != end:
-        why = f"its columns end at {at:,}, it ends at {end:,}: the table of offsets is broken"
+    offset, spans, lengths = begin + _U32 * varying, {}, iter(())
+    if offset <= end:
+        lengths = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
+    for column, (_, size) in columns.items():
+        spans[column] = offset, next(lengths, 0) if size is None else size
+        offset += spans[column][1]
+    if offset != end:
+        why = f"its columns end at {offset:,}, it ends at {end:,}: the table of offsets is broken"
         raise shard.error(why, name)
     shard.check(begin, end - begin, name)
     return spans
@@ -202,7 +204,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, each named by its record, and its feature if that is chosen."""
+    """Yield the images in a TFRecord file, each named by its record's number."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -216,8 +218,10 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         shard.check(begin, length + _FOOT_BYTES, name)
         record = shard.read(begin, length, name)
         try:
-            found = (entry for one in example_type.FromString(record).features for entry in one.feature)
-            entries = {b"".join(entry.key).decode(): entry for entry in found}
+            feature_entries = (
+                entry for features in example_type.FromString(record).features for entry in features.feature
+            )
+            entries = {b"".join(entry.key).decode(): entry for entry in feature_entries}
             image, label = _image_and_label(entries, choices)
         except (DecodeError, ValueError) as error:
             raise shard.error(f"it is no tf.train.Example with image and label: {error}", name) from error
@@ -231,12 +235,12 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _values_of(entry: Any) -> list[Any]:
-    lists = (values for feature in entry.value for _, some in feature.ListFields() for values in some)
+    lists = (values for feature in entry.value for _, repeated in feature.ListFields() for values in repeated)
     return [value for values in lists for value in values.value]
 
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
-    """Return the image's entry and the label; ``ValueError`` if there is no image, or several values."""
+    """Return the image's entry and the label; ``ValueError`` if there is no one image."""
     image = _picked(entries, choices.image_field, _RECORD_IMAGES)
     label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
     if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
@@ -251,7 +255,7 @@ def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any,
 
 @cache
 def _example_type() -> Any:
-    """Return protobuf's class for ``tf.train.Example``. Every field is repeated, which parses the same."""
+    """Return protobuf's class for ``tf.train.Example``; all fields may be repeated."""
     file = FileDescriptorProto(name="example.proto", package="example")
     for message, fields in _EXAMPLE.items():
         described = file.message_type.add(name=message)
@@ -297,38 +301,40 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
     number = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group)
-        counted = rows.column(place).statistics
-        if counted is not None and counted.has_null_count and counted.null_count:
-            raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
+        statistics = rows.column(place).statistics
+        if statistics is not None and statistics.has_null_count and statistics.null_count:
+            raise shard.error(
+                f"row group {group} has {statistics.null_count:,} rows without an image's bytes"
+            )
         labels: Iterable[Any] = repeat(None, rows.num_rows)
         if label:
             batches = file.iter_batches(_ROWS_AT_A_TIME, [group], [label], use_threads=False)
             labels = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(labels):
-            named = number_or_text(value, partial(shard.error, member=str(number))) if label else None
+            row_label = number_or_text(value, partial(shard.error, member=str(number))) if label else None
             if classes and type(value) is int:  # -1 is Hugging Face's value for none
-                named = str(classes[value]) if 0 <= value < len(classes) else None
-            yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")
+                row_label = str(classes[value]) if 0 <= value < len(classes) else None
+            yield Member(f"{image}:{number}", group, row, row_label, f"parquet:{image}")
             number += 1
 
 
 def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
-    """Return path and index of the image's column: as chosen, as described, or the only column of bytes."""
-    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    """Return path and index of the image's column: chosen, described, or the only one."""
+    columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
-    named = {choices.image_field} if choices.image_field else images
-    places = [
-        place
-        for place, column in enumerate(columns)
+    wanted_paths = {choices.image_field} if choices.image_field else images
+    candidates = [
+        index
+        for index, column in enumerate(columns)
         if column.physical_type == "BYTE_ARRAY"
         and column.logical_type.type == "NONE"
         and not column.max_repetition_level
-        and (not named or named & {column.path, column.path.removesuffix(".bytes")})
+        and (not wanted_paths or wanted_paths & {column.path, column.path.removesuffix(".bytes")})
     ]
-    if len(places) == 1:
-        return str(columns[places[0]].path), places[0]
-    which = "several of its columns hold bytes" if places else "it has no column of an image's bytes"
+    if len(candidates) == 1:
+        return str(columns[candidates[0]].path), candidates[0]
+    problem = "several of its columns hold bytes" if candidates else "it has no column of an image's bytes"
     paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
-    raise shard.error(f"{which}: name one by --image-field; its columns are {paths[:_SHOWN]}")
+    raise shard.error(f"{problem}: name one by --image-field; its columns are {paths[:_SHOWN]}")

@@ -1,4 +1,4 @@
-"""Rows of a key list: built from members, labelled once all are known, written as JSONL or Parquet."""
+"""Rows of a key list: built, labelled, and written as JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return a shard's rows, the number of empty members, and the number of samples that lack a field.
+    """Return a shard's rows, and the numbers of empty members and incomplete samples.
 
     Raises ``ShardError`` if members overlap, are too large, or have no label or no unique name.
     """
@@ -49,25 +49,25 @@ def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[
     if choices.split not in {None, EVERY_SPLIT}:
         members = [member for member in members if choices.split in folders_of(member.name)]
     _check(shard, members)
-    there = [member for member in members if member.length or is_row(member.encoding)]
+    filled = [member for member in members if member.length or is_row(member.encoding)]
     by_star = [
-        {star: member for member in there if (star := star_of(pattern, member.name)) is not None}
+        {star: member for member in filled if (star := star_of(pattern, member.name)) is not None}
         for _, pattern in choices.fields
-    ] or [{member.name: member for member in there}]
+    ] or [{member.name: member for member in filled}]
     rows = []
     for star, member in by_star[0].items():
-        parts = [members_of[star] for members_of in by_star if star in members_of]
-        if len(parts) == len(by_star):
+        fields = [members_of[star] for members_of in by_star if star in members_of]
+        if len(fields) == len(by_star):
             label = _label(shard, member, choices)
             row = {"key": shard.key, **_place(member), "label": label, "version": shard.version}
-            for (name, _), part in zip(choices.fields[1:], parts[1:], strict=True):
-                row |= {f"{name}.{column}": value for column, value in _place(part).items()}
+            for (name, _), field in zip(choices.fields[1:], fields[1:], strict=True):
+                row |= {f"{name}.{column}": value for column, value in _place(field).items()}
             rows.append(row)
-    return rows, len(members) - len(there), len(by_star[0]) - len(rows)
+    return rows, len(members) - len(filled), len(by_star[0]) - len(rows)
 
 
 def _check(shard: Shard, members: Sequence[Member]) -> None:
-    """Raise ``ShardError`` if members, sorted by offset, overlap, are too large, or share a name."""
+    """Raise ``ShardError`` if sorted members overlap, are too large, or share names."""
     end, before, names = 0, "", Counter(member.name for member in members)
     for name, offset, length, _, encoding in members:
         if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
@@ -86,12 +86,12 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
 
 def _place(member: Member) -> Row:
     """Return the columns that locate a member."""
-    place = member.name, member.offset, member.length, member.encoding
-    return dict(zip(("member", "offset", "length", "encoding"), place, strict=True))
+    values = member.name, member.offset, member.length, member.encoding
+    return dict(zip(("member", "offset", "length", "encoding"), values, strict=True))
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label by the choices; ``None``: a folder's, once all samples are known."""
+    """Return a member's label; ``None``: its folder's, once all are known."""
     folders = folders_of(member.name)
     shard_name = posixpath.basename(shard.key).partition(".")[0]
     chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
@@ -99,8 +99,8 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     if label is None and folders and choices.label_field is None:
         return None
     if label is None or label == "":
-        where = f"--label-field NAME or --labels ({', '.join(LABELS)})"
-        raise shard.error(f"it has no label: say where labels are by {where}", member.name)
+        options = f"--label-field NAME or --labels ({', '.join(LABELS)})"
+        raise shard.error(f"it has no label: say where labels are by {options}", member.name)
     return label
 
 
@@ -108,7 +108,7 @@ class Labelling:
     """The labelling of rows, once all are known, and the counts of classes.
 
     Rows without a label get that of the first folder level that differs between samples. Until all are read
-    they are ``kept`` in a temporary file, so memory is bounded.
+    they are ``kept`` in a temporary file.
     """
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:
@@ -123,13 +123,13 @@ class Labelling:
             if row["label"] is None:
                 folders = folders_of(row["member"])
                 self._deepest = max(self._deepest, len(folders))
-                both = [folders if self._common is None else self._common, folders]
-                self._common = list(posixpath.commonprefix(both))
+                folder_lists = [folders if self._common is None else self._common, folders]
+                self._common = list(posixpath.commonprefix(folder_lists))
         if rows:
             self._kept.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
-        """Yield all rows with labels; ``SourceError`` if folders name no classes, or labels are mixed."""
+        """Yield all rows with labels; ``SourceError`` if folders name no class, or labels mix."""
         first: Row = {}
         self._kept.seek(0)
         for rows in map(json.loads, self._kept):
@@ -138,9 +138,11 @@ class Labelling:
                     row["label"] = self._folder_of(row)
                 first, label = first or row, row["label"]
                 if isinstance(label, str) is not isinstance(first["label"], str):
-                    both = f"its label is {label!r:.60}, that of {_where(first)} is {first['label']!r:.60}"
+                    difference = (
+                        f"its label is {label!r:.60}, that of {_where(first)} is {first['label']!r:.60}"
+                    )
                     remedy = "labels are all numbers or all texts (--label-field, --labels)"
-                    raise ShardError(f"{_where(row)}: {both}: {remedy}")
+                    raise ShardError(f"{_where(row)}: {difference}: {remedy}")
                 if isinstance(label, int | str) and (label in self.counts or len(self.counts) < MOST_CLASSES):
                     self.counts[label] += 1
             yield rows
@@ -190,17 +192,17 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Check that a list may be written, and yield its writer of rows; it appears whole or not at all.
+    """Yield a list's writer of rows, if permitted; the list appears whole or not at all.
 
-    Raises ``ConfigError`` if the name has no known format, or the file exists and must not be overwritten.
+    Raises ``ConfigError`` if the format is unknown, or the file exists.
     """
-    bucket, place = split_url(out, "-o")
+    bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())
     if write is None:
         raise ConfigError(f"-o {out!r} ends in one of {', '.join(_WRITERS)}, by which its format is chosen")
     if bucket and not bucket.startswith("s3://"):
         raise ConfigError(f"-o {out!r}: lists are written to S3 or to this machine: name s3:// or a path")
-    with _object(bucket, place, force=force) if bucket else _file(Path(place), force=force) as stream:
+    with _object(bucket, path, force=force) if bucket else _file(Path(path), force=force) as stream:
 
         def write_rows(batches: Iterable[Rows]) -> None:
             try:
@@ -217,17 +219,17 @@ def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]],
 def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     if path.is_dir() or (path.exists() and not force):
         raise ConfigError(f"-o {path} is there: --force replaces it, unless it is a directory")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        stream = beside.open("xb")
+        stream = temporary.open("xb")
     except OSError as error:
         raise ConfigError(f"-o {path} cannot be written: {error.strerror or error}") from error
     try:
         with stream:
             yield stream
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
 
-A label file contains a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
-another extension, and is in the same folder, or below ``labels`` if the image is below ``images``. One file
-of COCO has all labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take;
-``classes`` are category ids, the same in every split; ``crowd`` is 1 for a box around many objects.
+A label file contains a number or text, a field of JSON, or YOLO's boxes. It has its image's name with another
+extension, in the same folder, or below ``labels`` if the image is below ``images``. One file of COCO has all
+labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take; ``classes`` are category
+ids, the same in every split; ``crowd`` is 1 for a box around many objects.
 """
 
 from __future__ import annotations
@@ -106,49 +106,49 @@ class LooseImages:
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)
             self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
-        if gone := sorted(self._coco.keys() - versions.keys()):
-            why = f"lacks {len(gone):,} of the images that {choices.coco} names, such as {gone[0][:200]!r}"
+        if lost := sorted(self._coco.keys() - versions.keys()):
+            why = f"lacks {len(lost):,} of the images that {choices.coco} names, such as {lost[0][:200]!r}"
             raise SourceNotFoundError(f"{url} {why}: the source is the folder in which they lie")
-        self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
+        self._parts = {key: by_field for key in chosen if (by_field := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
             fields = " with its fields beside it" * bool(choices.fields)
             raise SourceEmptyError(f"{url} holds no image{fields}")
         reads = not choices.coco and choices.labels not in {"folder", "none"}
         self._files = {key: self._label_file(key) for key in self.keys if reads}
-        others = {other for parts in self._parts.values() for other in parts.values()}
-        self.others = len(versions) - len({*self.keys} | others | {*self._files.values()} - {""})
+        field_keys = {key for by_field in self._parts.values() for key in by_field.values()}
+        self.others = len(versions) - len({*self.keys} | field_keys | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
         self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
-            tried = ", ".join(self._label_names(bare[0]))
+            names = ", ".join(self._label_names(bare[0]))
             remedy = "--missing-label TEXT replaces it ('': no box), --labels folder takes the folder's name"
-            raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
+            raise SourceNotFoundError(f"{url}: {why} (not {names}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows of a key list for some images; ``SourceError`` names an invalid label file."""
+        """Return some images' rows; ``SourceError`` names an invalid label file."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
-            | {f"{name}.key": other for name, other in self._parts[key].items()}
-            | {f"{name}.version": self._versions[other] for name, other in self._parts[key].items()}
+            | {f"{name}.key": field_key for name, field_key in self._parts[key].items()}
+            | {f"{name}.version": self._versions[field_key] for name, field_key in self._parts[key].items()}
             for key in keys
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return name and key of an image's other fields; ``None`` if it is not an image, or lacks one."""
+        """Return keys of an image's other fields; ``None`` if it is no image, or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
         star = star_of(choices.fields[0][1], key)
-        parts = {name: pattern.replace("*", star or "") for name, pattern in choices.fields[1:]}
-        return parts if star is not None and self._versions.keys() >= {*parts.values()} else None
+        fields = {name: pattern.replace("*", star or "") for name, pattern in choices.fields[1:]}
+        return fields if star is not None and self._versions.keys() >= {*fields.values()} else None
 
     def _label_names(self, key: str) -> list[str]:
         """Return the names that an image's label file may have."""
-        own = (self._choices.label_field,) if self._choices.label_field else _LABELS
+        extensions = (self._choices.label_field,) if self._choices.label_field else _LABELS
         names = []
-        for extension in ("txt",) if self._choices.labels == "yolo" else (*own, "json"):
+        for extension in ("txt",) if self._choices.labels == "yolo" else (*extensions, "json"):
             names.append(f"{posixpath.splitext(key)[0]}.{extension}")
             above, images, below = f"/{names[-1]}".rpartition("/images/")
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
@@ -203,7 +203,7 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
 
 
 def _slimmed(value: dict[str, Any]) -> Any:
-    """Return the part of an annotation that a label needs: image, box, class, crowd. Outlines are big."""
+    """Return what a label needs of an annotation; outlines are big."""
     if "bbox" not in value:
         return value
     x, y, width, height = map(float, value["bbox"])

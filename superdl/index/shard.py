@@ -1,7 +1,7 @@
-"""Reading shards in pieces, from files and buckets, and naming the members that formats find in them.
+"""Reading shards in pieces, from files and buckets, and naming their members.
 
-A :class:`Shard` fetches large blocks while headers are close together, and small pieces once they are far
-apart: large members are skipped, small ones cost few requests.
+A :class:`Shard` fetches large blocks while headers are close together, else small pieces: large members are
+skipped, small ones cost few requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ShardError(SourceError):
 
 
 class Member(NamedTuple):
-    """A sample in a shard; ``offset`` and ``length`` are in bytes, or for Parquet its row group and row.
+    """A sample in a shard; ``offset`` and ``length`` are bytes, or Parquet's row group and row.
 
     ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` if the shard has none.
     """
@@ -56,7 +56,7 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object open for reading, by one thread. ``fetch`` returns a number of bytes from an offset on.
+    """An object open for one thread's reading. ``fetch`` returns bytes from an offset on.
 
     ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
     """
@@ -93,7 +93,7 @@ class Shard:
             raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
-        """Raise ``ShardError`` if the shard is one compressed stream, in which members have no place."""
+        """Raise ``ShardError`` if the shard is one compressed stream."""
         start = self.read(0, min(8, self.size))
         if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
             raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
@@ -154,7 +154,7 @@ class Shards:
 
 
 class ShardFile(io.RawIOBase):
-    """A shard as a seekable file, for libraries; one read returns at most ``limit_bytes``."""
+    """A shard as a seekable file; a read returns at most ``limit_bytes``."""
 
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()

@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "verify":
             action.add_argument("--share", type=float, default=0.01, help="of the records, 0 to 1 (0.01)")
         if name == "prune":
-            which = action.add_mutually_exclusive_group(required=True)
-            which.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
-            which.add_argument(
+            group = action.add_mutually_exclusive_group(required=True)
+            group.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
+            group.add_argument(
                 "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for so long"
             )
         if name in {"verify", "prune", "clear"}:
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     mapping, code = actions[arguments.action](arguments, store, console)
     if arguments.json:
-        told = {"store": store.address, "id": store.id, **mapping}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        result = {"store": store.address, "id": store.id, **mapping}
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
     return code
 
 
@@ -87,13 +87,14 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
     from superdl.super_wire.store import is_bucket
 
     contents = _contents(store)
-    for one in _by_use(contents):
-        decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in one.decoders.items())
+    for collection in _by_use(contents):
+        decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in collection.decoders.items())
         console.print(
-            f"{shown(one.bucket) or 'no pack of it can be read'}\n"
-            f"  {_recipe_text(one.recipe)}\n"
-            f"  collection {one.name}: {counted(one.records, 'record')}, {_size(one.size_bytes)} in "
-            f"{counted(len(one.packs), 'pack')}; decoder {decoders or 'unknown'}; {_used_text(one)}"
+            f"{shown(collection.bucket) or 'no pack of it can be read'}\n"
+            f"  {_recipe_text(collection.recipe)}\n"
+            f"  collection {collection.name}: {counted(collection.records, 'record')}, "
+            f"{_size(collection.size_bytes)} in {counted(len(collection.packs), 'pack')}; "
+            f"decoder {decoders or 'unknown'}; {_used_text(collection)}"
         )
     for pack, why in list(contents.broken.items())[:_SHOWN]:
         console.print(f"not readable: {pack}: {shown(str(why))}; superdl store verify drops what is broken")
@@ -103,7 +104,8 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
     room = "".join(f"; {_size(size)} free on its disk" for size in free.values())
     console.print(f"{store.address}: {_sum_text(contents)}{room}")
     rows = [
-        {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes} for one in _by_use(contents)
+        {**asdict(collection), "packs": len(collection.packs), "size_bytes": collection.size_bytes}
+        for collection in _by_use(contents)
     ]
     return {
         "collections": rows,
@@ -123,26 +125,27 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
 
-    seen = verify(store, share=arguments.share, tell=note)
-    for one in seen.wrong[:_SHOWN]:
-        console.print(f"wrong: {one.pack} {one.sample}: {shown(one.why)}")
-    wrong = seen.wrong_packs
+    verification = verify(store, share=arguments.share, tell=note)
+    for fault in verification.wrong[:_SHOWN]:
+        console.print(f"wrong: {fault.pack} {fault.sample}: {shown(fault.why)}")
+    wrong_packs = verification.wrong_packs
     console.print(
-        f"{store.address}: {counted(seen.packs, 'pack')}; of {counted(seen.records, 'record')} "
-        f"{seen.checked:,} checked; {len(seen.wrong):,} wrong, in {counted(len(wrong), 'pack')}"
+        f"{store.address}: {counted(verification.packs, 'pack')}; "
+        f"of {counted(verification.records, 'record')} {verification.checked:,} checked; "
+        f"{len(verification.wrong):,} wrong, in {counted(len(wrong_packs), 'pack')}"
     )
     dropped: list[str] = []
-    if wrong and (arguments.yes or sys.stdin.isatty()):
-        question = f"drop {counted(len(wrong), 'pack')}, to be decoded again when wanted?"
+    if wrong_packs and (arguments.yes or sys.stdin.isatty()):
+        question = f"drop {counted(len(wrong_packs), 'pack')}, to be decoded again when wanted?"
         if agreed(question, yes=arguments.yes, otherwise="--yes drops them"):
             writable = open_store(store.address, create=False)
-            for pack in wrong:
+            for pack in wrong_packs:
                 writable.remove(pack)
-            dropped = wrong
+            dropped = wrong_packs
             console.print(f"dropped: {', '.join(dropped)}")
-    elif wrong:
+    elif wrong_packs:
         console.print("nothing was dropped: --yes drops these packs")
-    return {**seen.to_mapping(), "dropped": dropped}, int(bool(wrong))
+    return {**verification.to_mapping(), "dropped": dropped}, int(bool(wrong_packs))
 
 
 def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
@@ -157,12 +160,12 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         packs = choose(contents, _decoder(), now_s, older_than_days=arguments.older_than)
     else:
         raise ConfigError(f"--older-than is a number of days, at least 0; not {arguments.older_than:g}")
-    for one in _by_use(contents):
-        gone = [one.packs[pack] for pack in packs if pack in one.packs]
-        spared = "; it is in use and stays" if one.in_use else ""
+    for collection in _by_use(contents):
+        sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
+        spared = "; it is in use and stays" if collection.in_use else ""
         console.print(
-            f"{shown(one.bucket)} {_recipe_text(one.recipe)}, {_used_text(one)}: {len(gone):,} of "
-            f"{counted(len(one.packs), 'pack')} to go, {_size(sum(gone))}{spared}"
+            f"{shown(collection.bucket)} {_recipe_text(collection.recipe)}, {_used_text(collection)}: "
+            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to go, {_size(sum(sizes))}{spared}"
         )
     removed = Removed()
     if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
@@ -226,15 +229,16 @@ def _size(size: float) -> str:
 
 
 def _sum_text(contents: Contents) -> str:
-    all_of = contents.collections.values()
+    collections = contents.collections.values()
     users = f"; open in {counted(contents.users, 'coordinator')}" if contents.users else ""
     return (
-        f"{counted(len(all_of), 'collection')}, {counted(sum(one.records for one in all_of), 'record')}, "
-        f"{_size(sum(one.size_bytes for one in all_of))}{users}"
+        f"{counted(len(collections), 'collection')}, "
+        f"{counted(sum(collection.records for collection in collections), 'record')}, "
+        f"{_size(sum(collection.size_bytes for collection in collections))}{users}"
     )
 
 
 def _tell_removed(store: Store, removed: Removed, console: Console) -> tuple[dict[str, Any], int]:
-    told = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
-    console.print(told if removed.packs else "nothing was dropped")
+    line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
+    console.print(line if removed.packs else "nothing was dropped")
     return asdict(removed), 0

@@ -47,9 +47,9 @@ class Collection:
 
 @dataclass(slots=True)
 class Contents:
-    """All contents of a store: its collections by name, and the fingerprint of each pack's decoder.
+    """The contents of a store: collections by name, and each pack's decoder.
 
-    ``broken`` has the packs whose index cannot be read, or not by us, each with the reason.
+    ``broken`` has the packs whose index we cannot read, with the reasons.
     """
 
     collections: dict[str, Collection] = field(default_factory=dict)
@@ -75,8 +75,8 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
 
 
 def contents_of(store: Store, now_s: float) -> Contents:
-    """Return a store's contents from its index segments; a pack in none of them is read itself."""
-    found = Contents(users=len(store.others(INSTANCE, now_s)))
+    """Return a store's contents from its index segments, and packs in none of them."""
+    contents = Contents(users=len(store.others(INSTANCE, now_s)))
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}
     for segment in read_segments(store, store.segments()):
@@ -84,22 +84,22 @@ def contents_of(store: Store, now_s: float) -> Contents:
         known |= {pack.name: (pack.meta, count) for pack, count in zip(segment.packs, counts, strict=True)}
     for pack, index in read_indexes(store, {name: size for name, size in packs.items() if name not in known}):
         if isinstance(index, StoreError):
-            found.broken[pack] = index
+            contents.broken[pack] = index
         else:
             known[pack] = index.meta, len(index.entries)
     for pack, size in packs.items():
         name = collection_name(pack)
-        one = found.collections.setdefault(name, Collection(name, used_s=used.get(name, 0.0)))
-        one.packs[pack] = size
+        collection = contents.collections.setdefault(name, Collection(name, used_s=used.get(name, 0.0)))
+        collection.packs[pack] = size
         if pack in known:
             meta, records = known[pack]
-            one.bucket, one.recipe = meta.bucket, meta.recipe
-            one.decoders[meta.fingerprint] = one.decoders.get(meta.fingerprint, 0) + 1
-            one.records += records
-            found.decoders[pack] = meta.fingerprint
-    for one in found.collections.values():
-        one.in_use = bool(found.users) and now_s - one.used_s < IN_USE_S
-    return found
+            collection.bucket, collection.recipe = meta.bucket, meta.recipe
+            collection.decoders[meta.fingerprint] = collection.decoders.get(meta.fingerprint, 0) + 1
+            collection.records += records
+            contents.decoders[pack] = meta.fingerprint
+    for collection in contents.collections.values():
+        collection.in_use = bool(contents.users) and now_s - collection.used_s < IN_USE_S
+    return contents
 
 
 def collection_name(pack: str) -> str:

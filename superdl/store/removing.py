@@ -50,18 +50,20 @@ def choose(
         decoder: the fingerprint of this machine's decoder.
         now_s: Unix time.
         keep_bytes: bytes of packs that may stay.
-        older_than_days: instead, drop all packs whose collection no job has opened for this time.
+        older_than_days: instead, drop packs of collections that no job opened for this time.
     """
-    free = [one for one in contents.collections.values() if not one.in_use]
+    free = [collection for collection in contents.collections.values() if not collection.in_use]
     if older_than_days is not None:
-        old = [one for one in free if older_than_days * _DAY_S <= now_s - one.used_s]
-        return [pack for one in old for pack in one.packs]
+        expired = [collection for collection in free if older_than_days * _DAY_S <= now_s - collection.used_s]
+        return [pack for collection in expired for pack in collection.packs]
     packs = [
-        StoredPack(pack, size, _is_useless(contents, pack, decoder), one.used_s)
-        for one in free
-        for pack, size in one.packs.items()
+        StoredPack(pack, size, _is_useless(contents, pack, decoder), collection.used_s)
+        for collection in free
+        for pack, size in collection.packs.items()
     ]
-    return to_prune(packs, sum(one.size_bytes for one in contents.collections.values()) - keep_bytes)
+    return to_prune(
+        packs, sum(collection.size_bytes for collection in contents.collections.values()) - keep_bytes
+    )
 
 
 def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
@@ -72,9 +74,9 @@ def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs whose collection is not in use, and index segments without remaining packs."""
-    free = [one for one in contents.collections.values() if not one.in_use]
-    sizes = {pack: size for one in free for pack, size in one.packs.items()}
+    """Drop packs of unused collections, and index segments without packs."""
+    free = [collection for collection in contents.collections.values() if not collection.in_use]
+    sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
     removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
     if removed.packs:
         for name in list(_segments_of_nothing(store)):
@@ -91,17 +93,17 @@ def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
 
 
 def _segments_of_nothing(store: Store) -> Iterator[str]:
-    left = store.packs()
+    remaining = store.packs()
     for name in store.segments():
         try:
-            if not any(pack.name in left for pack in store.read_segment(name).packs):
+            if not any(pack.name in remaining for pack in store.read_segment(name).packs):
                 yield name
         except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version or user
             continue
 
 
 def clear(store: Store, now_s: float) -> Removed:
-    """Drop all packs, the whole index and all marks; the file that marks the directory as a store stays.
+    """Drop all packs, index and marks; the file that marks the directory as a store stays.
 
     Raises:
         StoreRefusedError: it is open elsewhere.

@@ -1,4 +1,4 @@
-"""Verification of a store: each pack's index, and header and hash of some records, read as readers do."""
+"""Verification of a store: each pack's index, and some records' header and hash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AT_A_TIME = 64  # records of one pack that are in memory at once
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A record that differs from its description, or, if ``sample`` is empty, an invalid pack."""
+    """A record unlike its description or, if ``sample`` is empty, an invalid pack."""
 
     pack: str
     sample: str
@@ -50,7 +50,7 @@ class Verification:
     @property
     def wrong_packs(self) -> list[str]:
         """Return the packs with faults."""
-        return sorted({one.pack for one in self.wrong})
+        return sorted({fault.pack for fault in self.wrong})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -68,36 +68,36 @@ def verify(
         tell: called with a line of progress now and then.
     """
     packs = store.packs()
-    seen = Verification(len(packs))
+    verification = Verification(len(packs))
     collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)
     for name, index in read_indexes(store, packs):
         if isinstance(index, StoreFormatError):
-            seen.wrong.append(Wrong(name, "", str(index)))
+            verification.wrong.append(Wrong(name, "", str(index)))
         elif isinstance(index, StoreError):  # another user's, perhaps
             tell(f"not verified: {index}")
         else:
             collections[collection_name(name)][name] = index
     tell(f"{len(packs):,} indexes read")
     for indexes in collections.values():
-        seen.records += sum(len(index.entries) for index in indexes.values())
+        verification.records += sum(len(index.entries) for index in indexes.values())
         with threads(len(os.sched_getaffinity(0))) as pool:
-            looks = pool.map(lambda item: _looked_at(store, *item), _drawn(indexes, share).items())
-            for wrong in chain.from_iterable(looks):
-                seen.checked += 1
-                seen.wrong += [wrong] if wrong else []
-        tell(f"{seen.checked:,} records checked")
-    return seen
+            faults = pool.map(lambda item: _looked_at(store, *item), _drawn(indexes, share).items())
+            for fault in chain.from_iterable(faults):
+                verification.checked += 1
+                verification.wrong += [fault] if fault else []
+        tell(f"{verification.checked:,} records checked")
+    return verification
 
 
 def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
     """Return a random share of all records, as indexes of their packs."""
     counts = [len(index.entries) for index in indexes.values()]
     count = sum(counts)
-    places = np.random.default_rng().choice(
+    positions = np.random.default_rng().choice(
         count, min(count, max(LEAST, math.ceil(share * count))), replace=False
     )
     is_drawn = np.zeros(count, dtype=bool)
-    is_drawn[places] = True
+    is_drawn[positions] = True
     masks = np.split(is_drawn, np.cumsum(counts)[:-1])
     return {
         name: replace(index, entries=index.entries[mask])
@@ -109,20 +109,20 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
 def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
     """Return the fault of each record in a pack's index, or None."""
     entries = np.sort(index.entries, order="offset")
-    found: list[Wrong | None] = []
-    for at in range(0, len(entries), _AT_A_TIME):
-        some = entries[at : at + _AT_A_TIME]
+    faults: list[Wrong | None] = []
+    for start in range(0, len(entries), _AT_A_TIME):
+        chunk = entries[start : start + _AT_A_TIME]
         try:
             records = store.read_many(
-                name, list(zip(some["offset"].tolist(), some["bytes"].tolist(), strict=True))
+                name, list(zip(chunk["offset"].tolist(), chunk["bytes"].tolist(), strict=True))
             )
         except StoreGoneError:
             break  # dropped meanwhile
-        for sample, record in zip(map(bytes, some["id"].tolist()), records, strict=True):
+        for sample, record in zip(map(bytes, chunk["id"].tolist()), records, strict=True):
             try:
                 check_record(record, sample)
             except RecordError as error:
-                found.append(Wrong(name, sample.hex(), str(error)))
+                faults.append(Wrong(name, sample.hex(), str(error)))
             else:
-                found.append(None)
-    return found
+                faults.append(None)
+    return faults

@@ -52,7 +52,7 @@ class Looks:
         return self._view
 
     def again(self) -> dict[str, Any]:
-        """Poll again; without an answer the figures stay, and ``unreachable`` has the start of the outage."""
+        """Poll again; without an answer figures stay, and ``unreachable`` has the outage."""
         try:
             self._view = self._taken_down(self._patience)
             self._unreachable = None
@@ -60,8 +60,8 @@ class Looks:
             self._client.cut()  # or grpc would wait before it connects again
             self._taken.clear()
             self._unreachable = self._unreachable or {"since_s": time.time()}
-            told = {**self._unreachable, "why": self._text(str(error))}
-            self._view = {**self._view, "clock_s": time.time(), "unreachable": told}
+            outage = {**self._unreachable, "why": self._text(str(error))}
+            self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
         return self._view
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Looks:
 
         request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
         answer = self._client.call("GetJobStats", request, self._patience)
-        stalls = [stall for told in answer.jobs for stall in told.recent_stalls]
+        stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
         return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
     def _taken_down(self, patience: Patience) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Looks:
 
 
 def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
-    """Compute the view from two replies to ``GetJobStats``, as mappings, over the time between them.
+    """Compute the view from two replies to ``GetJobStats``, as mappings.
 
     Entries missing in the first have begun since, and a counter that fell was restarted: both count from 0.
     """
@@ -115,9 +115,11 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
     jobs = []
     for job in after["jobs"]:
         old = jobs_before.get(job["job"], {})
-        told = {name: job[name] for name in ("job", "source", "ranks", "lapsed_ranks", "epoch", "position")}
+        identity = {
+            name: job[name] for name in ("job", "source", "ranks", "lapsed_ranks", "epoch", "position")
+        }
         jobs.append(
-            told
+            identity
             | {
                 "images_per_s": grown(old, job, "cache_hits", "cache_misses", "samples_straight"),
                 "batches_per_s": grown(old, job, "batches_read"),
@@ -132,19 +134,19 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         )
     jobs.sort(key=lambda job: -(job["images_per_s"] or 0))
     functions = []
-    for number, one in enumerate(after["executors"]):  # by position: two may have one name
+    for number, executor in enumerate(after["executors"]):  # by position: two may have one name
         old = next(iter(before["executors"][number : number + 1]), {})
         functions.append(
             {
-                "name": one["name"],
-                "wanted": one["capacity"],
-                "had": one["concurrency"],
-                "in_flight": one["in_flight"],
-                "samples_per_s": grown(old, one, "samples"),
-                "ended": _ended(one),
-                "ended_per_s": rates(_ended(old), _ended(one)),
-                "usd": one["usd"],
-                "trouble": one["trouble"],
+                "name": executor["name"],
+                "wanted": executor["capacity"],
+                "had": executor["concurrency"],
+                "in_flight": executor["in_flight"],
+                "samples_per_s": grown(old, executor, "samples"),
+                "ended": _ended(executor),
+                "ended_per_s": rates(_ended(old), _ended(executor)),
+                "usd": executor["usd"],
+                "trouble": executor["trouble"],
             }
         )
     cache, cache_before = after["cache"], before["cache"]
@@ -179,11 +181,11 @@ _OF_CACHE = (
 
 
 def _waited(job: Mapping[str, Any]) -> dict[str, float]:
-    return {one["cause"]: one["wait_s"] for one in job.get("stall_causes", ())}
+    return {stall["cause"]: stall["wait_s"] for stall in job.get("stall_causes", ())}
 
 
 def _ended(executor: Mapping[str, Any]) -> dict[str, float]:
-    return {one["outcome"]: one["requests"] for one in executor.get("ended", ())}
+    return {entry["outcome"]: entry["requests"] for entry in executor.get("ended", ())}
 
 
 def _sum(rates: Sequence[float | None]) -> float:

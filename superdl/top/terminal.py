@@ -23,29 +23,29 @@ _LEAST_WAIT = 0.005  # of a second in each
 def rendered(view: Mapping[str, Any]) -> RenderableType:
     """Return the view, as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
-    parts: list[RenderableType] = [Text(head, style="bold")]
+    lines: list[RenderableType] = [Text(head, style="bold")]
     if lost := view["unreachable"]:
         since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
-        parts.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
+        lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
     money, jobs = view["money"], view["jobs"]
     limited = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
-    parts.append(
+    lines.append(
         Text(
             f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}; "
             f"{money['usd_per_hour']:.2f} USD an hour, {money['total_usd']:.4f} so far"
             f"{limited.get(money['spending'], '')}"
         )
     )
-    parts += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
+    lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
-        parts.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
+        lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
     if not jobs:
-        parts.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
-    parts += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
+        lines.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
+    lines += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
     if view["warned"]:
-        parts += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
-        parts += [_warned(one) for one in view["warned"]]
-    return Group(*parts)
+        lines += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
+        lines += [_warned(warning) for warning in view["warned"]]
+    return Group(*lines)
 
 
 def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
@@ -66,25 +66,25 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("functions", "slots", "in flight", "samples/s", "requests ended (a second)")
-    for one in functions:
+    for function in functions:
         ended = ", ".join(
-            f"{outcome.replace('_', ' ')} {count:,} ({_rate(one['ended_per_s'][outcome])})"
-            for outcome, count in one["ended"].items()
+            f"{outcome.replace('_', ' ')} {count:,} ({_rate(function['ended_per_s'][outcome])})"
+            for outcome, count in function["ended"].items()
         )
         table.add_row(
-            Text(one["name"]),
-            Text(f"{one['had']:,} of {one['wanted']:,}"),
-            Text(f"{one['in_flight']:,}"),
-            Text(_rate(one["samples_per_s"])),
+            Text(function["name"]),
+            Text(f"{function['had']:,} of {function['wanted']:,}"),
+            Text(f"{function['in_flight']:,}"),
+            Text(_rate(function["samples_per_s"])),
             Text(ended or "none"),
         )
-        if one["trouble"]:
-            table.add_row(Text(f"  {one['trouble']}", style="red"))
+        if function["trouble"]:
+            table.add_row(Text(f"  {function['trouble']}", style="red"))
     return table
 
 
 def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
-    found = [
+    lines = [
         Text(
             f"cache  {_gib(cache['resident_bytes'])} of {_gib(cache['budget_bytes'])}; "
             f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
@@ -93,18 +93,18 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
         )
     ]
     if cache["cache_trouble"]:
-        found.append(Text(f"  {cache['cache_trouble']}", style="red"))
+        lines.append(Text(f"  {cache['cache_trouble']}", style="red"))
     if cache["thrashing"]:
         needed = _gib(cache["needed_bytes"])
-        found.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
+        lines.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
     if store["address"]:
         room = f" of {_gib(store['room_bytes'])}" if store["room_bytes"] else ""
-        found.append(
+        lines.append(
             Text(f"store  {_gib(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
         )
     if store["trouble"]:
-        found.append(Text(f"  {store['trouble']}", style="red"))
-    return found
+        lines.append(Text(f"  {store['trouble']}", style="red"))
+    return lines
 
 
 def _warned(one: Mapping[str, Any]) -> Text:
@@ -124,9 +124,11 @@ def _table(*columns: str) -> Table:
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Return the current causes of readers' waits, in seconds per second, summed over all readers."""
-    now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
-    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in now) or "nothing"
+    """Return the causes of readers' waits, in seconds per second over all readers."""
+    waiting = sorted(
+        ((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True
+    )
+    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in waiting) or "nothing"
 
 
 def _rate(rate: float | None) -> str:

@@ -74,11 +74,11 @@ class Page:
     def show(self, view: Mapping[str, Any]) -> None:
         """Send a view to all open pages."""
         jobs = view["jobs"]
-        told = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
-        told["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
+        message = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
+        message["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
         with self._news:
             self._number += 1
-            self._view = json.dumps(told)
+            self._view = json.dumps(message)
             if time.monotonic() >= self._point_due_s:
                 self._point_due_s = time.monotonic() + 0.9  # a second, allowing for jitter
                 self._points.append((self._number, json.dumps(_point(view))))
@@ -116,7 +116,7 @@ class Page:
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view's point on the timeline, which is empty if the coordinator did not answer."""
+    """Return a view's point on the timeline, empty without an answer."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -130,7 +130,7 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy(html: str) -> str:
-    """Return the page's Content-Security-Policy: its own script and style, and its own stream."""
+    """Return the page's Content-Security-Policy: its own script, style and stream."""
 
     def digest(tag: str) -> str:
         content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
@@ -207,8 +207,8 @@ class _Request(BaseHTTPRequestHandler):
             seen = 0
             with contextlib.suppress(OSError):  # the browser has gone, or no longer reads
                 while (news := page.after(seen)) is not None:
-                    seen, told = news
-                    self.wfile.write(f"data: {told}\n\n".encode() if told else b":\n\n")
+                    seen, message = news
+                    self.wfile.write(f"data: {message}\n\n".encode() if message else b":\n\n")
         finally:
             page.streams.release()
 
