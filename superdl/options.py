@@ -98,7 +98,7 @@ def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"nobody can be asked here: {otherwise}")
+        raise ConfigError(f"no terminal to ask on: {otherwise}")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -100,7 +100,7 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
 
 def _print_jobs(answer: dict[str, Any], console: Console) -> None:
     if not answer["jobs"]:
-        console.print("no open jobs: a job is shown from the making of its sampler to its end")
+        console.print("no open jobs: a job is open while its sampler exists")
     for job in [*answer["history"], *answer["jobs"]]:
         if job["opened_s"]:
             opened, closed = (time.localtime(job[name]) for name in ("opened_s", "closed_s"))

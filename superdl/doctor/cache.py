@@ -60,7 +60,7 @@ def check_cache(case: Case) -> Finding:
     announced = case.coordinating.cache if case.coordinating is not None else ""
     address = case.named_cache or announced
     if not address and case.coordinator:
-        return skipped("the coordinator has not told its cache's address", "name it: --cache")
+        return skipped("the coordinator did not report its cache's address", "name it: --cache")
     if not address:
         why = "none is named: the embedded default starts its own"
         return skipped(why, "name one: --cache or SUPER_CACHE, or a coordinator that knows it")
@@ -91,7 +91,7 @@ def check_cache(case: Case) -> Finding:
 def _judge_report(refusal: str) -> Finding:
     """Return the finding for a refused read report; an empty refusal means success."""
     if refusal.startswith("NOPERM"):
-        why = f"this user may not leave read reports (XADD on super:n1:*): {refusal}"
+        why = f"this user lacks the right to write read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")
     if refusal.startswith("READONLY"):
         return bad(f"it is a replica, which takes no reports: {refusal}", "name the primary's address")
@@ -139,11 +139,11 @@ def judge_memory(info: CacheInfo) -> Finding:
         "policy": info.policy,
     }
     if not info.maxmemory:
-        why = f"maxmemory is not set: SUPER plans with {room}, the server with all there is"
+        why = f"maxmemory is not set: SUPER plans for {room}, but the server may use all memory"
         remedy = "set maxmemory (config set maxmemory 16gb), with a fifth of the machine left over"
         return doubtful(why, remedy, **measured)
     if info.policy != "noeviction":
-        why = f"{state}: the server drops what it likes, also what is about to be read"
+        why = f"{state}: the server may evict records that are about to be read"
         remedy = "config set maxmemory-policy noeviction: the coordinator decides what stays"
         return doubtful(why, remedy, **measured)
     if info.evicted_keys:

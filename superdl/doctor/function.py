@@ -31,7 +31,7 @@ def check_function(case: Case) -> Finding:
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors
         why = f"functions ({', '.join(executors)}) are run by the coordinator"
-        return skipped(f"{why}: the sample below shows whether they work, superdl stats how they fare")
+        return skipped(f"{why}: the sample below shows whether they work, superdl stats how fast")
     return combined(
         [finding for name in settings.executors for finding in _looks(EXECUTORS[name], case, settings)]
     )
@@ -57,7 +57,7 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
         started = good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
     else:
         why = f"{capacity} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
-        started = good(f"{why}; what was left out is told above, with the reason", places=capacity)
+        started = good(f"{why}; the lines above list what was skipped, and why", places=capacity)
     return [started, _judge_decoder(kind, settings, fingerprint)]
 
 
@@ -91,7 +91,7 @@ def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> 
     same_decoder = fingerprint == decoder_fingerprint()
     if kind.runs_on is RunsOn.THIS_HOST:
         if not same_decoder:
-            why = f"{settings.function} decodes images otherwise than SUPER's own function does here"
+            why = f"{settings.function} decodes images differently from SUPER's own function here"
             return doubtful(why, "expected of a function of your own; else install SUPER again")
         return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
     summary = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"

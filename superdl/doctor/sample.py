@@ -141,8 +141,8 @@ def check_dataset_fits(case: Case) -> Finding:
     room = f"the cache has room for {size_text(case.budget_bytes)}"
     if need <= case.budget_bytes:
         return good(f"{summary}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
-    why = f"{summary}, {room}: {1 - case.budget_bytes / need:.0%} are made anew each epoch"
-    remedy = "a larger cache, or smaller samples; superdl simulate tells what each costs"
+    why = f"{summary}, {room}: {1 - case.budget_bytes / need:.0%} must be decoded again in every epoch"
+    remedy = "a larger cache, or smaller samples; superdl simulate shows what each costs"
     return doubtful(why, remedy, need_bytes=need, budget_bytes=case.budget_bytes)
 
 

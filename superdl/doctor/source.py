@@ -33,7 +33,7 @@ def check_credentials(case: Case) -> Finding:
     of_s3 = case.source.startswith("s3://") and not anonymous
     if not (of_s3 or any(executor.uses_aws for executor in executors)):
         why = ", and SUPER_S3_ANONYMOUS is set" if anonymous else ""
-        return skipped(f"nothing that was named needs AWS's credentials ({case.source or 'no source'}{why})")
+        return skipped(f"no AWS credentials needed ({case.source or 'no source'}{why})")
     import boto3
     from botocore import exceptions
 
@@ -55,7 +55,7 @@ def check_credentials(case: Case) -> Finding:
     if not region and not os.environ.get("SUPER_S3_ENDPOINT_URL"):
         why = f"from {credentials.method}; no region is set, us-east-1 is assumed"
         return doubtful(why, "set AWS_DEFAULT_REGION to the region of bucket and functions")
-    return good(f"from {credentials.method}, region {region or 'of no matter'}")
+    return good(f"from {credentials.method}, region {region or 'not needed'}")
 
 
 def check_listing(case: Case) -> Finding:
@@ -89,7 +89,7 @@ def _refused(case: Case, error: SourceError) -> Finding:
     """Return the finding for a source that is missing, forbidden or silent."""
     unreadable = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and unreadable and case.source.startswith("file:"):
-        return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")
+        return skipped(f"not visible from this machine; the coordinator's machine may have it ({error})")
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")
     if isinstance(error, SourceForbiddenError):

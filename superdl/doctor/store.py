@@ -109,7 +109,9 @@ def _judged(store: Store) -> Finding:
     disk = shutil.disk_usage(store.address)
     measured["free_bytes"] = disk.free
     if disk.free < _LEFT_FREE * disk.total:
-        why = f"{summary}; of its disk {disk.free / disk.total:.1%} are free, and the last tenth stays so"
+        why = (
+            f"{summary}; only {disk.free / disk.total:.1%} of its disk is free, of which 10% stays so"
+        )
         return doubtful(why, "make room, superdl store prune, or name another disk: SUPER_STORE", **measured)
     return good(f"{summary}; {size_text(disk.free)} free", **measured)
 

@@ -40,7 +40,7 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     if len(jobs) > _JOBS_SHOWN:
         lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
     if not jobs:
-        lines.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
+        lines.append(Text("no open jobs: a job is open while its sampler exists"))
     lines += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
     if view["warned"]:
         lines += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]

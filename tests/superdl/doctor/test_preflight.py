@@ -39,7 +39,7 @@ def test_nothing_is_said_where_all_is_well_and_what_is_not_ends_the_run(served, 
     assert tried(served, tmp_path / "set", sample=False) == []
     with served.valkey.client() as client:
         client.execute_command("ACL SETUSER default -xadd")
-        with pytest.raises(CacheError, match=r"may not leave read reports .*\+xadd"):
+        with pytest.raises(CacheError, match=r"lacks the right to write read reports .*\+xadd"):
             tried(served, images)
     served.valkey.kill()
     with pytest.raises(CacheUnreachableError, match=re.escape(served.valkey.unix_url)):
