@@ -35,8 +35,8 @@ def probe(address: str) -> str:
             answer = ask(health_pb2.HealthCheckRequest(service="super.v1.Coordinator"), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             return f"{error.code().name.lower()}: {error.details()}"
-    said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return "" if said == "SERVING" else f"it says {said}"
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return "" if status == "SERVING" else f"it says {status}"
 
 
 def _why_not(address: str, *, speaks_tls: bool) -> str:

@@ -137,8 +137,8 @@ class Cache:
     async def info(self) -> CacheInfo:
         """Return memory, policy and identity of the server, or of a cluster's masters combined."""
         masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
-        asked = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
-        infos = [CacheInfo.of_server(*told) for told in await asyncio.gather(*asked)]
+        calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
+        infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
@@ -249,19 +249,19 @@ class Cache:
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
         keys = cache_keys(ids)
-        for at in range(0, len(keys), _PIPELINE_KEYS):
-            some = keys[at : at + _PIPELINE_KEYS]
+        for start in range(0, len(keys), _PIPELINE_KEYS):
+            chunk = keys[start : start + _PIPELINE_KEYS]
             commands: list[Words] = []
             # Two commands per key: one for the header, one for the length.
-            for key in some:
+            for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
-            asked = [key for key in some for _ in range(2)]
-            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(asked, commands))])
+            routing_keys = [key for key in chunk for _ in range(2)]
+            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(routing_keys, commands))])
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
-            headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
-            lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
+            headers[start : start + len(chunk)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
+            lengths[start : start + len(chunk)] = [reply or 0 for reply in replies[1::2]]
         # Anything but a record of this format and id counts as missing.
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
@@ -302,18 +302,18 @@ class Cache:
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
         """Return ids of about ``count`` records, maybe repeated, and the next cursor; 0 at start and end."""
-        place, at = divmod(cursor, _CURSORS)  # one master after the other
+        shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
-        if place >= len(masters):  # the cluster has shrunk
+        if shard >= len(masters):  # the cluster has shrunk
             return 0, b""
-        scan = ("SCAN", at, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
-        ((following, keys),) = await self._nodes.at(masters[place].node, scan)
+        scan = ("SCAN", shard_cursor, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
+        ((next_cursor, keys),) = await self._nodes.at(masters[shard].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
-        found = bytes.fromhex(b"".join(digits).decode())
+        ids = bytes.fromhex(b"".join(digits).decode())
         # At 0, this master is done: continue with the next, or end with 0 after the last.
-        if following := int(following):
-            return place * _CURSORS + following, found
-        return (place + 1) % len(masters) * _CURSORS, found
+        if next_cursor := int(next_cursor):
+            return shard * _CURSORS + next_cursor, ids
+        return (shard + 1) % len(masters) * _CURSORS, ids
 
     async def drop(self, ids: bytes) -> None:
         """Delete records. Missing ones are ignored."""

@@ -192,15 +192,15 @@ class Catalog:
 
     def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
         """Return the samples' own objects and the named fields; ``SourceError`` if a field is missing."""
-        found = {field.name: field for field in self.fields}
-        if missing := [name for name in names if name not in found]:
+        by_name = {field.name: field for field in self.fields}
+        if missing := [name for name in names if name not in by_name]:
             raise SourceError(
                 f"the recipe has the field {missing[0]!r}, and the samples of {self.bucket} have "
-                f"{', '.join(found) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the column "
-                f"{missing[0]}.key, or {missing[0]}.member, .offset and .length"
+                f"{', '.join(by_name) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the "
+                f"column {missing[0]}.key, or {missing[0]}.member, .offset and .length"
             )
-        own = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
-        return [own, *(found[name] for name in names)]
+        main_field = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
+        return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
         """Return a prefetch request's columns for the samples' parts, one part after the other."""
@@ -266,15 +266,15 @@ class RecentIds:
             self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
             self._ids = np.empty((_SLOTS, ids.ID_BYTES), dtype=np.uint8)
         slots = indices & np.int64(_SLOTS - 1)
-        wanted = indices | (np.int64(epoch) << _EPOCH_SHIFT)
-        found = self._ids[slots]
-        missing = np.flatnonzero(self._tags[slots] != wanted)
+        tags = indices | (np.int64(epoch) << _EPOCH_SHIFT)
+        id_rows = self._ids[slots]
+        missing = np.flatnonzero(self._tags[slots] != tags)
         if missing.size:
             derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ids.ID_BYTES)
-            found[missing] = derived
+            id_rows[missing] = derived
             self._ids[slots[missing]] = derived
-            self._tags[slots[missing]] = wanted[missing]
-        return bytes(found)
+            self._tags[slots[missing]] = tags[missing]
+        return bytes(id_rows)
 
 
 def check_once(keys: PackedStrings, where: str) -> None:

@@ -112,12 +112,12 @@ def _part_columns(part: Field[Strings]) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field[Strings]:
-    found = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
-    keys, versions = _strings_of(found["key"]), _strings_of(found["version"])
+    part = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
+    keys, versions = _strings_of(part["key"]), _strings_of(part["version"])
     if row_encodings is None or not isinstance(keys, RepeatedStrings):
         return Field(name, keys, versions, None)
-    names = _strings_of(found["member"])
-    encodings = np.empty(0, dtype=np.uint8) if found["encoding"] is None else _numbers_of(found["encoding"])
+    names = _strings_of(part["member"])
+    encodings = np.empty(0, dtype=np.uint8) if part["encoding"] is None else _numbers_of(part["encoding"])
     offsets, lengths = (_numbers_of(columns[_column(name, short)]) for short in ("offset", "length"))
     if not isinstance(names, PackedStrings):
         raise TypeError("names of members are no dictionary")

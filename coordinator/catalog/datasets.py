@@ -146,7 +146,7 @@ class DatasetRegistry:
 
     def close_unknown(self, known: Container[bytes]) -> None:
         """Drop open datasets whose content is no longer in ``known``."""
-        self.opened = {content: one for content, one in self.opened.items() if content in known}
+        self.opened = {content: dataset for content, dataset in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
         """Return the dataset registered with this id, or ``None`` if it was dropped."""
@@ -219,7 +219,7 @@ class DatasetRegistry:
             if is_same and listing.error is None and (fresh or (run_id in listing.runs and not renew)):
                 listing.runs.add(run_id)
                 return listing
-        under_way = sum(not one.ended for one in self._listings)
+        under_way = sum(not other.ended for other in self._listings)
         if under_way >= _LISTINGS_MAX:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
@@ -234,12 +234,12 @@ class DatasetRegistry:
         """Bound memory. A client that returns for a dropped dataset is asked to register it again."""
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
-        wanted = {id(dataset.listing) for dataset in self._datasets.values()}
+        used = {id(dataset.listing) for dataset in self._datasets.values()}
         for listing in self._listings:
-            if id(listing) not in wanted:
+            if id(listing) not in used:
                 listing.cancelled.set()
         # A cancelled listing stays until it ends, because until then it counts towards the limit.
-        self._listings = [one for one in self._listings if id(one) in wanted or not one.ended]
+        self._listings = [entry for entry in self._listings if id(entry) in used or not entry.ended]
 
     async def _list(self, listing: Listing) -> None:
         loop = asyncio.get_running_loop()

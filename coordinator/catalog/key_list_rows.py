@@ -153,13 +153,13 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
         labelled = _labelled(names, 0)
         _check_columns(names, 0, needed=("key", labelled))
         parts = _parts(names, 0)
-        wanted = [labelled, *_names_of(parts)]
-        _check_chunks(stream, footer, wanted)
-        for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
+        column_names = [labelled, *_names_of(parts)]
+        _check_chunks(stream, footer, column_names)
+        for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=column_names):
             if not batch.num_rows:
                 continue
             _check_size(batch, done + 1)
-            columns = {name: _column(batch.column(name)) for name in wanted}
+            columns = {name: _column(batch.column(name)) for name in column_names}
             labels = [_label(label, labelled) for label in _values(columns[labelled])]
             yield Rows(range(done + 1, done + 1 + batch.num_rows), labels, columns, parts)
             done += batch.num_rows
@@ -203,30 +203,30 @@ def _names_members(names: Collection[Any], number: int) -> bool:
     """Return whether the columns name members of objects. A lone ``offset`` or ``length`` is ignored."""
     if len(set(names)) < len(names):
         raise BadRowError(number, f"a column comes twice: {', '.join(names)}")
-    found = [name for name in _MEMBER if name in names]
-    if len(found) == len(_MEMBER) - 1 or found == ["member"]:
-        missing = ", ".join(name for name in _MEMBER if name not in found)
+    present = [name for name in _MEMBER if name in names]
+    if len(present) == len(_MEMBER) - 1 or present == ["member"]:
+        missing = ", ".join(name for name in _MEMBER if name not in present)
         reason = (
-            f"the columns member, offset and length come together; there is {' and '.join(found)}, and no "
+            f"the columns member, offset and length come together; there is {' and '.join(present)}, and no "
         )
         raise BadRowError(number, reason + missing)
-    return len(found) == len(_MEMBER)
+    return len(present) == len(_MEMBER)
 
 
 def _parts(names: Collection[str], number: int) -> Parts:
     """Return the columns of the samples' own objects and of each field (``mask`` in ``mask.key``)."""
-    found: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
+    by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
         if column in _OF_PARTS and field not in {"", "label"}:
-            found.setdefault(field, []).append(column)
+            by_field.setdefault(field, []).append(column)
     parts = {}
-    for field, columns in found.items():
+    for field, columns in by_field.items():
         try:
             of_members = _names_members(columns, number)
             if of_members or "key" in columns:
-                others = () if of_members else (*_MEMBER, "encoding")
-                parts[field and checked_field(field)] = frozenset(columns).difference(others)
+                ignored = () if of_members else (*_MEMBER, "encoding")
+                parts[field and checked_field(field)] = frozenset(columns).difference(ignored)
         except (BadRowError, ConfigError) as error:
             reason = error.reason if isinstance(error, BadRowError) else str(error)
             raise BadRowError(number, f"the field {field[:_SHOWN]}: " * bool(field) + reason) from error

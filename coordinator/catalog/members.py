@@ -213,18 +213,18 @@ class MemberColumns:
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]
         objects = which[np.array(self._objects)]
-        found = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
+        members = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
         if shared:
-            return found
-        order = found.sort_order()
+            return members
+        order = members.sort_order()
         # Sorted by offset, members overlap only if two neighbours do.
-        overlap = found.ends[order][:-1] > offsets[order][1:]
-        self._refuse(found, keys, order, overlap, "overlap")
+        overlap = members.ends[order][:-1] > offsets[order][1:]
+        self._refuse(members, keys, order, overlap, "overlap")
         name_of = distinct(names)[1]
-        order = np.lexsort((name_of, found.objects))
+        order = np.lexsort((name_of, members.objects))
         again = name_of[order][:-1] == name_of[order][1:]
-        self._refuse(found, keys, order, again, "have one name, of which their ids are made")
-        return found
+        self._refuse(members, keys, order, again, "have one name, of which their ids are made")
+        return members
 
     def _refuse(
         self,
@@ -238,11 +238,13 @@ class MemberColumns:
         beside = np.diff(found.objects[order]) == 0
         for at in np.flatnonzero(beside & bad)[:1].tolist():
             pair = sorted(order[at : at + 2].tolist())
-            (one, this), (other, that) = ((found.names[row].decode(), self.lines[row]) for row in pair)
+            (name, line), (other_name, other_line) = (
+                (found.names[row].decode(), self.lines[row]) for row in pair
+            )
             spans = " and ".join(f"{found.offsets[row]} to {found.ends[row]}" for row in pair)
             raise ValueError(
-                f"the members {one[:_SHOWN]!r} (line {this}) and {other[:_SHOWN]!r} (line {that}) of "
-                f"{_shown(keys[int(found.objects[pair[0]])])}, bytes {spans}, {what}"
+                f"the members {name[:_SHOWN]!r} (line {line}) and {other_name[:_SHOWN]!r} "
+                f"(line {other_line}) of {_shown(keys[int(found.objects[pair[0]])])}, bytes {spans}, {what}"
             )
 
 

@@ -136,9 +136,9 @@ class CatalogState:
         if self.directory is None:
             return None
         try:
-            found = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
+            entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
             # The directory may be shared: the name must not lead out of it, and the times must be numbers.
-            return found if Path(found.file).name == found.file and found.took_s + found.ended_s > 0 else None
+            return entry if Path(entry.file).name == entry.file and entry.took_s + entry.ended_s > 0 else None
         except (OSError, ValueError, TypeError):
             return None
 
@@ -147,15 +147,15 @@ class CatalogState:
     ) -> NDArray[np.uint8]:
         """Return the ids of a dataset, mapped, shape (size, 16); ``derive`` computes some samples' ids."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
-        found = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
-        if found is not None:
-            return found
-        places = (np.arange(at, min(at + _AT_A_TIME, size)) for at in range(0, size, _AT_A_TIME))
+        existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
+        if existing is not None:
+            return existing
+        chunks = (np.arange(at, min(at + _AT_A_TIME, size)) for at in range(0, size, _AT_A_TIME))
         try:
             with self._new_file() as stream:
                 digest = _blake2b()
-                for some in places:
-                    digest.update(packed := derive(some))
+                for chunk in chunks:
+                    digest.update(packed := derive(chunk))
                     stream.write(packed)
                 stream.write(digest.digest())
                 stream.flush()
@@ -210,15 +210,15 @@ class CatalogState:
 
     def _prune(self) -> None:
         """Remove the least recently used files while there are too many bytes, and unfinished files."""
-        found = []
+        files = []
         for path in () if self.directory is None else self.directory.iterdir():
             with contextlib.suppress(OSError):  # another coordinator may remove it at the same time
                 if path.suffix in {_CATALOG, _IDS, _ENTRY, _UNFINISHED}:
                     status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
-        total, now_s = sum(size for _, size, _ in found), time.time()
+                    files.append((status.st_mtime, status.st_size, path))
+        total, now_s = sum(size for _, size, _ in files), time.time()
         # Least recently used first: loading a file updates its time.
-        for used_s, size, path in sorted(found):
+        for used_s, size, path in sorted(files):
             unused_s = now_s - used_s
             is_old = path.suffix == _UNFINISHED or (path.suffix == _ENTRY and unused_s > _ENTRIES_S)
             if unused_s > _IN_USE_S and (is_old or total > self._max_bytes):

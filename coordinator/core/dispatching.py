@@ -160,8 +160,8 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     elif not fits(state, ahead.samples, count):
         room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
-        cursor.pending[0] = ahead._replace(indices=left)
+        taken, remaining = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
+        cursor.pending[0] = ahead._replace(indices=remaining)
         make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)

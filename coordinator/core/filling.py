@@ -71,14 +71,14 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     missing_bytes = samples.sample_bytes * count - free_bytes
     if fill.to_store and missing_bytes > 0:
         free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
-    in_flight = sum(int(np.count_nonzero(one.claim.unsettled)) for one in state.requests.values())
+    in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())
     under_way_bytes = in_flight * samples.sample_bytes
     left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
     # Include a next request, so that the money lasts for it.
-    one_more = [(requests + 1, asked) for requests, asked in state.in_flight]
-    spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(one_more)
+    with_next = [(requests + 1, sample_count) for requests, sample_count in state.in_flight]
+    spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(with_next)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
     room = min(fitting, allowed) if is_paid else 0
     waits = job.counters.requests_in_flight or (fill.to_store and is_saving(state))

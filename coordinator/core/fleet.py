@@ -348,12 +348,12 @@ class Fleet:
 
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
         """Return the group of all executors except those with the given numbers."""
-        found = self._groups.get(ineligible)
-        if found is None:
-            able = [each for each in self.executors if each.decodes and each.number not in ineligible]
-            store_only = [each for each in self.executors if not each.decodes]
-            found = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
-        return found
+        group = self._groups.get(ineligible)
+        if group is None:
+            able = [member for member in self.executors if member.decodes and member.number not in ineligible]
+            store_only = [member for member in self.executors if not member.decodes]
+            group = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
+        return group
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
@@ -378,12 +378,12 @@ class Fleet:
         turn it is, the one with the earliest deadline. ``turn`` returns ``None`` for teams that get nothing
         more.
         """
-        found: Soonest | None = None
+        best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():
                 deadline_s = ranks.soonest_s()
-                if deadline_s is None or (when := turn(team)) is None:
+                if deadline_s is None or (team_turn := turn(team)) is None:
                     continue
-                if (found is None or (when, deadline_s) < found[:2]) and eligible.has_place(now):
-                    found = Soonest(when, deadline_s, ranks)
-        return found
+                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_place(now):
+                    best = Soonest(team_turn, deadline_s, ranks)
+        return best

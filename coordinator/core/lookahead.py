@@ -36,16 +36,16 @@ def _window_end(state: State, cursor: Cursor) -> int:
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
-        asked = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
-        unanswered = sum(asker.job == job.name for asker in asked)
+        askers = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
+        unanswered = sum(asker.job == job.name for asker in askers)
         return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
     batch_bytes = samples.sample_bytes * job.plan.batch_size
-    wanted = batches_wanted(state, cursor, caution=cursor.caution)
-    state.want(cursor, int(wanted * batch_bytes * share_in_cache(job, samples)))
+    batches = batches_wanted(state, cursor, caution=cursor.caution)
+    state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
-    end = max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
+    end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
 

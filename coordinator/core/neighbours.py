@@ -127,9 +127,9 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
     that have never failed.
     """
     most = state.most_samples(samples.key)
-    taken, left = wanted[:0], wanted
-    while left.size and taken.size < wanted.size:
-        start, stop = _piece(runs, samples.state.size, int(left[0]), most)
+    taken, remaining = wanted[:0], wanted
+    while remaining.size and taken.size < wanted.size:
+        start, stop = _piece(runs, samples.state.size, int(remaining[0]), most)
         near = np.arange(start, stop)
         others = near[
             (samples.state[near] == SampleState.ABSENT)
@@ -137,11 +137,11 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
             & ~samples.stored(near)
             & np.isfinite(next_use_s(samples.key, near, state.jobs.values()))
         ]
-        is_near = (left >= start) & (left < stop)
-        run = np.union1d(left[is_near], others)
+        is_near = (remaining >= start) & (remaining < stop)
+        run = np.union1d(remaining[is_near], others)
         if taken.size + run.size <= most:
             taken = np.concatenate((taken, run))
-        left = left[~is_near]
+        remaining = remaining[~is_near]
     return taken
 
 
@@ -157,7 +157,9 @@ def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
 def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> float:
     """Return the seconds that functions need for all samples that are neither cached nor stored."""
     missing = samples.state.size - max(samples.resident_count, samples.stored_count)
-    functions = sum(one.concurrency.capacity for one in state.eligible_for(samples.key.dataset).executors)
+    functions = sum(
+        member.concurrency.capacity for member in state.eligible_for(samples.key.dataset).executors
+    )
     return missing * executor.latency.sample_s / max(functions, 1)
 
 

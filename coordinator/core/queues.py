@@ -317,8 +317,8 @@ class UnsavedQueue:
                 waiting.appendleft((since_s, indices[count:]))
             taken.append(indices[:count])
             count -= taken[-1].size
-        found = np.concatenate(taken)
-        self._is_here[key][found] = False
+        samples = np.concatenate(taken)
+        self._is_here[key][samples] = False
         if not waiting:
             del self._waiting[key], self._is_here[key]
-        return found
+        return samples

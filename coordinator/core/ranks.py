@@ -192,13 +192,13 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     dropped = samples.among(spoilt, SampleState.ABSENT)
     if dropped.size:  # a tombstone does not replace a record, so make way for it
         state.actions.append(Drop(key, dropped))
-    wanted = state.unique(batch[missed])
-    batch_missed(state, place, samples, wanted, now)
-    state.misses.report(place, key, wanted, now)
+    missing = state.unique(batch[missed])
+    batch_missed(state, place, samples, missing, now)
+    state.misses.report(place, key, missing, now)
     # The report may be older than the sample, or forged, so the cache is asked before a record is believed
     # spoilt or lost.
     audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
-    audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)
+    audit(state, key, missing[_DOUBTFUL[samples.state[missing]]], place)
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:

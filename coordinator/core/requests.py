@@ -272,9 +272,9 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         cached, late = unsettled & written, written & ~unsettled
         failed = unsettled & (event.outcomes == TOMBSTONE)
     raced = request.rival in state.requests  # the rival may still bring the rest
-    left = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
+    remaining = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
     order, claim = request.order, request.claim
-    claim.unsettled &= ~(cached | failed | left)
+    claim.unsettled &= ~(cached | failed | remaining)
     # A rival of a request for pointers still writes records over them.
     if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
         state.reserved_bytes -= claim.reserved_bytes
@@ -293,7 +293,7 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         counters.samples_produced += produced if order.kind.decodes else 0
         state.fleet.executors[order.executor].samples += int(np.count_nonzero(cached | late))
         state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
-    return Ended(request, cached, failed, left, late)
+    return Ended(request, cached, failed, remaining, late)
 
 
 def _give_back_place(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> None:

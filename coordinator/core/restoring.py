@@ -62,8 +62,8 @@ class Way(NamedTuple):
 
     def without(self, count: int) -> Ints:
         """Return all samples except the first ``count`` of this way."""
-        left = self.indices[count:]
-        return np.concatenate((left, self.rest)) if self.rest.size else left
+        remaining = self.indices[count:]
+        return np.concatenate((remaining, self.rest)) if self.rest.size else remaining
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
@@ -225,9 +225,9 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
         parts += [mine, np.setdiff1d(inside, mine)[: most - count - mine.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
-    asked = np.isin(taken, wanted)
+    is_wanted = np.isin(taken, wanted)
     uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
-    return taken[asked | np.isfinite(uses_s)]
+    return taken[is_wanted | np.isfinite(uses_s)]
 
 
 def kind_for(

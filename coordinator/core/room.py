@@ -200,7 +200,7 @@ def choose_victims(
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
-    places, found, scores, sizes = [], [], [], []
+    places, indices, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
@@ -212,20 +212,20 @@ def choose_victims(
         if candidates.size:
             places.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
-            found.append(candidates)
+            indices.append(candidates)
             stored = None if samples.packs is None else samples.stored(candidates)
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return {}
-    place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
+    place, index, score, size = map(np.concatenate, (places, indices, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
     by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
-    return {key: indices for key, indices in by_set.items() if indices.size}
+    return {key: victims for key, victims in by_set.items() if victims.size}
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:

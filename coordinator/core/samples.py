@@ -151,8 +151,8 @@ class SampleSet:
 
     def among(self, indices: Ints, state: SampleState) -> Ints:
         """Return those of ``indices`` that are in ``state``, in their order."""
-        found: Ints = indices[self.state[indices] == state]
-        return found
+        matching: Ints = indices[self.state[indices] == state]
+        return matching
 
     def having(self, state: SampleState) -> Ints:
         """Return all samples in ``state``, ascending."""
@@ -196,9 +196,9 @@ class SampleSet:
             order = np.argsort(self.packs, kind="stable")
             self._by_pack = order, self.packs[order]
         order, packs = self._by_pack
-        found: Ints = order[slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))]
-        still: Ints = found[self.packs[found] == pack]
-        return still
+        indexed: Ints = order[slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))]
+        current: Ints = indexed[self.packs[indexed] == pack]
+        return current
 
     def held(self) -> Ints:
         """Return all samples that are in the cache, on their way there, or may be, ascending."""

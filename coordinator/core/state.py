@@ -230,8 +230,8 @@ class State:
         """Return the state of each of ``indices``, without creating the sample set."""
         samples = self.sets.get(key)
         if samples is not None:
-            found: NDArray[np.uint8] = samples.state[indices]
-            return found
+            states: NDArray[np.uint8] = samples.state[indices]
+            return states
         absent = self.datasets[key.dataset].known_absent or self.emptied
         return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
 
@@ -278,8 +278,8 @@ class State:
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
         """Return a rank's cursor; ``None`` if it is unknown (closed, or from before a restart)."""
-        found = self.jobs.get(job)
-        return found.cursors.get(rank) if found else None
+        open_job = self.jobs.get(job)
+        return open_job.cursors.get(rank) if open_job else None
 
     @property
     def cursors(self) -> list[Cursor]:

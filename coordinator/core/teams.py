@@ -105,10 +105,10 @@ class Teams:
         return iter(self._states.values())
 
     def __getitem__(self, name: str) -> TeamState:
-        found = self._states.get(name)
-        if found is None:
-            found = self._states[name] = TeamState(Team(name))
-        return found
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = TeamState(Team(name))
+        return state
 
     @property
     def several(self) -> bool:

@@ -50,8 +50,8 @@ __all__ = [
 def executor_class(name: str) -> type[Executor]:
     """Return the class of the executor that settings call ``name``."""
     module, _, attribute = EXECUTORS[name].implementation.partition(":")
-    found: type[Executor] = getattr(importlib.import_module(module), attribute)
-    return found
+    implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
+    return implementation
 
 
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:

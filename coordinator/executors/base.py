@@ -253,13 +253,13 @@ def check_settings(settings: Any) -> None:
     Raises:
         ConfigError: one does not; the message names it and its allowed values.
     """
-    for one in fields(settings):
-        value, choices = getattr(settings, one.name), one.metadata.get("choices", ())
-        low, high = one.metadata.get("low", 0), one.metadata.get("high", 0)
+    for option in fields(settings):
+        value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
+        low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)
         if choices and value not in choices:
-            raise ConfigError(f"{one.name} is one of {', '.join(choices)}; not {value!r}")
+            raise ConfigError(f"{option.name} is one of {', '.join(choices)}; not {value!r}")
         if high and not low <= value <= high:
-            raise ConfigError(f"{one.name} is from {low} to {high}; not {value}")
+            raise ConfigError(f"{option.name} is from {low} to {high}; not {value}")
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:

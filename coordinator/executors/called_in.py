@@ -209,10 +209,10 @@ class Workers:
             pass  # it left at that moment
         call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         worker.calls[call] = answered
-        said = pb.WorkerRequest(
+        message = pb.WorkerRequest(
             call=call, request=request(worker.ahead_s, self.sees_store(worker)), timeout_s=timeout_s
         )
-        worker.say(request=said)
+        worker.say(request=message)
         try:
             async with asyncio.timeout(timeout_s + _MARGIN_S):
                 answer = await answered

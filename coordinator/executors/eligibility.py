@@ -127,23 +127,23 @@ class Eligibility:
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the user's warnings for a listed dataset."""
-        told: dict[str, None] = {}
+        lines: dict[str, None] = {}
         able = self._able(dataset)
         for number, executor in enumerate(self._executors):
             trial = self._trials.get((dataset.content, number), _Trial())
             if number not in able:
-                told[
+                lines[
                     f"the executor {executor.name} is left out: its functions do not see "
                     f"{dataset.listing.source}, which is a directory of the coordinator's machine: "
                     f"{executor.files_remedy}"
                 ] = None
             elif trial.failure:
-                told[f"the executor {executor.name} is left out: {trial.failure}"] = None
+                lines[f"the executor {executor.name} is left out: {trial.failure}"] = None
             elif executor.absence:
-                told[f"the executor {executor.name} is missing: {executor.absence}"] = None
+                lines[f"the executor {executor.name} is missing: {executor.absence}"] = None
             else:
-                told.update(dict.fromkeys(trial.warnings))
-        return tuple(told)
+                lines.update(dict.fromkeys(trial.warnings))
+        return tuple(lines)
 
     @property
     def executors(self) -> Sequence[ManagedExecutor]:
@@ -179,16 +179,16 @@ class Eligibility:
         # A single executor is never ineligible.
         if len(self._executors) == 1:
             return
-        told: dict[bytes, frozenset[int]] = {}
+        ineligible: dict[bytes, frozenset[int]] = {}
         for dataset in datasets:
             content = dataset.content
             for number in self._able(dataset):
                 if not self._executors[number].absence and self._failure(dataset, number) is None:
                     self._attempt(dataset, number)
-            told[content] = self.ineligible(dataset)
-            if told[content] != self._told.get(content):
-                post_event(ExecutorsIneligible(content, told[content]))
-        self._told = told
+            ineligible[content] = self.ineligible(dataset)
+            if ineligible[content] != self._told.get(content):
+                post_event(ExecutorsIneligible(content, ineligible[content]))
+        self._told = ineligible
 
     async def close(self) -> None:
         """Abandon what is in progress."""
@@ -211,13 +211,13 @@ class Eligibility:
     async def _try(self, trial: _Trial, dataset: Dataset, number: int) -> None:
         executor, source = self._executors[number], dataset.listing.source
         trial.again_at_s = self._clock() + _AGAIN_S
-        told = [await other_region(dataset, executor.region, self._threads, self._region_of)]
+        lines = [await other_region(dataset, executor.region, self._threads, self._region_of)]
         try:
-            told.append(await try_out(executor, dataset, self._cache))
+            lines.append(await try_out(executor, dataset, self._cache))
             # After a success, no other trial is needed.
             trial.again_at_s = math.inf
         except InconclusiveError as error:
-            told.append(str(error))
+            lines.append(str(error))
         except SuperError as error:
             _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
             trial.failure, trial.passed = error, False
@@ -225,7 +225,7 @@ class Eligibility:
         finally:
             trial.task = None
         trial.failure, trial.passed = None, True
-        trial.warnings = tuple(f"{source}: {words}" for words in told if words)
+        trial.warnings = tuple(f"{source}: {line}" for line in lines if line)
         for warning in trial.warnings:
             _log.warning("%s", warning)
 

@@ -140,10 +140,10 @@ class ExecutorManager:
         """
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
         starting = self._starting[: len(self.decoding)]
-        left = set(starting)
+        pending = set(starting)
         # Wait until one has started, or all have failed.
-        while left and all(task.exception() for task in set(starting) - left):
-            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        while pending and all(task.exception() for task in set(starting) - pending):
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         # The others get a little more time.
         await asyncio.wait(self._starting, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):

@@ -337,7 +337,7 @@ class Engine:
         while True:  # until the cache answers: the core waits for it, and readers have their own timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
-                found = await look(ids)
+                lengths = await look(ids)
             except CacheError as error:
                 if not silent:
                     audited = counted(action.indices.size, "sample")
@@ -345,8 +345,8 @@ class Engine:
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
-                pointers = found >= A_POINTER
-                self.post(Audited(action.audit_id, found - A_POINTER * pointers, pointers))
+                pointers = lengths >= A_POINTER
+                self.post(Audited(action.audit_id, lengths - A_POINTER * pointers, pointers))
                 return
 
     async def _read_back(self, action: ReadBack) -> None:

@@ -97,13 +97,13 @@ class _PagePlaces:
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
         """Add the packs, and return the batch's fields; empty if none of its samples has a place."""
-        names, found = self._page.packs, self._found
+        names, located = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
-        names.extend(found.packs[number - 1] for number in new)
-        pack_of = self._numbers[found.pack_of[first:end]]
+        names.extend(located.packs[number - 1] for number in new)
+        pack_of = self._numbers[located.pack_of[first:end]]
         if not pack_of.any():
             return {}
-        offsets, lengths = found.offsets[first:end].astype("<u8"), found.lengths[first:end].astype("<u4")
+        offsets, lengths = located.offsets[first:end].astype("<u8"), located.lengths[first:end].astype("<u4")
         return {"pack_of": pack_of.tobytes(), "offsets": offsets.tobytes(), "lengths": lengths.tobytes()}
 
 
@@ -133,9 +133,9 @@ def page_of(
     ids = dataset.ids(span.indices, epoch)
     states = core.state.states(job.samples_of(epoch), span.indices)
     page, size = pb.Page(), 0
-    found = places.of(dataset.content, span.indices) if places else None
-    placing = _PagePlaces(page, found) if found else None
-    states = states if found is None else np.where(found.pack_of > 0, SampleState.RESIDENT, states)
+    located = places.of(dataset.content, span.indices) if places else None
+    placing = _PagePlaces(page, located) if located else None
+    states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]

@@ -54,12 +54,12 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
-        told |= {"logger": record.name, "message": record.getMessage()}
-        told |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        entry: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
+        entry |= {"logger": record.name, "message": record.getMessage()}
+        entry |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json": _Json}
@@ -140,7 +140,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         """
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
-            return self._counts.copy(), [one for one in self._latest.values() if one.at_s >= since_s]
+            return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
     def tell_counts(self) -> None:
         """Write what was counted for a minute; call this regularly."""

@@ -156,7 +156,9 @@ async def _start(
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
-    outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
+    outcomes = (
+        OutcomeReader(cache) if any(executor.answers_by_stream(settings) for executor in executors) else None
+    )
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
@@ -216,7 +218,9 @@ async def _start(
 
     async def follow_executors() -> None:
         """Tell the core which executors come, go, grow and shrink, and what new ones can do."""
-        known = [one for content, one in datasets.opened.items() if content in engine.core.state.datasets]
+        known = [
+            dataset for content, dataset in datasets.opened.items() if content in engine.core.state.datasets
+        ]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
         keeper.step()
@@ -312,12 +316,12 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
     prices_of, store = prices_of_executors(settings.prices), settings.store_choice.address
     classes = executor_classes(settings.executors)
     facts = [
-        ExecutorFacts(one.name, prices_of(one.name), sees_store=one.sees_store(settings, store))
-        for one in classes
+        ExecutorFacts(cls.name, prices_of(cls.name), sees_store=cls.sees_store(settings, store))
+        for cls in classes
     ]
-    for one, _ in settings.store_only:  # their machines' hours are already counted
-        of_its_work = replace(prices_of(one.name), hour=0.0, coordinator_hour=0.0)
-        facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
+    for executor, _ in settings.store_only:  # their machines' hours are already counted
+        of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))
     return tuple(facts)
 
 

@@ -186,7 +186,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
             raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
         is_known = job is not None and request.rank in job.cursors
-        if not is_known and sum(len(one.cursors) for one in self._core.jobs) >= _MAX_RANKS:
+        if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
@@ -241,8 +241,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._planned.add(batch.batch_id, place)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
-        asked = (request.job, request.rank, request.epoch, request.position, stop, yielded)
-        self._engine.post(BatchesAsked(*asked, sees_store=sees_store))
+        span = (request.job, request.rank, request.epoch, request.position, stop, yielded)
+        self._engine.post(BatchesAsked(*span, sees_store=sees_store))
         return page
 
     @_typed_errors
@@ -268,8 +268,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             with_events = number < _STORIES_MAX  # each takes some milliseconds
-            found = self._planned.find(batch)
-            status = batch_status(self._engine, found, batch, room_bytes, with_events=with_events)
+            occurrences = self._planned.find(batch)
+            status = batch_status(self._engine, occurrences, batch, room_bytes, with_events=with_events)
             room_bytes -= status.ByteSize()
             reply.statuses.append(status)
         return reply

@@ -169,8 +169,8 @@ def _warn_of_the_end(path: str) -> None:
         return
     end_s = ssl.cert_time_to_seconds(str(read._test_decode_cert(path)["notAfter"]))  # noqa: SLF001
     end = dt.datetime.fromtimestamp(end_s, dt.UTC)
-    left = end - dt.datetime.now(dt.UTC)
-    if left < dt.timedelta():
+    remaining = end - dt.datetime.now(dt.UTC)
+    if remaining < dt.timedelta():
         _log.error("the certificate in tls_cert ended at %s: clients refuse it; renew it", end.isoformat())
-    elif left < dt.timedelta(days=_WARN_DAYS):
-        _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), left.days)
+    elif remaining < dt.timedelta(days=_WARN_DAYS):
+        _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), remaining.days)

@@ -81,11 +81,11 @@ class Tokens:
 
     def _team(self, presented: str) -> str | None:
         self.teams_now()
-        digest, found = _digest(presented), None
+        digest, matched = _digest(presented), None
         for known, team in self._teams_by_digest.items():
             if hmac.compare_digest(digest, known):
-                found = team
-        return found
+                matched = team
+        return matched
 
     def _renew(self) -> None:
         try:
@@ -106,12 +106,12 @@ def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) 
 
 def is_named(tokens: Tokens | None, team: str) -> bool:
     """Return whether any token names a team now."""
-    return tokens is not None and any(one.name == team for one in tokens.teams_now())
+    return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
     """Return the limits of teams, as given by at least one token of each; several must agree."""
-    said: dict[str, dict[str, str]] = {}
+    rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):
         which = f"{origin}: token {place} of {len(tokens)}"
@@ -122,11 +122,11 @@ def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
             raise ConfigError(f"{which} has a share or the like: add team=NAME")
         if teams.setdefault(token, name) != name:
             raise ConfigError(f"{which} was listed before, as one of another team")
-        of_team = said.setdefault(name, {})
+        team_rights = rights_by_team.setdefault(name, {})
         for right, value in rights.items():
-            if of_team.setdefault(right, value) != value:
+            if team_rights.setdefault(right, value) != value:
                 raise ConfigError(f"{which} gives team {name} another {right} than a token before it")
-    return tuple(_team(origin, **rights) for rights in said.values())
+    return tuple(_team(origin, **rights) for rights in rights_by_team.values())
 
 
 def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd: str = "inf") -> Team:

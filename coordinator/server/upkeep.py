@@ -315,10 +315,10 @@ class Upkeep:
         samples were requested while the cache had hardly any room, or were dropped for others.
         """
         core = self._core
-        asked = sum(member.requests for member in core.state.fleet.executors)
-        producing = bool(core.state.requests) or asked > self._asked
+        requests = sum(member.requests for member in core.state.fleet.executors)
+        producing = bool(core.state.requests) or requests > self._asked
         dropping = core.state.dropped_samples > self._dropped
-        self._asked, self._dropped = asked, core.state.dropped_samples
+        self._asked, self._dropped = requests, core.state.dropped_samples
         short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         if not core.jobs or not (dropping or (producing and short)):
             return 0.0

@@ -108,17 +108,17 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     if indexes and not store.read_only:
         with contextlib.suppress(StoreError):  # on a full disk, for example: the packs can be read again
             names += write_segments(store, collection, indexes)
-    told = _together([*pieces, *indexes])
+    merged = _together([*pieces, *indexes])
     usable = [
-        sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in told.packs
+        sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in merged.packs
     ]
     # A segment may list a pack newer than the listing: the next look finds it.
     useless = {
-        pack.name for pack, good in zip(told.packs, usable, strict=True) if not good and pack.name in sizes
+        pack.name for pack, good in zip(merged.packs, usable, strict=True) if not good and pack.name in sizes
     }
     known.segments.update(names)
     known.packs = there | (known.packs - before)
-    return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
+    return Found(sizes, merged, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
 
 
 def segment_written(
@@ -158,13 +158,13 @@ def merge_segments(store: Store, collection: str) -> None:
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
-    left, merged, kept = set(store.packs()), [], []
+    existing, merged, kept = set(store.packs()), [], []
     for name in names:
         segment = next(read_segments(store, [name]), None)
         if segment is not None and len(segment.entries) < _LARGE:
             # Each pack once, and only those that still exist.
-            kept.append(_only(segment, left))
-            left.difference_update(pack.name for pack in segment.packs)
+            kept.append(_only(segment, existing))
+            existing.difference_update(pack.name for pack in segment.packs)
             merged.append(name)
     if len(kept) > 1:
         write_segments(store, collection, kept)
@@ -197,9 +197,9 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
         return replace(index, entries=index.entries.copy())  # a view would keep everything read in memory
 
     with threads(AT_ONCE) as pool:
-        for name, found in zip(packs, pool.map(read, packs.items()), strict=True):
-            if not isinstance(found, StoreGoneError):
-                yield name, found
+        for name, outcome in zip(packs, pool.map(read, packs.items()), strict=True):
+            if not isinstance(outcome, StoreGoneError):
+                yield name, outcome
 
 
 @contextlib.contextmanager
@@ -217,17 +217,19 @@ def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment
 
     Packs of others that may not be read are not broken.
     """
-    told: list[Segment] = []
+    segments: list[Segment] = []
     unread: dict[str, StoreError] = {}
-    for name, found in read_indexes(store, packs):
-        if isinstance(found, StoreError):
-            unread[name] = found
+    for name, outcome in read_indexes(store, packs):
+        if isinstance(outcome, StoreError):
+            unread[name] = outcome
         else:
-            told.append(Segment((SegmentPack(name, packs[name], found.meta),), segment_entries(found, 0)))
+            segments.append(
+                Segment((SegmentPack(name, packs[name], outcome.meta),), segment_entries(outcome, 0))
+            )
     if unread:
-        one = next(iter(unread.values()))
-        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), one)
-    return told, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
+        example = next(iter(unread.values()))
+        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
+    return segments, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def _together(pieces: Iterable[Segment]) -> Segment:

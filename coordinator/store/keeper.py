@@ -1,7 +1,6 @@
-"""The keeper of the coordinator's store: opens it, tracks its packs and room, and informs the core.
+"""The keeper of the store: opens it, tracks packs and room, informs the core; waits in threads are bounded.
 
-Disk and network work runs in threads, and every wait for it is bounded. A store that does not answer costs
-decodes, never samples. Functions read and write their records themselves.
+A store that does not answer costs decodes, never samples. Functions read and write records themselves.
 """
 
 from __future__ import annotations
@@ -219,9 +218,8 @@ class StoreKeeper:
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
-        # Create a store again if it is gone, but not in the mount point of a missing disk.
         same = self._filesystem in (None, filesystem_of(self.address))
-        create = same and not self._read_only
+        create = same and not self._read_only  # never in the mount point of a missing disk
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
         self.room.found(store.packs(), self.room.sizes)
@@ -230,28 +228,27 @@ class StoreKeeper:
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
-        # The listing of this look may miss packs that are written during it.
-        packs_before = set(self.room.sizes)
+        packs_before = set(self.room.sizes)  # the look may miss packs that are written during it
         known = self._known.setdefault(content, index.Known())
 
         def looked() -> tuple[Joined, Any]:
-            found = index.look(store, collection, self.fingerprint, known)
-            joined = self.places.join(ids, found)
+            contents = index.look(store, collection, self.fingerprint, known)
+            joined = self.places.join(ids, contents)
             is_new = not (joined.indices.size or known.packs)
             dataset.moved = moved_line(store, dataset) if is_new else ""
-            return joined, found
+            return joined, contents
 
         try:
-            joined, found = await self._threads.run(looked)
+            joined, contents = await self._threads.run(looked)
         except StoreError as error:
             self._in_trouble(f"what it holds cannot be read: {error}")
             return
         self.trouble = ""
-        counts = np.bincount(found.told.entries["pack"], minlength=len(found.told.packs)).tolist()
-        self.room.records.update(zip((pack.name for pack in found.told.packs), counts, strict=True))
-        self.room.found(found.sizes, packs_before)
-        self.room.useless |= found.useless
-        self._lose(found.gone | found.useless)
+        counts = np.bincount(contents.told.entries["pack"], minlength=len(contents.told.packs)).tolist()
+        self.room.records.update(zip((pack.name for pack in contents.told.packs), counts, strict=True))
+        self.room.found(contents.sizes, packs_before)
+        self.room.useless |= contents.useless
+        self._lose(contents.gone | contents.useless)
         self.places.put(content, joined)
         if content in self._late:
             self._late.discard(content)
@@ -355,11 +352,10 @@ class StoreKeeper:
             used = await self._threads.run(store.used)
             listed = [
                 self._known[content].packs
-                for content, one in self._datasets.opened.items()
-                if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
+                for content, dataset in self._datasets.opened.items()
+                if content in self._known and dataset.catalog.whole_bucket and not dataset.listing.key_list
             ]
-            # Packs in progress when the store filled up arrive while packs are removed: check again.
-            while names := room.to_prune(
+            while names := room.to_prune(  # packs in progress arrive while others are removed: check again
                 used, self._open_collections(), room.live(self.places.live(), listed), time.time()
             ):
                 await self._remove(store, names)
@@ -385,7 +381,11 @@ class StoreKeeper:
             self._post(PacksLost(lost))
 
     def _open_collections(self) -> set[str]:
-        return {index.collection_in(one) for one in self._datasets.opened.values() if not one.recipe.random}
+        return {
+            index.collection_in(dataset)
+            for dataset in self._datasets.opened.values()
+            if not dataset.recipe.random
+        }
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

@@ -88,7 +88,7 @@ def filesystem_of(address: str) -> int:
     if is_bucket(address):
         return 0
     path = Path(address)
-    return next(one for one in (path, *path.parents) if os.path.lexists(one)).lstat().st_dev
+    return next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)).lstat().st_dev
 
 
 def check_there(address: str, store_id: str) -> None:
@@ -157,13 +157,13 @@ def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    real, found = Path(os.path.realpath(directory)), (-1, "")
+    real, best = Path(os.path.realpath(directory)), (-1, "")
     for line in lines:
         fields, _, rest = line.partition(" - ")
         _, _, _, _, place, *_ = [*fields.split(" "), *" " * 5]
         point = Path(_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), place))
         # Of equal mount points, the last one hides the others.
-        if (real == point or point in real.parents) and len(point.parts) >= found[0]:
-            found = len(point.parts), rest.split(" ")[0]
-    kind = found[1]
+        if (real == point or point in real.parents) and len(point.parts) >= best[0]:
+            best = len(point.parts), rest.split(" ")[0]
+    kind = best[1]
     return kind if kind in _NETWORK or kind.startswith("fuse.") else ""

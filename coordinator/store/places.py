@@ -193,17 +193,17 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     """
     usable = packs[entries["pack"]] > 0
     entries = entries if usable.all() else entries[usable]
-    wanted = np.ascontiguousarray(ids).view("<u8")
-    there = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
+    id_halves = np.ascontiguousarray(ids).view("<u8")
+    entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
     # Sort by the first half of an id, then compare the second. Two ids with one first half cost a decode.
-    order, by_need = np.argsort(there[:, 0], kind="stable"), np.argsort(wanted[:, 0])
+    order, by_need = np.argsort(entry_halves[:, 0], kind="stable"), np.argsort(id_halves[:, 0])
     # With a stable sort and side="right", this is the last of equal ids.
-    at = np.searchsorted(there[order, 0], wanted[by_need, 0], side="right") - 1
+    at = np.searchsorted(entry_halves[order, 0], id_halves[by_need, 0], side="right") - 1
     entry = order[np.maximum(at, 0)] if order.size else at[:0]
     by_need = by_need if order.size else by_need[:0]
-    found = (there[entry] == wanted[by_need]).all(axis=1)
-    entry_of = np.full(len(wanted), -1, dtype=np.int64)
-    entry_of[by_need[found]] = entry[found]
+    is_match = (entry_halves[entry] == id_halves[by_need]).all(axis=1)
+    entry_of = np.full(len(id_halves), -1, dtype=np.int64)
+    entry_of[by_need[is_match]] = entry[is_match]
     indices = np.flatnonzero(entry_of >= 0)
     chosen = entries[entry_of[indices]]
     return Joined(
