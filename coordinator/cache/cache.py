@@ -98,7 +98,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """Make a method of ``Cache`` raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
+    """Make a method raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
@@ -185,7 +185,7 @@ class Cache:
 
     @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """Record the decoder fingerprint unless there is one; return the valid one, and whether it is new."""
+        """Record the decoder fingerprint unless there is one; return it, and whether it is new."""
         agreed = await self.fingerprint()
         if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
@@ -197,7 +197,7 @@ class Cache:
 
     @_as_asked
     async def spent_usd(self) -> float:
-        """Return the earlier spending of this cache's coordinators; ``ConfigError`` if it is no valid sum."""
+        """Return what earlier coordinators spent; ``ConfigError`` if it is no valid sum."""
         written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent_usd = float(written)
@@ -212,7 +212,7 @@ class Cache:
 
     @_as_asked
     async def teams_usd(self) -> dict[str, float]:
-        """Return the earlier cost of each team's requests; ``ConfigError`` if these are no valid sums."""
+        """Return the earlier cost of each team; ``ConfigError`` if it is no valid sum."""
         written = string(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
         try:
             teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
@@ -274,7 +274,7 @@ class Cache:
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Read and check each whole record; return lengths like :meth:`audit`, 0 for a damaged record."""
+        """Read and check whole records; return lengths like :meth:`audit`, 0 for a damaged one."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
@@ -301,7 +301,7 @@ class Cache:
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Return ids of about ``count`` records, maybe repeated, and the next cursor; 0 at start and end."""
+        """Return about ``count`` ids, maybe repeated, and the next cursor; 0 at start and end."""
         shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
         if shard >= len(masters):  # the cluster has shrunk
@@ -341,7 +341,7 @@ class Cache:
 
 
 def _or_absent(reply: Any) -> Any:
-    """Return a reply to a pipelined read, or nothing if the key holds something other than a string."""
+    """Return a reply to a pipelined read; nothing if the key holds no string."""
     if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
         return b""
     return reply

@@ -14,7 +14,7 @@ __all__ = ["CacheInfo", "CacheLoad", "combined"]
 
 _UNLIMITED_SHARE = 0.25
 _SPREAD_SHARE = 0.95
-"""Usable share of a node's maxmemory in a cluster: by chance, a node gets up to 5% too many records."""
+"""Usable share of a node's maxmemory in a cluster: a node may get 5% too many records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """Values that alarms watch: the worst of all nodes, since one full or busy node slows down the rest."""
+    """The worst of all nodes, for alarms: one full or busy node slows down the rest."""
 
     fullest_share: float = 0.0
     """Used share of the fullest node's memory."""

@@ -64,10 +64,10 @@ class CacheNodes:
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
         self._slots: tuple[SlotMap | None] | None = None
-        """The latest map of slots to nodes. It saves new connections from asking a node that may hang."""
+        """The latest map of slots, so that new connections ask no node that may hang."""
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to the node of its key. Return the replies, or the errors in place of them.
+        """Send each command to the node of its key; return replies, or errors in their place.
 
         Commands may be sent twice.
         """
@@ -103,7 +103,7 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Treat a reply of unexpected form as a lost connection, so that it cannot end the coordinator."""
+        """Treat a reply of unexpected form as a lost connection."""
         try:
             yield
         except SuperError:

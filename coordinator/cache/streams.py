@@ -30,7 +30,7 @@ _LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
 
 
 class Streams:
-    """The streams of one cache. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
+    """A cache's streams. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
 
     def __init__(self, nodes: CacheNodes) -> None:
         self._nodes = nodes

@@ -54,7 +54,7 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan a few thousand records, and at times delete unknown ones; the rest wait for later steps.
+        """Scan a few thousand records, and at times delete some unknown ones.
 
         After a pass without any, nothing happens for ten minutes. A dataset that appears while ids are
         compared stops the step. One that appears while records are deleted finds them missing, and they are

@@ -1,4 +1,4 @@
-"""The registry of datasets: their listings, their sample ids, and the datasets that jobs have open.
+"""The registry of datasets: their listings and ids, and which ones jobs have open.
 
 Ranks of one run share a listing. A new run shares it too unless it is older than ``catalog_max_age_s``.
 Datasets of equal content are the same to jobs, the core and the cache, which name them by content.
@@ -125,7 +125,7 @@ class DatasetRegistry:
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """Iterate over all registered datasets, including those still being listed, and all open ones."""
+        """Iterate over all registered datasets, even those being listed, and all open ones."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
@@ -133,7 +133,7 @@ class DatasetRegistry:
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """Return the ids of the ready datasets registered with this content, concatenated, one per run."""
+        """Return the ids of ready datasets of this content, concatenated, one per run."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
@@ -197,7 +197,7 @@ class DatasetRegistry:
         return digest128(about, json.dumps(allowed).encode())
 
     def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """Return a listing from the state: the run's own unless it must be renewed, else a recent one."""
+        """Return a listing from the state: the run's own unless renewed, else a recent one."""
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
         now_s = time.time()
         for kept in filter(None, (own, latest)):
@@ -231,7 +231,7 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        """Bound memory. A client that returns for a dropped dataset is asked to register it again."""
+        """Bound memory. Who returns for a dropped dataset must register it again."""
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         used = {id(dataset.listing) for dataset in self._datasets.values()}

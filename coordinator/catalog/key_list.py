@@ -248,7 +248,7 @@ def _values(rows: Rows, name: str) -> list[Any]:
 
 
 def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
-    """Return a column as Arrow strings, with null as an empty one; ``reason`` describes a bad value."""
+    """Return a column as Arrow strings, null as empty; ``reason`` describes a bad value."""
     import pyarrow as pa
 
     column = rows.columns[name]

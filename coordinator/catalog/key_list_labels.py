@@ -76,7 +76,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is not given, or names take too many bytes."""
+        """Return the code of a name; ``BadLabelError`` if it is not given, or names are too long."""
         code = self._code_of.get(name)
         if code is None:
             if self._given and name not in self._given:
@@ -163,7 +163,7 @@ class _Column(ABC):
 
 
 def _column_for(label: object, names: _ClassNames) -> _Column:
-    """Make the column for labels of this form. The column itself refuses values that are no labels."""
+    """Make the column for labels of this form. It refuses values that are no labels."""
     if isinstance(label, str):
         return _Texts(names)
     return _Lists(label) if isinstance(label, list) else _Numbers()

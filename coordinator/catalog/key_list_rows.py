@@ -1,4 +1,4 @@
-"""Readers of a key list's rows from CSV, JSONL or Parquet, in batches, with row numbers for errors.
+"""Readers of a key list's rows from CSV, JSONL or Parquet, in batches, with row numbers.
 
 Values are returned as written. :mod:`superdl.coordinator.catalog.key_list` checks keys, and
 :mod:`superdl.coordinator.catalog.key_list_labels` checks labels.
@@ -200,7 +200,7 @@ def _label(value: object, name: str) -> object:
 
 
 def _names_members(names: Collection[Any], number: int) -> bool:
-    """Return whether the columns name members of objects. A lone ``offset`` or ``length`` is ignored."""
+    """Return whether columns name members. A lone ``offset`` or ``length`` is ignored."""
     if len(set(names)) < len(names):
         raise BadRowError(number, f"a column comes twice: {', '.join(names)}")
     present = [name for name in _MEMBER if name in names]
@@ -214,7 +214,7 @@ def _names_members(names: Collection[Any], number: int) -> bool:
 
 
 def _parts(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the samples' own objects and of each field (``mask`` in ``mask.key``)."""
+    """Return the columns of own objects and of each field (``mask`` in ``mask.key``)."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -297,7 +297,7 @@ def _check_size(batch: Any, number: int) -> None:
 
 
 def _column(column: Any) -> Any:
-    """Return a text column as a validated array without a dictionary, any other column as a list."""
+    """Return a text column as a validated array without dictionary, another as a list."""
     import pyarrow as pa
 
     dense = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column

@@ -1,4 +1,4 @@
-"""Builds the catalog of a source: lists it, finds classes by folder or by a key list, sorts and packs.
+"""Builds the catalog of a source: lists it, finds classes, sorts and packs.
 
 Blocking, with threads of its own. The coordinator runs it outside its event loop.
 """
@@ -109,7 +109,7 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
-    """Return the samples' own objects and fields, with full keys, and with versions looked up if needed."""
+    """Return own objects and fields, with full keys, and versions looked up if needed."""
     parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
     folders: list[Folder] | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
@@ -139,7 +139,7 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return keys and versions, according to ``naming``, of everything below a source, in any order.
+    """Return keys and versions of everything below a source, in any order.
 
     Raises:
         SourceError: as in :func:`list_source`.
@@ -271,8 +271,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
     listed = PackedStrings.concatenate([folder.keys for folder in found])
     both = PackedStrings.concatenate([full_keys, listed])
     order = both.sort_order()
-    # Sort keys and listing together. Both hold a key once, and the sort is stable: a listed key directly
-    # follows its row.
+    # Both hold a key once, and the sort is stable: a listed key directly follows its row.
     is_pair = both.reorder(order).equals_next()
     places = np.full(len(full_keys), -1, dtype=np.int64)
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)

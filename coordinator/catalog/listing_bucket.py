@@ -50,7 +50,7 @@ def pinned(source: Source) -> Source:
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """List everything below the prefix: a :class:`Folder` for each first-level folder, and one for the rest.
+    """List all below the prefix: a :class:`Folder` per first-level folder, and one for the rest.
 
     Args:
         source: a bucket.
@@ -68,7 +68,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         def folder(prefix: str) -> Folder:
             builder = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
-                # One page at a time: more computing threads would be no faster, and starve the interpreter.
+                # One page at a time: more threads would be no faster, and starve the interpreter.
                 with bucket.page_lock:
                     for _, key, version in _samples(page, source, tally, images_only=images_only):
                         builder.append(key, version)

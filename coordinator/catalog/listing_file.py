@@ -54,7 +54,7 @@ def size_in_version(version: bytes) -> int:
 
 
 def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:
-    """List everything below a directory: a :class:`Folder` for each first-level folder, and one for the rest.
+    """List all below a directory: a :class:`Folder` per first-level folder, and one for the rest.
 
     Args:
         directory: the source's directory, an absolute real path.
@@ -131,7 +131,7 @@ class _Walk:
         self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
-        """Return a builder for a folder's files. Reading them takes time, so each then counts as progress."""
+        """Return a builder for a folder's files. If they are read, each counts as progress."""
         return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:
@@ -171,7 +171,7 @@ class _Walk:
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Checking the open file defeats a swap of the directory for a link in the meantime.
+                # Checked open, for the directory may be swapped for a link.
                 self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:

@@ -48,7 +48,7 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first place of each distinct string, in byte order, and each string's place among these."""
+    """Return each distinct string's first place, in byte order, and each string's place among these."""
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -81,7 +81,7 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """End of each member in its object, in bytes; 0 for rows, whose end only the file's footer has."""
+        """End of each member in its object, in bytes; 0 for rows, whose end the footer has."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
@@ -163,7 +163,7 @@ class MemberColumns:
         return len(self.lines)
 
     def append(self, row: MemberRow, key: bytes, *, place: int, line: int) -> None:
-        """Add a member of the ``place``-th object, ``key``; ``ValueError`` describes what is wrong."""
+        """Add a member of the ``place``-th object, ``key``; ``ValueError`` for a bad one."""
         name = row.name
         if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
@@ -187,7 +187,7 @@ class MemberColumns:
         self.lines.append(line)
 
     def _code_of(self, encoding: object, who: str) -> int:
-        """Return the number of an encoding. A Parquet column that no earlier row named gets a new one."""
+        """Return the number of an encoding; a Parquet column new to the rows gets a new one."""
         if isinstance(encoding, str) and encoding in self._codes:  # JSON may hold unhashable values
             return self._codes[encoding]
         if not isinstance(encoding, str) or not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:

@@ -1,4 +1,4 @@
-"""Byte strings without a Python object each: collected and sorted as one blob, or mapped from a file.
+"""Byte strings without a Python object each: one blob, collected and sorted, or a mapped file.
 
 A million Python objects take 100 MB and slow down the garbage collector. Packed, the same keys take their
 bytes plus eight more each. Arrow uses the same layout.
@@ -152,7 +152,7 @@ class PackedStrings(Strings):
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Return which strings equal the next one (if sorted: the repeated ones): bool, shape (len - 1,)."""
+        """Return which strings equal the next one: bool, shape (len - 1,)."""
         import pyarrow.compute as pc
 
         strings = self.arrow()

@@ -37,7 +37,7 @@ _MARGIN = 1.02
 """Unseen records may be larger than those seen so far."""
 
 _FRESH_MARGIN = 1.06
-"""Windows move in whole batches and requests, and read samples are dropped only when room is needed."""
+"""Windows move in whole batches and requests; read samples stay until room is needed."""
 
 _ROUNDS = 64
 _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}

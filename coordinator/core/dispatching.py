@@ -62,7 +62,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors have places and the cache has room; then the saves that are due."""
+    """Make requests while executors have places and the cache room; then the due saves."""
     _produce(state, now)
     if watch_spending(state, now) is Spending.FREELY:
         for save in take_due(state, now):
@@ -292,7 +292,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return the samples of a batch that are missing and must be requested; none if its job has closed."""
+    """Return a batch's missing samples that must be requested; none if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -310,7 +310,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first; request the others one by one, as they may crash the function."""
+    """Put samples that never failed first; request others singly, as they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
@@ -326,7 +326,7 @@ def watch_spending(state: State, now: float) -> Spending:
 
 
 def _refuse_readers(state: State, now: float) -> None:
-    """Fail the samples that readers wait for at the hard cap, once requests in flight have been paid for."""
+    """Fail what readers wait for at the hard cap, once requests in flight are paid for."""
     if state.is_producing:
         return
     text = state.ledger.refusal()

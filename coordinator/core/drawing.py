@@ -90,7 +90,7 @@ class Drawing:
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and its number among the draws of that sample, from 0."""
+        """Return the sample at each order position, and its number among the sample's draws, from 0."""
         steps, again = np.divmod(places, self._repeats)
         draws: Ints = steps
         if self._shuffle:

@@ -54,7 +54,7 @@ _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's record with the store: how long restores take, and whether reading and writing works.
+    """An executor's record with the store: how long restores take, and whether it works.
 
     ``keeps``: the last function that decoded wrote a pack.
     """
@@ -102,7 +102,7 @@ class ExecutorState:
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the breaker for the store access that a kind of request needs; ``None`` if it needs none."""
+        """Return the breaker for a kind of request's store access; ``None`` if it needs none."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
@@ -119,7 +119,7 @@ class ExecutorState:
         return places
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Learn from an answer to a request made at ``made_s``, except from what may be a sample's fault."""
+        """Learn from an answer to a request of ``made_s``, but not what may be a sample's fault."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
@@ -192,7 +192,7 @@ class EligibleExecutors:
         return self.places(now) > 0 or any(each.places(now) > 0 for each in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get; one, as a trial, if it was set aside."""
+        """Return how many more requests an executor may get; one, for trial, if set aside."""
         places = executor.places(now)
         if not self._is_set_aside(executor):
             return places
@@ -203,7 +203,7 @@ class EligibleExecutors:
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether the inputs of :func:`pick`, except time, have changed since the last call."""
+        """Return whether inputs of :func:`pick`, except time, changed since the last call."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
@@ -259,7 +259,7 @@ class EligibleExecutors:
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
-        """Return until when an executor gets no requests; that is soon if there is no better one."""
+        """Return until when an executor gets no requests; soon, if there is no better one."""
         if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
@@ -273,7 +273,7 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """The need for ``samples``: the first in ``slack_s`` seconds; at or below 0, a reader waits for it.
+    """The need for ``samples``: the first in ``slack_s`` seconds; at 0 or less, a reader waits.
 
     Only samples needed ``soon`` are requested without delay while latency is unknown.
     """

@@ -36,7 +36,7 @@ _BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
-"""Factors by which a stall widens a cursor's look-ahead and a complete batch narrows it, and the maximum."""
+"""Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past empty batches that were given out, since no report comes for them."""
+        """Move the watermark past empty batches given out: no report comes for them."""
         while self._has_nothing():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)

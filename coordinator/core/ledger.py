@@ -35,7 +35,7 @@ _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
 UNPRICED_REQUESTS = 4
-"""Maximum number of requests in flight at an executor before its first bill, if there is a spending cap."""
+"""Most requests in flight at an executor before its first bill, under a spending cap."""
 
 
 class Spending(enum.StrEnum):
@@ -295,7 +295,7 @@ class Ledger:
         return Spending.FREELY
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """Return when the hourly cap alone will allow free spending again; ``None`` if it does now."""
+        """Return when the hourly cap will allow free spending again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd

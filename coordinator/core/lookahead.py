@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 WINDOW_SHARE = 0.5
-"""Share of the budget that all look-ahead windows together may fill; the rest keeps samples that recur."""
+"""Share of the budget for all look-ahead windows; the rest keeps samples that recur."""
 
 _SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
@@ -55,7 +55,7 @@ def share_of(batches: int, scarcity: float) -> int:
 
 
 def _stride(cursor: Cursor, end: int) -> int:
-    """Return the number of batches below which a rank waits: looking at several at once is much cheaper."""
+    """Return the number of batches below which a rank waits: several at once are much cheaper."""
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
@@ -73,7 +73,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """Return the next absent samples in a rank's window, pending ones first; ``None`` if there are none.
+    """Return a rank's next absent samples, pending ones first; ``None`` if there are none.
 
     The look-ahead passes over samples that are resident or on their way. Samples in an unknown state are
     audited first, and come back to the rank if they are absent.

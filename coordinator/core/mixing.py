@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
 
 SLOTS_MAX: Final = 2**31 - 2**24
-"""Maximum number of samples in an epoch of a mix: the product of two, with padding, fits into 63 bits."""
+"""Most samples in an epoch of a mix: the product of two, with padding, fits into 63 bits."""
 
 
 class Mixing:

@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Samples that all ranks together deliver a second time, as padding; fewer than the replicas."""
+        """Samples that the ranks deliver again, as padding; fewer than the replicas."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
@@ -254,7 +254,7 @@ class Plan:
         return Span(self._indices(epoch, places), padding, offsets)
 
     def is_empty(self, position: int, rank: int) -> bool:
-        """Return whether a rank reads nothing at a position: its part is all from other datasets of a mix."""
+        """Return whether a rank reads nothing at a position: its part is all of other datasets."""
         if self._mixing is None:
             return False
         slots, lengths = self._slices(position, position + 1, rank)

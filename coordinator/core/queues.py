@@ -227,19 +227,19 @@ class RoomSearch:
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when searches become worthwhile without another event; ``None`` if they do not."""
+        """Return when searches become worthwhile without an event; ``None`` if never."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests in flight by the time at which they become stragglers, and the number that were raced."""
+    """Requests in flight by when they become stragglers, and the number that were raced."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
         self.look_again_s = 0.0
-        """No check for stragglers that readers wait for before this time, since it takes a while."""
+        """No check for stragglers that readers wait for before this time: it takes a while."""
         self.hedges = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The life of a rank: it opens a job, requests batches, reads or misses them, falls silent, is forgotten.
+"""A rank's life: it opens a job, requests, reads or misses batches, falls silent, is forgotten.
 
 Reports come from the network and may be late, lost, or older than a restarted coordinator; a report about a
 batch that is not in the plan is ignored. Requests for batches and read reports renew a rank's lease. When the
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNREPORTED_BATCHES = 256
-"""Maximum number of batches given out but unread; earlier ones count as read even without a report."""
+"""Most batches given out but unread; earlier ones count as read even without a report."""
 
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
@@ -35,7 +35,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank to it; looking ahead begins at once, at the event's epoch and position."""
+    """Open a job or add a rank; looking ahead begins at once, at the event's place."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -71,7 +71,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Forget a rank, and with its last rank the job; its cached samples stay until memory is short."""
+    """Forget a rank, and with the last the job; cached samples stay until memory is short."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -152,7 +152,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if not job.plan.covers(event.epoch):
         return
     position = job.absolute(event.epoch, event.position)
-    # No one can have read a batch not given out; an earlier coordinator may have given out a little more.
+    # No one reads what was not given out; an earlier coordinator may have given out a bit more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)

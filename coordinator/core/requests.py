@@ -55,7 +55,7 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Request absent samples from an executor, by producing or restoring them, and charge a job."""
+    """Have an executor produce or restore absent samples, and charge a job."""
     indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
@@ -72,7 +72,7 @@ def make(
 
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
-    """Request that cached samples be written to a pack, and charge a job that reads them, if there is one."""
+    """Have cached samples written to a pack, and charge a job that reads them, if any."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
         next(state.numbers),
@@ -256,7 +256,7 @@ class Ended(NamedTuple):
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Finish a request at its first answer or failure: free its place, bill it, settle its samples.
+    """Finish a request at its first answer or failure: free its place, bill, settle samples.
 
     Return ``None`` for a request that is not in flight: this is a second answer.
     """

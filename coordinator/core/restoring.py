@@ -49,7 +49,7 @@ _WRITING = (
 
 
 class Way(NamedTuple):
-    """Samples that come in one way, decoded or from the store, from one of these executors; and the rest."""
+    """Samples to decode or to restore, by one of these executors; and the rest."""
 
     indices: Ints
     rest: Ints
@@ -84,7 +84,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget the places of these samples; straight ranks look again, as they may have skipped them."""
+    """Forget places; straight ranks look again, as they may have skipped these samples."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -104,7 +104,7 @@ def all_straight(state: State, dataset: bytes) -> bool:
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers if a reader may not be able to follow them, and have those ranks look again."""
+    """Drop all pointers if a reader may be unable to follow them; those ranks look again."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -169,7 +169,7 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """Yield the ways to get absent samples: first by decoding, which takes longer, then from the store."""
+    """Yield the ways to get absent samples: first decoding, which takes longer, then the store."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
@@ -185,7 +185,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Return the executors that can restore, or ``None``; without those set aside, if another works."""
+    """Return the executors that can restore, or ``None``; not those set aside, if another works."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
@@ -199,7 +199,7 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used: after trouble and a pause, by one request until that succeeds."""
+    """Return whether the store can be used; after trouble and a pause, by one request for trial."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
@@ -233,7 +233,7 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose the kind of a request for absent samples, by what the executor and their readers see."""
+    """Choose the kind of a request, by what the executor and the readers see."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNNEEDED_SHARE = 1 / 32
-"""Share of the budget freed by one search among samples that no job needs, so that searches are few."""
+"""Share of the budget that a search frees of unneeded samples, so that searches are few."""
 
 _NEEDED_SHARE = 1 / 128
 """The same for samples that will be needed again."""
@@ -58,7 +58,7 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def relieve(state: State, now: float) -> None:
-    """Return to the budget after records were larger than expected or others took more of the cache.
+    """Return to the budget after records were larger than expected or others took memory.
 
     Samples that readers wait for stay. Otherwise, if others' records filled the cache, no batch would ever be
     complete.
@@ -68,7 +68,7 @@ def relieve(state: State, now: float) -> None:
 
 
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
-    """Return how many of ``count`` more samples fit, dropping those needed later than in ``later_than_s``."""
+    """Return how many of ``count`` samples fit, dropping those needed after ``later_than_s``."""
     size_bytes = state.set_of(key).sample_bytes
     missing = math.ceil(size_bytes * count) - state.free_bytes
     if missing > 0 and not state.room_search.futile(state.events, later_than_s, now):

@@ -30,7 +30,7 @@ _KEY_OVERHEAD_BYTES = 160
 
 
 class SetKey(NamedTuple):
-    """The name of a sample set: dataset (content of catalog and recipe), and epoch of a random recipe."""
+    """A sample set's name: dataset (content of catalog and recipe), epoch of a random recipe."""
 
     dataset: bytes
     epoch: int
@@ -159,7 +159,7 @@ class SampleSet:
         return np.flatnonzero(self.state == state)
 
     def doubt(self) -> None:
-        """Doubt all resident samples: the server evicted records on its own, and some may be gone."""
+        """Doubt all resident samples: the server evicted records on its own."""
         self._doubted = self.state == SampleState.RESIDENT
 
     def to_check(self, indices: Ints) -> Ints:
@@ -247,7 +247,7 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def point(self, indices: Ints, record_bytes: Ints) -> None:
-        """Mark ``indices`` as resident pointers of these lengths, which say nothing about their records."""
+        """Mark resident pointers of these lengths, which say nothing about their records."""
         if not indices.size:
             return
         known = self.sample_bytes, self._stored_count

@@ -1,4 +1,4 @@
-"""Saving: executors that see the store write there what others, that do not, have decoded into the cache.
+"""Saving: executors that see the store write there what others decoded into the cache.
 
 A *save* has cached samples written to a pack, in the order in which they came. It has the lowest priority: an
 executor gets one only if it has an idle function, for at most half of its functions, and no save is large. No
@@ -70,7 +70,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return the set that has enough for a pack now, and an idle executor; ``None`` if there is none."""
+    """Return a set with enough for a pack, and an idle executor; ``None`` if there is none."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -120,7 +120,7 @@ def saved(event: RequestDone) -> Bools:
 
 
 def answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """Handle the answer to a save: retry the unsaved samples, except those no longer in the cache."""
+    """Handle a save's answer: retry unsaved samples, except those no longer cached."""
     unsaved = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if unsaved.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")

@@ -143,7 +143,7 @@ class Teams:
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for a request that has ended, with any result, after using a function for ``took_s``."""
+        """Account for an ended request, with any result, that used a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -153,7 +153,7 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford one more request, if each in flight costs ``request_usd``."""
+        """Return whether a team can afford a further request, at ``request_usd`` for each in flight."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd

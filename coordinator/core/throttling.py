@@ -36,7 +36,7 @@ OPEN_MAX_S = 30.0
 
 
 class Concurrency:
-    """The bound on requests in flight. ``backlog`` of them may wait at the executor for a free function."""
+    """The bound on requests in flight; ``backlog`` of them may wait for a free function."""
 
     def __init__(self) -> None:
         self.capacity = 0
@@ -62,7 +62,7 @@ class Concurrency:
         self._tokens, self._filled_s = self._burst, now
 
     def limit(self, now: float) -> int:
-        """Return how many concurrent requests the executor takes now; at least one, if it takes any."""
+        """Return how many requests the executor takes at once now; at least one, if any."""
         if not self.capacity:
             return 0
         bound = min(float(self.capacity), self._limit)
@@ -117,12 +117,12 @@ class Concurrency:
             self.throttled(in_flight, now)
 
     def lost(self, in_flight: int, now: float) -> None:
-        """Record an unanswered request: it may have been dropped, since too many came before it."""
+        """Record an unanswered request: too many before it may have had it dropped."""
         if self._queues:
             self.throttled(in_flight, now)
 
     def was_crowded(self, since_s: float) -> bool:
-        """Return whether functions began late after ``since_s``, so that requests may have been dropped."""
+        """Return whether functions began late after ``since_s``: requests may have been dropped."""
         return self._crowded_s >= since_s
 
     def succeeded(self) -> None:
@@ -131,7 +131,7 @@ class Concurrency:
             self._limit += max(_RAISE_SHARE, 1.0 / self._limit)
 
     def more_at_s(self, now: float) -> float | None:
-        """Return when the ramp alone will allow another request; ``None`` if it holds nothing back."""
+        """Return when the ramp will allow another request; ``None`` if it holds nothing back."""
         if self._per_s == math.inf or self._warm >= min(self.capacity, self._limit):
             return None
         self._fill(now)

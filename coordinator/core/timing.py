@@ -85,7 +85,7 @@ class LatencyModel:
         return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
-        """Return the time in which that share of requests is answered; ``None`` before enough are known."""
+        """Return the time in which that share is answered; ``None`` before enough are known."""
         if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:

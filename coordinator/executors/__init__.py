@@ -1,4 +1,4 @@
-"""Executors: ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
+"""Ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
 
 To add one, write its module, its row in that registry and, if it has settings, its line in
 :mod:`superdl.coordinator.server.settings`. The core decides which samples to request and when, and handles

@@ -217,7 +217,7 @@ class LambdaExecutor(Executor):
     async def _try_stream(
         self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
     ) -> PrefetchResult:
-        """Run a request by a waiting call, to learn what keeps functions from appending outcomes."""
+        """Run a request by a waiting call, to learn what keeps outcomes from being appended."""
         self._is_trying_stream = True
         try:
             result = await self._answer(asked, timeout_s)

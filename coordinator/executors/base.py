@@ -60,11 +60,11 @@ class ExecutorError(SuperError):
 
 
 class ConnectionLostError(ExecutorError):
-    """The connection for the answer broke, through no fault of a request; ``ran_s`` is an upper bound."""
+    """The answer's connection broke, by no request's fault; ``ran_s`` is an upper bound."""
 
 
 class FunctionCrashedError(ExecutorError):
-    """The process that ran the function is gone. The request may or may not have been carried out."""
+    """The function's process is gone. The request may or may not have been carried out."""
 
 
 class FunctionTimedOutError(ExecutorError):
@@ -72,7 +72,7 @@ class FunctionTimedOutError(ExecutorError):
 
 
 class FunctionLostError(ExecutorError):
-    """The request was sent, but no answer came: whether a function ran, or succeeded, is unknown."""
+    """The request was sent, but no answer came: whether a function ran is unknown."""
 
 
 class FunctionRaisedError(ExecutorError):
@@ -80,7 +80,7 @@ class FunctionRaisedError(ExecutorError):
 
 
 class PayloadTooLargeError(ExecutorError):
-    """The request or its result has more bytes than the executor carries: request fewer samples at once."""
+    """The request or its result has too many bytes: request fewer samples at once."""
 
 
 class ThrottledError(ExecutorError):
@@ -194,7 +194,7 @@ class Executor(Protocol):
     """True if its functions keep shards in the context's directory ``scratch``; set once it has started."""
 
     files_by_others: ClassVar[bool] = False
-    """True if its functions may read this machine's files as a user other than the coordinator's."""
+    """True if its functions may read this machine's files as another user."""
 
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
     """Advice for functions that cannot see a directory."""
@@ -263,6 +263,6 @@ def check_settings(settings: Any) -> None:
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
-    """Return untrusted text as one printable line of at most ``most`` characters, for logs and replies."""
+    """Return untrusted text as one printable line of at most ``most`` characters."""
     # Joining words shortens the text, so look at more than fits.
     return shown(" ".join(text[: _SCAN * most].split()), most)

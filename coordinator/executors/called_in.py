@@ -74,7 +74,7 @@ class ConnectedWorker:
 
 
 class Workers:
-    """All connected workers, shared by the executor and the RPC ``Work``; for use from one event loop.
+    """All connected workers, shared by the executor and the RPC ``Work``; for one event loop.
 
     All decode alike. If another decoder may replace theirs, its workers wait for that.
 
@@ -159,7 +159,7 @@ class Workers:
             self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to: the newest waiting worker's, once the time has come; else empty.
+        """Return the decoder to switch to: the newest waiting worker's, once it is time; else empty.
 
         Args:
             is_needed: a job is open, and must continue with its decoder.
@@ -181,7 +181,7 @@ class Workers:
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
-        """Return whether a worker sees the coordinator's store: same address, and for a directory same id."""
+        """Return whether a worker sees our store: same address, and for a directory same id."""
         if not self._store:
             return True
         return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
