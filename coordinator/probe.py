@@ -1,4 +1,4 @@
-"""``python -m superdl.coordinator.probe [address]``: asks a coordinator on this machine whether it serves.
+"""``python -m superdl.coordinator.probe [address]``: asks a local coordinator whether it serves.
 
 For health checks of containers. It asks gRPC's health service at the given address, else at
 ``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``. It uses no TLS, and so only loopback or a unix socket. Exit

@@ -1,4 +1,4 @@
-"""Eligibility of executors for a dataset: finds out which can produce it, before a job waits for it.
+"""Eligibility of executors: finds out which can produce a dataset, before a job waits for it.
 
 Each executor whose functions run elsewhere gets a trial (:mod:`superdl.coordinator.executors.preflight`). If
 all fail, the error is raised, unless the cache holds samples, which proves that a function could make them: a
@@ -112,7 +112,7 @@ class Eligibility:
         return not is_open or dataset.content in self._told
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the executors, by number, that cannot produce it or are not known to yet; never all."""
+        """Return the numbers of executors that cannot produce it, or not for certain; never all."""
         able = self._able(dataset)
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
         there = {number for number in able if not self._executors[number].absence}
@@ -121,7 +121,7 @@ class Eligibility:
         return frozenset(unable if there <= out else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Return the ineligible executors of an opened dataset; :meth:`tell_changes` reports changes."""
+        """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
         return ineligible
 
@@ -172,7 +172,7 @@ class Eligibility:
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try newly started executors for open datasets, and report changed eligibility to the core.
+        """Try new executors for open datasets, and report changed eligibility to the core.
 
         The core must know of it before it learns that the executors accept requests.
         """
@@ -230,7 +230,7 @@ class Eligibility:
             _log.warning("%s", warning)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether an executor is present but not known to be able to produce a dataset or not."""
+        """Return whether it is unknown if a present executor can produce a dataset."""
         trial = self._trials.get((dataset.content, number), _Trial())
         executor = self._executors[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)

@@ -125,7 +125,7 @@ def _mismatch(version: str, target: Target) -> str:
 def _answer(
     reply: Reply, target: Target, ran_s: float, cache: str = ""
 ) -> tuple[dict[str, Any], Report | None]:
-    """Return an answer's JSON and AWS's report. Without a report, a failure is billed as ``ran_s``."""
+    """Return an answer's JSON and AWS's report; without one, a failure is billed as ``ran_s``."""
     report = read_report(reply.log_result, reply.request_id) if reply.log_result else None
     try:
         if reply.function_error:
@@ -200,7 +200,7 @@ def read_report(log_result: str, request_id: str) -> Report | None:
 
     Args:
         log_result: the end of the function's log in base64, as the Invoke API returns it.
-        request_id: the invocation's. Reports on others, and similar output of the function, are skipped.
+        request_id: the invocation's. Reports on others, and what looks like one, are skipped.
     """
     try:
         lines = b64decode(log_result, validate=True).decode(errors="replace").splitlines()

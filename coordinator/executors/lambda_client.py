@@ -117,7 +117,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The function's address. As text for messages: ``the function super-prefetch (us-east-1)``."""
+    """The function's address; as text, ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""

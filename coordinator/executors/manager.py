@@ -150,7 +150,7 @@ class ExecutorManager:
             raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
-        """Admit the started executors whose decoder ``agree`` accepts, and keep retrying the others.
+        """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
 
         Args:
             agree: called with a fingerprint; raises ``ConfigError`` to reject it.
@@ -213,7 +213,7 @@ class ExecutorManager:
         agree: Callable[[str], Awaitable[object]],
         starting: asyncio.Task[None] | None,
     ) -> None:
-        """Retry starting a missing executor until it runs; ``starting``: an attempt in progress."""
+        """Retry a missing executor's start until it runs; ``starting``: an attempt in progress."""
         pause_s = _FIRST_PAUSE_S
         while executor.absence:
             if starting is None:

@@ -67,7 +67,7 @@ def check_source(executor: ManagedExecutor, source: str) -> None:
 
 
 async def try_out(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples, twice if the first attempt fails; return a warning, or nothing.
+    """Try to produce a few samples, twice if need be; return a warning, or nothing.
 
     Raises:
         SourceForbiddenError: functions may not read the source.
@@ -137,7 +137,7 @@ def _check_rights(said: str, cache: str) -> None:
 async def other_region(
     dataset: Dataset, here: str, threads: CallingThreads, region_of: Callable[[str], str]
 ) -> str:
-    """Return a warning if the bucket is in another region, which works only if a network leads there."""
+    """Return a warning if the bucket is in another region, to which a network must lead."""
     bucket = dataset.catalog.bucket
     if not here or not bucket.startswith("s3://"):
         return ""
@@ -158,7 +158,7 @@ async def other_region(
 
 
 async def was_produced(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
-    """Return whether the cache holds any of a few samples; of a random recipe, its first epoch's."""
+    """Return whether the cache holds any of a few samples; if random, of the first epoch."""
     try:
         lengths = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
     except CacheError as error:

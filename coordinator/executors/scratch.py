@@ -1,4 +1,4 @@
-"""A coordinator's scratch directory, next to those of others, which is removed however its process ends."""
+"""A coordinator's scratch directory, next to others', removed however its process ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of the disk's free space, capped since a network file system may report no limit."""
+        """A tenth of the free space, capped: a network file system may report no limit."""
         return min(shutil.disk_usage(self.path).free // 10, _MOST_BYTES)
 
     def remove(self) -> None:

@@ -43,7 +43,7 @@ _NO_SAVERS = (
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """Serves only workers: the RPC ``Work`` is one worker's stream, for as long as both sides live.
+    """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
 
     Args:
         workers: those that decode (``True``) and those that only restore and save (``False``), if allowed.
@@ -87,7 +87,7 @@ async def _serve(
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}")
         return
     stream = _Stream(home, worker, context)
-    # Never cancelled: gRPC would keep writing to what the read leaves behind. It ends with the stream.
+    # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
     home.tasks.start(stream.hear(incoming))
     try:
         worker.say(welcome=pb.Welcome())

@@ -114,7 +114,7 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, if functions run in some; probes learn that the coordinator does not serve yet.
+        """Let workers in, if functions run in some; tell probes that nothing is served yet.
 
         Args:
             store: the address of the coordinator's store, or empty.
@@ -145,7 +145,7 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        """Stop answering samplers before their service ends, and release workers, which would wait."""
+        """Stop answering samplers before their service ends; release workers, which would wait."""
         self._health.end()
         self._reception.service = None
         for workers in self._all_workers.values():

@@ -82,7 +82,7 @@ _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and the tasks that carry out its actions; create it on the event loop that it will run on.
+    """The core and the tasks that carry out its actions; create it on its event loop.
 
     ``failed`` gets the exception of anything that must not fail, a bug: the account is then wrong, and the
     coordinator should restart.
@@ -275,7 +275,7 @@ class Engine:
             self._tell_unavailable(action, result, dataset)
 
     def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that the source cannot provide now, and leave a note for their readers."""
+        """Warn about samples that the source cannot provide now; leave a note for readers."""
         places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not places:
             return
@@ -287,7 +287,7 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Leave a note in the cache that explains to readers of datasets why samples do not come."""
+        """Leave a note in the cache: why samples of datasets do not come."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports trouble with the cache
@@ -389,7 +389,7 @@ class Engine:
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """Describe what is wrong with a new record; pointers, tombstones and other versions are not faults."""
+    """Describe a new record's fault; pointers, tombstones and other versions are none."""
     try:
         unpack(record, sample_id=sample_id)
     except RecordVersionError:

@@ -51,7 +51,7 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class Health:
-    """The Check method of the standard health service, for any service name: there is only one service.
+    """The Check method of the standard health service, for any service name.
 
     The answer does not depend on the message, so none is read: a client that sends a large one, or only its
     beginning, ties up nothing. There is no Watch, which would stay open as long as the client likes.
@@ -114,8 +114,7 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         _: Any,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
-        # Cancelling a read would leave gRPC writing to freed memory, so end the call instead, which ends the
-        # read.
+        # A cancelled read leaves gRPC writing to freed memory: end the call, which ends the read.
         limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
         try:
             message = await context.read()
@@ -227,7 +226,7 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit of open files to the system's maximum; the usual 1024 exists for old programs."""
+    """Raise the limit of open files to the maximum; the usual 1024 is for old programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -124,7 +124,7 @@ def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
     return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
 
 
-# A job's counters: the metric, and the job's attribute, preceded by the other label's value if it has one.
+# A job's counters: the metric, and the job's attribute, after the other label's value if any.
 _COUNTED = """
 batches_read batches_read
 samples_read cache=cache_hits store=samples_straight missed=cache_misses

@@ -1,4 +1,4 @@
-"""Pages of a plan, with ids, labels and status of batches, as ``NextBatches`` returns them; and of a catalog.
+"""Pages of a plan, with batches' ids, labels and status, for ``NextBatches``; and of a catalog.
 
 A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys are included if they fit. For
 readers that see the store, batches include their records' places in it.
@@ -81,7 +81,7 @@ def places_fit(plan: Plan, dataset: Dataset) -> bool:
 
 
 class _PagePlaces:
-    """The places of a page's records. Packs are listed once, in the order in which batches need them."""
+    """The places of a page's records. Packs are listed once, as batches need them."""
 
     def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
         self._page = page
@@ -96,7 +96,7 @@ class _PagePlaces:
         return new
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """Add the packs, and return the batch's fields; empty if none of its samples has a place."""
+        """Add packs, and return the batch's fields; empty if no sample has a place."""
         names, located = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
         names.extend(located.packs[number - 1] for number in new)
@@ -170,7 +170,7 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return labels, and keys if requested, of samples from ``start`` on: as many as fit, at least one.
+    """Return labels, and keys if requested, of samples from ``start``: all that fit, at least one.
 
     Raises:
         PlanError: there is no such place.

@@ -26,7 +26,7 @@ _KEPT_BYTES_MAX = 512 * 2**20
 class Orders:
     """Orders drawn by users' samplers, as far as they have been received. Thread-safe.
 
-    Beyond 32 orders or 512 MiB, the oldest are dropped; they are sent again if their job needs them.
+    Beyond 32 orders or 512 MiB, the oldest are dropped, and sent again if needed.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Orders:
             return len(order) // _INDEX_BYTES
 
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
-        """Return the plan of a job on a dataset of ``size`` samples. Many draws take a second to prepare.
+        """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
 
         Raises:
             ConfigError, PlanError: the request describes no valid plan.

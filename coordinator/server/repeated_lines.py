@@ -38,7 +38,7 @@ _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
 
 class _Text(logging.Formatter):
-    """A formatter for terminals, where lines may contain keys, sources and errors from strangers."""
+    """A formatter for terminals: lines may contain keys, sources and errors from strangers."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -66,7 +66,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its newest line, the Unix time of that line, and the count."""
+    """A cause of warnings or errors: its newest line, that line's Unix time, and the count."""
 
     at_s: float
     level: str
@@ -75,7 +75,7 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes all lines below warnings, but warnings and errors of one cause once a minute.
+    """A handler that writes warnings and errors of one cause once a minute, and all lines below.
 
     The first line of a cause is written at once. Those within a minute after it are counted, and the next one
     includes their number; if none comes, :meth:`tell_counts` logs it. Two lines have one cause if they differ
@@ -91,7 +91,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._clock = clock
         self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
-        """By cause: the time it was last written, the count since, and the newest record of these."""
+        """By cause: when it was last written, the count since, and the newest record of these."""
         self._minute_s = -_EVERY_S
         self._warnings = self._beyond = 0
         """Numbers written in this minute, and counted beyond those."""

@@ -75,7 +75,7 @@ _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run a coordinator until SIGTERM, SIGINT or the end of stdin, its run or its holders; then drain.
+    """Run until SIGTERM, SIGINT or the end of stdin, the run or the holders; then drain.
 
     Args:
         settings: the coordinator's settings.
@@ -211,7 +211,7 @@ async def _start(
         outcomes=outcomes,
     )
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
-    # Functions may take longer to start than a lock lasts, and others' memory must count from the start.
+    # Functions may start for longer than a lock lasts, and others' memory must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
@@ -300,7 +300,7 @@ def _teams(tokens: Tokens, engine: Engine) -> _Steps:
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
-    """Return the registry of datasets, and the store's keeper, opened before functions look for the store."""
+    """Return the datasets, and the store's keeper, opened before functions look for the store."""
     choice, read_only = settings.store_choice, settings.store_read_only
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)

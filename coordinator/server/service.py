@@ -1,4 +1,4 @@
-"""The gRPC service: checks requests, calls the engine, and maps errors to statuses. It makes no decisions.
+"""The gRPC service: checks requests, calls the engine, maps errors to statuses; decides nothing.
 
 Every call is idempotent. An error becomes a status with the message as details and the error's class in the
 trailing metadata.
@@ -169,7 +169,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # Nothing is awaited from here on, so that of two ranks with two plans the second is refused.
+        # Await nothing from here on, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
@@ -260,7 +260,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches; sample by sample, as long as the reply stays below 1 MiB."""
+        """Return the status of batches; sample by sample while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):

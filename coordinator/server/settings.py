@@ -178,7 +178,7 @@ def _is_there(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for each setting with help; :func:`load_settings` reads them."""
+    """Add ``--config`` and an option per setting with help; :func:`load_settings` reads them."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for field in fields(Settings):
         if field.metadata["help"]:
@@ -273,7 +273,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
 
 
 def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
-    """Return the context of executors. Functions on this machine may do what the coordinator may."""
+    """Return the executors' context. Functions on this machine may do what we may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

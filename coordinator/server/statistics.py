@@ -56,7 +56,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return statistics of jobs and of the cache, recent warnings, and the coordinator's settings."""
+    """Return statistics of jobs and cache, recent warnings, and the settings."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -180,7 +180,7 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor does less than it could, or return ``""``. A single one is never set aside."""
+    """Explain why an executor does less than it could. A single one is never set aside."""
     several = len(core.state.fleet.executors) > 1
     reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
@@ -201,7 +201,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return the progress of a job that fills the cache or the store, with its first few failures."""
+    """Return the progress of a job that fills, with its first few failures."""
     progress = core.filled(job)
     answer = pb.Filling(
         there=progress.there, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended

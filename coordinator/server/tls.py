@@ -1,4 +1,4 @@
-"""A coordinator's certificate: read, checked against its key, and read again when its files change.
+"""A coordinator's certificate: read, checked against its key, read again when its files change.
 
 gRPC requests the certificate at each handshake, so a certificate renewed on disk is shown to the next client
 without a restart; existing connections stay.
@@ -127,7 +127,7 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts the certificate with its key, and when it ends: gRPC reports neither.
+    """Check that OpenSSL accepts certificate and key, and when it ends: gRPC reports neither.
 
     Python's ssl reads only files: use one in memory where possible, since a key must not reach a disk.
     """

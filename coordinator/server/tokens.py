@@ -60,7 +60,7 @@ class Tokens:
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
         self._teams = _teams_of(known, "token_file" if self._file else "token")
-        # A token may also be listed without a team, like a client's own in SUPER_TOKEN: it keeps its team.
+        # A token listed without a team too, like a client's own in SUPER_TOKEN, keeps its team.
         named = sorted(known, key=lambda one: "team" in one.rights)
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
@@ -76,7 +76,7 @@ class Tokens:
         return self._team(presented) is not None
 
     def team(self, presented: str) -> str:
-        """Return the team that a token names; :data:`NO_TEAM` if it names none, or is not accepted."""
+        """Return a token's team; :data:`NO_TEAM` if it names none, or is not accepted."""
         return self._team(presented) or NO_TEAM
 
     def _team(self, presented: str) -> str | None:
@@ -180,5 +180,5 @@ _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
 
 
 def _digest(token: str) -> bytes:
-    """Return a digest; all have one length, so comparing two reveals nothing about a token's length."""
+    """Return a digest: all have one length, so comparing two reveals no token's length."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: a share of requests, from the plan through the function to the first read.
+"""Traces by OpenTelemetry: a share of requests, from plan through function to first read.
 
 A request's span begins when the core has planned it and ends with its answer. The function's time in it comes
 from the answer, so that no function has to export anything; one with its own tracing finds the context in the
@@ -70,7 +70,7 @@ class Tracing:
         ending.join(_ENDING_S)
 
     def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
-        """Begin a request's span; return its context for the function, empty if it is not traced."""
+        """Begin a request's span; return the function's context, empty if it is not traced."""
         about: dict[str, str | int] = {
             "super.job": action.job,
             "super.source": dataset.listing.source,
@@ -128,7 +128,7 @@ class Tracing:
             del self._unread[samples]
 
     def read(self, event: BatchRead, core: Core) -> None:
-        """Record that a batch was read; if it has a traced request's first sample, end that trace."""
+        """Record a read batch; if it has a traced request's first sample, end that trace."""
         cursor = core.state.cursor(event.job, event.rank) if event.done else None
         if cursor is None or not 0 <= event.position < cursor.job.plan.batches_per_epoch:
             return  # forged, or from a job that has closed

@@ -108,7 +108,7 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Check that functions decode as those that filled this cache; return ``True`` if it was empty.
+    """Check that functions decode as those that filled the cache; ``True`` if it was empty.
 
     Raises:
         ConfigError: they decode to different pixels.
@@ -128,7 +128,7 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 
 
 class DecoderReplacedError(Exception):
-    """Workers with another ``decoder`` replace the previous ones: the coordinator has to restart."""
+    """Workers with another ``decoder`` replace the previous: the coordinator must restart."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(f"workers that decode as {decoder} are used from now on")
@@ -136,7 +136,7 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop all records of another decoder from the cache; return whether there may have been any."""
+    """Drop all records of another decoder; return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
@@ -153,7 +153,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 
 
 class Upkeep:
-    """The task that holds the cache's lock, watches its identity and memory, and reports changes to the core.
+    """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
     Args:
         cache: the cache server.
@@ -294,13 +294,13 @@ class Upkeep:
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # Long-lived foreign memory may take a part of the headroom; the rest is for short-lived buffers.
+        # Long-lived foreign memory may take part of the headroom; the rest is for buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         wanted_bytes = self._wanted_bytes()
-        # Not at once: jobs from before a restart come back within seconds and own their records again.
+        # Not at once: after a restart, jobs come back within seconds and own their records.
         if (
             wanted_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes

@@ -86,7 +86,7 @@ class Watch:
         await self.history.keep()
 
     def look(self) -> None:
-        """Log which jobs were opened and closed; also called just before and after that may have happened."""
+        """Log opened and closed jobs; also called just before and after there may be some."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]

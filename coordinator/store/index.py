@@ -1,4 +1,4 @@
-"""The index of a store: reads the segments and packs of a collection, and writes segments for others.
+"""The index of a store: reads a collection's segments and packs, and writes segments for others.
 
 Segments save a coordinator that opens a store from reading the index of each pack. Packs fill in what no
 segment lists. All of this blocks and runs in threads.
@@ -63,7 +63,7 @@ _LARGE = 2**20
 
 @dataclass(slots=True)
 class Known:
-    """Packs and segments of a collection that were read before, so that a look reads only new ones."""
+    """A collection's packs and segments read before, so that a look reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -137,7 +137,7 @@ def segment_written(
 
 
 def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> list[str]:
-    """Write the entries of some packs as segments of bounded size, to bound readers' memory; return names."""
+    """Write packs' entries as segments, bounded for readers' memory; return names."""
     names, group, entries = [], [], 0
     for piece in pieces:
         group.append(piece)
@@ -177,7 +177,7 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
-    """Yield the segments that exist and can be read. For the others, packs hold the same entries."""
+    """Yield the segments that can be read. For others, packs hold the same entries."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
@@ -187,7 +187,7 @@ def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
-    """Yield the index of each pack, or the error that prevents its use; skip packs that vanish meanwhile."""
+    """Yield each pack's index, or the error that prevents its use; skip packs that vanish."""
 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:

@@ -89,12 +89,12 @@ class StoreKeeper:
 
     @property
     def takes_packs(self) -> bool:
-        """Return whether functions should write packs now. False from the result on that fills the room."""
+        """Return whether functions should write packs now; not once the room is full."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Reason that no packs are written, for display; empty if they are, or while room is made."""
+        """Why no packs are written, for display; empty if they are, or while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -103,7 +103,7 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """The place of decoded records and its fill level, for display; empty if no store is configured."""
+        """The place of decoded records and its fill level, for display; empty without a store."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept in the cache alone: {reason}"
@@ -112,7 +112,7 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """The id of the store, with which readers prove that they see it; empty if they cannot see it."""
+        """The store's id, with which readers prove that they see it; empty if they cannot."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
@@ -165,7 +165,7 @@ class StoreKeeper:
     def heard(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Take a function's result; return the number of the pack it wrote, or 0, and its samples' mask."""
+        """Take a function's result; return its pack's number, or 0, and the samples' mask."""
         if result.store_trouble:
             self.trouble = one_line(result.store_trouble, _MAX_WORDS)
             self._due_s["room"] = 0.0  # the store may be full
@@ -258,7 +258,7 @@ class StoreKeeper:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        """Run the due parts of the upkeep, each on its own: even on a full disk, room must be made."""
+        """Run due upkeep, each part on its own: even on a full disk, room must be made."""
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
@@ -282,7 +282,7 @@ class StoreKeeper:
                         self._post(event)
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
-        """Drop the handle of a directory that was removed or replaced. The next call reopens it."""
+        """Drop the handle of a removed or replaced directory. The next call reopens it."""
         gone = store is not None and await self._threads.run(partial(is_gone, self.address, self.store_id))
         self._in_trouble("its directory is gone" if gone else str(why))
         if not gone:
@@ -302,7 +302,7 @@ class StoreKeeper:
                 self.room.exhausted = self.room.excess_bytes > 0  # after a failure, retry a minute later
 
     async def _keep_marks(self, store: Store | None) -> None:
-        """Mark the store as open and the collections that jobs read as used; sweep what dead writers left."""
+        """Mark the store as open, collections that jobs read as used; sweep what dead writers left."""
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
         await self._threads.run(partial(store.touch, self._instance))

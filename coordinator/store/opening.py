@@ -84,7 +84,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of a directory's filesystem, or of its future one; 0 for a bucket."""
+    """Return the device number of a directory's (future) filesystem; 0 for a bucket."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -152,7 +152,7 @@ def read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
-    """Return the kind of network filesystem of a directory; empty for a local disk, or if unknown."""
+    """Return a directory's kind of network filesystem; empty if local or unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

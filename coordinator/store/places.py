@@ -34,11 +34,11 @@ _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"
 
 _SPOILT = np.uint32(2**31)
-"""Flag on a pack's number: the record there is damaged, but earlier requests may still refer to it."""
+"""Flag on a pack's number: the record is damaged, but earlier requests may refer to it."""
 
 
 class Joined(NamedTuple):
-    """Result of joining a dataset with entries: indices in its catalog, and the place of each record."""
+    """A dataset joined with entries: indices in its catalog, and the place of each record."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -64,7 +64,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return the number of a pack, from 1, never reused. A lost pack counts as present again."""
+        """Return a pack's number, from 1, never reused. A lost pack counts as present again."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -195,7 +195,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     entries = entries if usable.all() else entries[usable]
     id_halves = np.ascontiguousarray(ids).view("<u8")
     entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
-    # Sort by the first half of an id, then compare the second. Two ids with one first half cost a decode.
+    # Sort by an id's first half, then compare the second. A shared first half costs a decode.
     order, by_need = np.argsort(entry_halves[:, 0], kind="stable"), np.argsort(id_halves[:, 0])
     # With a stable sort and side="right", this is the last of equal ids.
     at = np.searchsorted(entry_halves[order, 0], id_halves[by_need, 0], side="right") - 1
@@ -215,7 +215,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has a directory's samples under another path; else empty.
+    """Return a line for the user if the store has the samples under another path.
 
     Looks at one pack of each of the newest collections, for seconds at most.
 
