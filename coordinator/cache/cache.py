@@ -152,8 +152,8 @@ class Cache:
             LockHeldError: another coordinator holds it.
         """
         # Only until the first success: else two coordinators of one owner would take the lock in turn.
-        given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
-        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
+        arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
+        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
@@ -332,8 +332,10 @@ class Cache:
 
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
         """Write an expiring note under each of these ids, replacing an earlier one."""
-        for key, each in zip(cache_keys(ids), split_ids(ids), strict=True):
-            await self._nodes.one(key, "SET", key, pack_tombstone(note, each), "PX", int(expires_in_s * 1000))
+        for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
+            await self._nodes.one(
+                key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)
+            )
 
     async def close(self) -> None:
         """Close all connections."""

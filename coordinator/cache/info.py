@@ -70,8 +70,8 @@ class CacheInfo:
 
     def busiest_share(self, before: CacheInfo, passed_s: float) -> float:
         """Return the share of a core used since ``before`` by the busiest node's main thread."""
-        both = self.busy_s.keys() & before.busy_s.keys()
-        return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in both), default=0.0)
+        common = self.busy_s.keys() & before.busy_s.keys()
+        return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in common), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,8 +237,8 @@ class Catalog:
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
         packed, skipped = bytearray(), len(self.prefix.encode())
         for start in range(0, len(places), _AT_A_TIME):
-            some = places[start : start + _AT_A_TIME]
-            columns = [_id_columns(part, some, skipped) for part in parts]
+            chunk = places[start : start + _AT_A_TIME]
+            columns = [_id_columns(part, chunk, skipped) for part in parts]
             _, keys, versions, members = columns[0]
             theirs = recipe_digest, randomness, members, columns[1:]
             packed += ids.sample_ids(self.id_bucket, keys, versions, *theirs)
@@ -354,5 +354,5 @@ def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
         digest.update(strings.blob)
         return
     for start in range(0, len(strings), _AT_A_TIME):
-        some = strings.slice(start, start + _AT_A_TIME)
-        digest.update(b"".join([text[skipped:] for text in some] if skipped else some))
+        chunk = strings.slice(start, start + _AT_A_TIME)
+        digest.update(b"".join([text[skipped:] for text in chunk] if skipped else chunk))

@@ -255,8 +255,8 @@ class DatasetRegistry:
             listing.packing = listed is None
             if listed is None:
                 return
-            more = listed - listing.listed  # negative after a listing was restarted
-            if more >= _PROGRESS_STEP or (more > 0 and self._clock() - told_s >= _PROGRESS_S):
+            added = listed - listing.listed  # negative after a listing was restarted
+            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - told_s >= _PROGRESS_S):
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
@@ -271,8 +271,8 @@ class DatasetRegistry:
             self._end(listing, error)
         except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
             _log.exception("listing %s failed: a bug", listing.source)
-            why = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
-            self._end(listing, SourceError(f"listing {listing.source} {why}"))
+            reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
+            self._end(listing, SourceError(f"listing {listing.source} {reason}"))
         await tell()
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:

@@ -78,8 +78,8 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     labels = list((fields or {"label": "label"}).values())
     numeric = {*labels, *(name for name in _names_of(parts) if name.endswith(("offset", "length")))}
     used = numeric.union(_names_of(parts))
-    for some in _some(stream, records):
-        numbers, rows = zip(*some, strict=True)
+    for batch in _some(stream, records):
+        numbers, rows = zip(*batch, strict=True)
         columns: dict[str, list[Any]] = {}
         for name, values in zip(header, zip(*rows, strict=True), strict=True):
             if name in used:
@@ -106,8 +106,8 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
-    for some in _some(stream, _json_records(stream)):
-        numbers, rows, labels = zip(*some, strict=True)
+    for batch in _some(stream, _json_records(stream)):
+        numbers, rows, labels = zip(*batch, strict=True)
         parts = _parts(rows[0], numbers[0])
         names = {*_names_of(parts), "encoding"}  # which rows may lack
         columns = {name: [row.get(name) for row in rows] for name in names}
@@ -312,14 +312,14 @@ def _values(column: Any) -> list[Any]:
 
 def _some(stream: BinaryIO, records: Iterator[_T]) -> Iterator[list[_T]]:
     """Yield records of a stream in batches, with fewer per batch if lines are long."""
-    some, begin = list[_T](), stream.tell()
+    batch, begin = list[_T](), stream.tell()
     for record in records:
-        some.append(record)
-        if len(some) == _LINES_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
-            yield some
-            some, begin = [], stream.tell()
-    if some:
-        yield some
+        batch.append(record)
+        if len(batch) == _LINES_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
+            yield batch
+            batch, begin = [], stream.tell()
+    if batch:
+        yield batch
 
 
 def _dense_bytes(column: Any) -> int:

@@ -269,10 +269,10 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
     prefix = place.prefix.encode()
     full_keys = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
-    both = PackedStrings.concatenate([full_keys, listed])
-    order = both.sort_order()
+    all_keys = PackedStrings.concatenate([full_keys, listed])
+    order = all_keys.sort_order()
     # Both hold a key once, and the sort is stable: a listed key directly follows its row.
-    is_pair = both.reorder(order).equals_next()
+    is_pair = all_keys.reorder(order).equals_next()
     places = np.full(len(full_keys), -1, dtype=np.int64)
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
     missing = np.flatnonzero(places < 0)

@@ -146,8 +146,8 @@ class PackedStrings(Strings):
 
         strings, builder, none = self.arrow(), PackedStringsBuilder(), pa.scalar(b"", pa.large_binary())
         for start in range(0, len(self), _CHUNK):
-            some = strings[start : start + _CHUNK]
-            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), some, none)
+            chunk = strings[start : start + _CHUNK]
+            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), chunk, none)
             builder.extend(PackedStrings.of(joined))
         return builder.build()
 

@@ -155,11 +155,13 @@ class Core:
     def basis(self, action: Prefetch) -> str:
         """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
-        had = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
+        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
-        each = f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
-        samples = f"{action.indices.size} samples of job {action.job} ({each})"
-        return f"request {action.request_id} for {samples}; {had}{race}"
+        lookahead = (
+            f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
+        )
+        samples = f"{action.indices.size} samples of job {action.job} ({lookahead})"
+        return f"request {action.request_id} for {samples}; {load}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """Return a batch's remembered history: times (see :meth:`handle`) and descriptions."""

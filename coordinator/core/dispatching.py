@@ -274,10 +274,10 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         passed_over.add(place)
         return True
     count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
-    mine, count = _suspects_alone(state, key, way.indices, count)
+    suspects, count = _suspects_alone(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, mine[:room], payer, now, restore=way.restore)
+        make(state, executor, key, suspects[:room], payer, now, restore=way.restore)
     return room > 0
 
 

@@ -82,8 +82,8 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
     room = min(fitting, allowed) if is_paid else 0
     waits = job.counters.requests_in_flight or (fill.to_store and is_saving(state))
-    why = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
-    job.is_full = "" if room or waits else why
+    reason = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
+    job.is_full = "" if room or waits else reason
     return room
 
 
@@ -113,10 +113,10 @@ def filled(state: State, job: Job) -> Filled:
     """Return a job's progress in filling."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
-    there = samples.stored_count if in_store else samples.resident_count
+    present = samples.stored_count if in_store else samples.resident_count
     failed = samples.having(SampleState.FAILED)
     lost = int(np.count_nonzero(~samples.stored(failed))) if in_store else failed.size
-    return Filled(there, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
+    return Filled(present, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
 
 
 def _ended(state: State, job: Job, key: SetKey) -> str:

@@ -131,8 +131,8 @@ class ExecutorState:
         if worked:
             self.breaker.worked()
         elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
-            why = next(iter(event.messages.values()), "no sample could be produced")
-            self.breaker.failed(why, made_s, now)
+            reason = next(iter(event.messages.values()), "no sample could be produced")
+            self.breaker.failed(reason, made_s, now)
 
     def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
         """Learn from a failed request."""
@@ -189,7 +189,7 @@ class EligibleExecutors:
 
     def has_place(self, now: float) -> bool:
         """Return whether any executor takes one more request, if only for samples in the store."""
-        return self.places(now) > 0 or any(each.places(now) > 0 for each in self.store_only)
+        return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
         """Return how many more requests an executor may get; one, for trial, if set aside."""
@@ -305,7 +305,7 @@ def pick(
         return None, math.inf
     if deadline.slack_s <= 0:  # a reader waits: no trials of executors that were set aside
         free = [executor for executor in free if executors.is_sound(executor)] or free
-    elif cheaper := [each for each in able[: able.index(free[0])] if executors.is_sound(each)]:
+    elif cheaper := [executor for executor in able[: able.index(free[0])] if executors.is_sound(executor)]:
         models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
         # Allow for a slow request there and, since it may fail, another one here.

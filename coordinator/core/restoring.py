@@ -119,13 +119,13 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
     """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
     absent; a ``whole`` audit comes from a reader that tried to.
     """
-    there: Bools = event.record_bytes > 0
+    present: Bools = event.record_bytes > 0
     if event.pointers is None:
-        return there
+        return present
     if whole and event.pointers.any():
         samples.pointers_from_s = now + _NO_POINTERS_S
     may_follow = not whole and all_straight(state, samples.key.dataset)
-    return there if may_follow else there & ~event.pointers
+    return present if may_follow else present & ~event.pointers
 
 
 def take_in(
@@ -221,8 +221,8 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
         inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
         if parts and count + inside.size > most:
             break
-        mine = wanted[packs == pack]
-        parts += [mine, np.setdiff1d(inside, mine)[: most - count - mine.size]]
+        requested = wanted[packs == pack]
+        parts += [requested, np.setdiff1d(inside, requested)[: most - count - requested.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
     is_wanted = np.isin(taken, wanted)

@@ -257,8 +257,8 @@ class Workers:
         Raises:
             ConfigError: it cannot be admitted; the message gives the reason.
         """
-        if why := self._refusal(hello):
-            raise ConfigError(why)
+        if refusal := self._refusal(hello):
+            raise ConfigError(refusal)
         self.refusal = ""
         worker = ConnectedWorker(hello, next(self._numbers))
         self.fingerprint = self.fingerprint or worker.fingerprint

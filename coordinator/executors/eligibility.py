@@ -115,10 +115,10 @@ class Eligibility:
         """Return the numbers of executors that cannot produce it, or not for certain; never all."""
         able = self._able(dataset)
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
-        there = {number for number in able if not self._executors[number].absence}
+        present = {number for number in able if not self._executors[number].absence}
         unable = set(range(len(self._executors))) - set(able)
         # If all present executors are out, none is: some executor has to take the requests.
-        return frozenset(unable if there <= out else unable | out)
+        return frozenset(unable if present <= out else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
         """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports changes."""
@@ -158,14 +158,14 @@ class Eligibility:
             CacheError: functions may not write to the cache.
             ConfigError: functions refuse the request, for example a custom step.
         """
-        there = [number for number in self._able(dataset) if not self._executors[number].absence]
-        tasks = [task for number in there if (task := self._attempt(dataset, number)) is not None]
+        present = [number for number in self._able(dataset) if not self._executors[number].absence]
+        tasks = [task for number in present if (task := self._attempt(dataset, number)) is not None]
         if tasks:
             ended, _ = await asyncio.wait(tasks, timeout=wait_s)
             for task in ended:
                 task.result()  # raises only bugs
-        failures = [failure for number in there if (failure := self._failure(dataset, number))]
-        if failures and len(failures) == len(there) and not await self._was_produced(dataset):
+        failures = [failure for number in present if (failure := self._failure(dataset, number))]
+        if failures and len(failures) == len(present) and not await self._was_produced(dataset):
             # Drop all results, so that the next caller gets new trials.
             for number in self._able(dataset):
                 self._trials.pop((dataset.content, number), None)

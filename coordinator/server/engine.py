@@ -235,8 +235,8 @@ class Engine:
             _log.debug("%s", self.core.basis(action), extra={"job": action.job})
         if kind.writes_pack and not keeper.takes_packs:
             if kind is RequestKind.SAVE:
-                why = keeper.unwritten or "it makes room"
-                self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
+                reason = keeper.unwritten or "it makes room"
+                self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
                 return
             kind = RequestKind.DECODE
         at = dataset.content, action.indices

@@ -185,11 +185,11 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start
         while stop < end and room > 0:
-            some = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
-            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(some)))
-            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in some])
+            names = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
+            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(names)))
+            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in names])
             fitting = int(np.searchsorted(sizes, room, side="right"))
-            keys += some[: max(fitting, 0 if keys else 1)]
+            keys += names[: max(fitting, 0 if keys else 1)]
             stop, room = start + len(keys), room - int(sizes[-1])
     return pb.Samples(
         labels=catalog.labels_at(np.arange(start, stop)),

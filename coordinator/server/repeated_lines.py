@@ -108,21 +108,21 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
-            told_s, more, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
+            told_s, repeats, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
             if now_s - told_s < _EVERY_S:
-                self._told[cause] = told_s, more + 1, record
+                self._told[cause] = told_s, repeats + 1, record
                 return
             if now_s >= self._minute_s + _EVERY_S:
                 self._minute_s, self._warnings = now_s, 0
             if record.levelno == logging.WARNING and self._warnings >= _WARNINGS_MAX:
-                self._beyond += 1 + more
+                self._beyond += 1 + repeats
                 return
             self._warnings += 1
             self._told[cause] = now_s, 0, record
             if len(self._told) > _CAUSES_MAX:
                 del self._told[next(iter(self._told))]
-            if more:
-                record = _with(record, f" ({more:,} times more since it was last told)")
+            if repeats:
+                record = _with(record, f" ({repeats:,} times more since it was last told)")
         super().emit(record)
 
     def _note(self, cause: tuple[str, int, str], record: logging.LogRecord) -> None:
@@ -146,10 +146,10 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         """Write what was counted for a minute; call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
-            for cause, (told_s, more, record) in list(self._told.items()):
-                if more and now_s - told_s >= _EVERY_S:
+            for cause, (told_s, repeats, record) in list(self._told.items()):
+                if repeats and now_s - told_s >= _EVERY_S:
                     self._told[cause] = now_s, 0, record
-                    late = _with(record, f" (the newest of {more:,} in {now_s - told_s:.0f} s)")
+                    late = _with(record, f" (the newest of {repeats:,} in {now_s - told_s:.0f} s)")
                     late.created = time.time()
                     late.msecs = late.created % 1 * 1000
                     super().emit(late)

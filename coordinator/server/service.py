@@ -195,9 +195,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
         keeper = self._engine.keeper
-        more = [] if is_known else keeper.stored(dataset.content)
+        stored = [] if is_known else keeper.stored(dataset.content)
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
-        self._engine.post_all([opened, *more, *fills])
+        self._engine.post_all([opened, *stored, *fills])
         self._watch.look()
         store_id = keeper.store_id if places_fit(plan, dataset) else ""
         return pb.Job(
@@ -252,8 +252,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
         if request.to_store and keeper.unwritten:
-            why = keeper.told or "start it with --store"
-            raise ConfigError(f"the coordinator has no store to fill now: {why}")
+            reason = keeper.told or "start it with --store"
+            raise ConfigError(f"the coordinator has no store to fill now: {reason}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
         self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))
         return filling(self._core, job, self._datasets[job.dataset])

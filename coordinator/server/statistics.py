@@ -208,8 +208,8 @@ def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
     )
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
-    some = failed[:_TOLD_FAILURES]
-    for index, name in zip(some.tolist(), dataset.catalog.names_at(some), strict=True):
+    shown = failed[:_TOLD_FAILURES]
+    for index, name in zip(shown.tolist(), dataset.catalog.names_at(shown), strict=True):
         reason = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
         answer.failures.add(key=name.decode(), state="failed", message=reason)
     return answer
@@ -247,10 +247,10 @@ def batch_status(
         status.occurrences.insert(0, message)
         if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
             continue
-        for at_s, what in core.history(
+        for at_s, text in core.history(
             occurrence.job, occurrence.rank, occurrence.epoch, occurrence.position
         ):
-            status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
+            status.events.add(occurrence=message, seconds_ago=now - at_s, what=text)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
         status.details.extend(_details(core, engine.datasets[job.dataset], key, place.epoch, indices))
         if status.ByteSize() > room_bytes:

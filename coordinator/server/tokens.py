@@ -135,8 +135,8 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
     except ValueError:
-        why = "share and max_usd are numbers, priority is a whole one"
-        raise ConfigError(f"{origin}: team {team[:64]}: {why}") from None
+        reason = "share and max_usd are numbers, priority is a whole one"
+        raise ConfigError(f"{origin}: team {team[:64]}: {reason}") from None
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs

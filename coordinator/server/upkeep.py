@@ -212,12 +212,12 @@ class Upkeep:
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
-            why = str(error) or "it does not answer in time"
+            reason = str(error) or "it does not answer in time"
             if not self._engine.cache_trouble:
-                _log.warning("waiting for the cache: %s", why)
+                _log.warning("waiting for the cache: %s", reason)
                 self._silent_since = time.strftime("%H:%M:%S UTC", time.gmtime())
             self._engine.cache_trouble = (
-                f"no answer since {self._silent_since}, and no report of readers: {why}"
+                f"no answer since {self._silent_since}, and no report of readers: {reason}"
             )
             return
         if self._engine.cache_trouble:

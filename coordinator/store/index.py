@@ -99,8 +99,8 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     """
     before = frozenset(known.packs)  # excludes packs that are added to it during this look
     sizes = store.packs()
-    there = {name for name in sizes if name.startswith(collection)}
-    gone, new = before - there, there - before
+    present = {name for name in sizes if name.startswith(collection)}
+    gone, new = before - present, present - before
     names = [name for name in _segments_of(store, collection) if name not in known.segments] if new else []
     pieces = list(read_segments(store, names))
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
@@ -117,7 +117,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
         pack.name for pack, good in zip(merged.packs, usable, strict=True) if not good and pack.name in sizes
     }
     known.segments.update(names)
-    known.packs = there | (known.packs - before)
+    known.packs = present | (known.packs - before)
     return Found(sizes, merged, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
 
 
@@ -246,8 +246,8 @@ def _together(pieces: Iterable[Segment]) -> Segment:
 
 def _only(segment: Segment, wanted: set[str]) -> Segment:
     """Return a segment with the entries of some packs only."""
-    there = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
-    entries = segment.entries[there[segment.entries["pack"]]].copy()
-    entries["pack"] = (np.cumsum(there) - 1)[entries["pack"]]
+    is_wanted = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
+    entries = segment.entries[is_wanted[segment.entries["pack"]]].copy()
+    entries["pack"] = (np.cumsum(is_wanted) - 1)[entries["pack"]]
     packs = tuple(pack for pack in segment.packs if pack.name in wanted)
     return Segment(packs, entries)

@@ -175,15 +175,15 @@ class StoreKeeper:
             return 0, None
         offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
-        there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
+        placed, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
         try:
-            segment = index.segment_written(dataset, there, result, self.fingerprint)
+            segment = index.segment_written(dataset, placed, result, self.fingerprint)
         except StoreFormatError as error:
             self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
             return 0, None
         self._pending[index.collection_in(dataset)].append(segment)
-        number = self.places.put_pack(dataset.content, result.pack, there, offsets, lengths)
-        self.room.wrote(result.pack, result.store_bytes, there.size)
+        number = self.places.put_pack(dataset.content, result.pack, placed, offsets, lengths)
+        self.room.wrote(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
             self.step()  # at once: until there is room, decoded records are not stored
         if dataset.content in self._known:

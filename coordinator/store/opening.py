@@ -128,18 +128,18 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         directory = Path(os.path.realpath(default_directory(environment)))
         # Raises for a name that messages cannot carry.
         str(directory).encode()
-        there = next(path for path in (directory, *directory.parents) if path.exists())
-        kind = network_filesystem(there)
-        read_only = read_only_reason(there)
-        free_bytes = shutil.disk_usage(there).free
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        kind = network_filesystem(existing)
+        read_only = read_only_reason(existing)
+        free_bytes = shutil.disk_usage(existing).free
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that is no text
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
     if kind:
-        return StoreChoice("", f"{there} is on a network filesystem ({kind})")
+        return StoreChoice("", f"{existing} is on a network filesystem ({kind})")
     if read_only:  # before the free room, which a read-only filesystem lacks
         return StoreChoice("", read_only)
     if free_bytes < _LEAST_FREE_BYTES:
-        return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
+        return StoreChoice("", f"{existing} has only {free_bytes / 2**30:.1f} GiB free")
     return StoreChoice(str(directory), by_default=True)
 
 

@@ -78,7 +78,7 @@ class Places:
     def join(self, ids: NDArray[np.uint8], found: Found) -> Joined:
         """Return which of a dataset's ids a look has found in usable packs."""
         usable = zip(found.told.packs, found.usable.tolist(), strict=True)
-        numbers = [self.number(pack.name) if good else 0 for pack, good in usable]
+        numbers = [self.number(pack.name) if is_usable else 0 for pack, is_usable in usable]
         return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32))
 
     def open(self, content: bytes, size: int) -> None:
@@ -177,8 +177,8 @@ class Places:
     def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the numbers of packs, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
-        good: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
-        return good
+        usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
+        return usable
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
@@ -235,20 +235,20 @@ def moved_line(store: Store, dataset: Dataset) -> str:
     ):
         if isinstance(index, StoreError) or index.meta.recipe != recipe.json:
             continue
-        there = index.meta.bucket
-        if there == catalog.bucket or not there.startswith(_DIRECTORY):
+        bucket = index.meta.bucket
+        if bucket == catalog.bucket or not bucket.startswith(_DIRECTORY):
             continue
         # Deriving ids takes time, so bound their total.
         derived += len(catalog)
         if derived > _IDS_DERIVED:
             break
         # These are the samples' ids in the other directory.
-        ids = replace(catalog, bucket=there).sample_ids(recipe.digest, fields=recipe.beside)
+        ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:
             return (
-                f"{dataset.listing.source} has files of {there}, which the store holds decoded: it was moved "
-                "or copied, and is decoded again, since samples are known by their directory. "
+                f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
+                "moved or copied, and is decoded again, since samples are known by their directory. "
                 'SuperDataset(..., alias="a-name") knows them by a name, wherever they lie (docs/store.md)'
             )
     return ""
