@@ -84,7 +84,7 @@ _RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call
 
 
 class LockHeldError(CacheError):
-    """Another coordinator owns the cache. Unless renewed, its lock expires in ``expires_in_s``."""
+    """Another coordinator owns the cache. Its lock, unless renewed, lasts ``expires_in_s``."""
 
     def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
         super().__init__(message)
@@ -135,7 +135,7 @@ class Cache:
 
     @_as_asked
     async def info(self) -> CacheInfo:
-        """Return memory, policy and identity of the server, or of a cluster's masters combined."""
+        """Return the server's memory, policy and identity; a cluster's masters combined."""
         masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
         calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
@@ -151,7 +151,7 @@ class Cache:
         Raises:
             LockHeldError: another coordinator holds it.
         """
-        # Only until the first success: else two coordinators of one owner would take the lock in turn.
+        # Only until the first success: else two of one owner would take the lock in turn.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])

@@ -1,4 +1,4 @@
-"""Facts that cache servers report about themselves, and the memory available for records."""
+"""What cache servers report about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CacheInfo:
     fullest_share: float = 0.0
     """Used share of the fullest node's maxmemory."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of each node's main thread, which runs all commands, since the node started."""
+    """CPU seconds of each node's main thread, which runs all commands, since its start."""
 
     @classmethod
     def of_server(cls, text: bytes, keys: int) -> CacheInfo:

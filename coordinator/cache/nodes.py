@@ -114,7 +114,7 @@ class CacheNodes:
             ) from error
 
     async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Return the servers that hold records, in stable order; ``afresh``: ask the cluster first."""
+        """Return the servers with records, in stable order; ``afresh``: ask the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (afresh and nodes.slots is not None):
@@ -142,7 +142,7 @@ class CacheNodes:
         return [*self.checked(await self._run(ask))]
 
     async def close(self) -> None:
-        """Close all connections. Calls in progress are abandoned; theirs close when they end."""
+        """Close all connections; those of calls in progress close when the calls end."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:

@@ -58,7 +58,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
     facts["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
-    # Plain labels are held in a narrowed dtype, so note it. Structured ones have that of label_dtype.
+    # Plain labels are held in a narrowed dtype. Structured ones have that of label_dtype.
     facts["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
         # In the fixed part, a ragged list is represented by its length.

@@ -42,7 +42,7 @@ class Listing:
     """True once all samples are listed and are being sorted and packed."""
     trouble: str = ""
     kept: Kept | None = None
-    """The catalog's file in the state and when the listing ended; until then, of the listing to reuse."""
+    """The catalog's file in the state and the listing's end; until then, of the listing to reuse."""
     catalog: Catalog | None = None
     error: SuperError | None = None
     begun_at_s: float = 0.0

@@ -51,9 +51,7 @@ _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = (
-    10.0  # times the duration of a listing: a source that grows spends a tenth of the time on listing
-)
+_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
 
 
 class DatasetRegistry:
@@ -238,7 +236,7 @@ class DatasetRegistry:
         for listing in self._listings:
             if id(listing) not in used:
                 listing.cancelled.set()
-        # A cancelled listing stays until it ends, because until then it counts towards the limit.
+        # A cancelled listing stays until it ends, as it counts towards the limit.
         self._listings = [entry for entry in self._listings if id(entry) in used or not entry.ended]
 
     async def _list(self, listing: Listing) -> None:
@@ -342,7 +340,7 @@ class DatasetRegistry:
         return catalog
 
     async def _derive_ids(self, dataset: Dataset) -> None:
-        """Derive the ids of all samples in a thread, once for all datasets of equal content."""
+        """Derive all ids in a thread, once for all datasets of equal content."""
         catalog, content = dataset.catalog, dataset.content
         catalog.parts(dataset.recipe.beside)
         if dataset.ready:
@@ -357,11 +355,11 @@ class DatasetRegistry:
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
-        dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller disconnects
+        dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
 
 
 def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
-    """Return the facts that make two catalogs interchangeable: two locations may share an alias."""
+    """Return what makes two catalogs interchangeable: two locations may share an alias."""
     return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 

@@ -146,7 +146,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # Read as dictionaries: a text shared by many rows would otherwise fill memory row by row.
+        # As dictionaries: a text of many rows would otherwise fill memory row by row.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
@@ -165,7 +165,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
             done += batch.num_rows
     except BadRowError:
         raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also for values Python lacks
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # of values Python lacks
         raise BadRowError(done, f"no Parquet that can be read: {error}") from error
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMING_FILE", "list_objects", "list_source"]
 
 NAMING_FILE = ".superdl-source"
-"""Name of a file in a source's root, with JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
+"""A file in a source's root: JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
 
 _NAMING_BYTES = 4096
 _SHOWN = 5
@@ -162,7 +162,7 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
-    """Return how samples are named: as configured, else according to the source's naming file."""
+    """Return how samples are named: as configured, else by the source's naming file."""
     content = small_object(place, NAMING_FILE, _NAMING_BYTES, tally.allowed.link_roots)
     if content is None:
         return told

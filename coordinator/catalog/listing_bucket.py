@@ -158,7 +158,7 @@ def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, 
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, roots=roots)
         try:
-            # S3 reports a missing object as forbidden unless the whole bucket may be listed, so list first.
+            # S3 calls a missing object forbidden unless the bucket may be listed, so list first.
             if source.bucket.startswith("s3://"):
                 listed = (item.key for page in bucket.pages(key) for item in page.objects)
                 if next(listed, "") != key:

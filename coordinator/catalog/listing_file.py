@@ -39,9 +39,9 @@ _THREADS = 8
 # On a local disk, threads only compete for the interpreter: one alone takes half the time. If _SOME entries
 # take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
-_MAX_LINKED_DIRECTORIES = 100_000  # links to links can turn a few directories into any number
+_MAX_LINKED_DIRECTORIES = 100_000  # links to links can make any number of a few directories
 _BLOCK_BYTES = 2**20
-_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Python represents it in names
+_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte of a name that is not UTF-8
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO in the source would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -152,7 +152,7 @@ class _Walk:
         return builder.build()
 
     def _pace(self) -> None:
-        """Let the other threads start once a slow file system keeps the only one waiting."""
+        """Let the other threads start once a slow file system keeps this one waiting."""
         if not self._alone:
             return
         self._seen += 1

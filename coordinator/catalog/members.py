@@ -37,7 +37,7 @@ _SHOWN = 200  # characters of a name in a message
 
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in the smallest unsigned dtype that fits; with negative numbers, in the same dtype."""
+    """Return a copy in the smallest unsigned dtype that fits; in the same dtype if negative."""
     # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         largest = int(numbers.max())
@@ -48,7 +48,7 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each distinct string's first place, in byte order, and each string's place among these."""
+    """Return distinct strings' first places, in byte order, and each string's place among these."""
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -208,7 +208,7 @@ class MemberColumns:
         """
         names = self._names.build()
         offsets, lengths = np.array(self._offsets), np.array(self._lengths)
-        # Sorted by name, whichever row came first, so that equal lists have equal fingerprints.
+        # Sorted, whichever row came first, so that equal lists have equal fingerprints.
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]

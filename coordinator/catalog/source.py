@@ -115,7 +115,7 @@ class Allowed:
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """Check an open file likewise: moving files in the meantime cannot defeat this check."""
+        """Check an open file likewise: no moved file can defeat this check."""
         if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
@@ -123,7 +123,7 @@ class Allowed:
         """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
         there are too many for this process.
         """
-        # First, because the listing then starts over in another process, which checks the other limit.
+        # First: the listing starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:

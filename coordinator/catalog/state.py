@@ -212,7 +212,7 @@ class CatalogState:
         """Remove unfinished files, and the least recently used while there are too many bytes."""
         files = []
         for path in () if self.directory is None else self.directory.iterdir():
-            with contextlib.suppress(OSError):  # another coordinator may remove it at the same time
+            with contextlib.suppress(OSError):  # another coordinator may remove it too
                 if path.suffix in {_CATALOG, _IDS, _ENTRY, _UNFINISHED}:
                     status = path.stat()
                     files.append((status.st_mtime, status.st_size, path))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings"]
 
 _IN_MEMORY_BYTES = 2**26
-_CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
+_CHUNK = 8192  # strings unpacked at a time: few for memory, many for speed
 
 
 class Strings(ABC):
@@ -134,7 +134,7 @@ class PackedStrings(Strings):
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """Return the strings at ``order`` as packed strings."""
         strings, builder = self.arrow(), PackedStringsBuilder()
-        # In pieces, because take() copies into memory, and the builder moves pieces to a file.
+        # In pieces: take() copies into memory, the builder moves them to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings.of(strings.take(order[start : start + _CHUNK])))
         return builder.build()
@@ -160,7 +160,7 @@ class PackedStrings(Strings):
         return equal
 
     def sort_order(self) -> NDArray[np.int64]:
-        """Return the stable order that sorts the strings by their bytes: int64, shape (len,)."""
+        """Return the stable order by the strings' bytes: int64, shape (len,)."""
         import pyarrow.compute as pc
 
         order: NDArray[np.int64] = pc.array_sort_indices(self.arrow()).to_numpy().view(np.int64)

@@ -72,7 +72,7 @@ def audited(state: State, event: Audited, now: float) -> None:
     if absent.size:
         _see_to(state, pending, absent)
     rank = state.cursor(*pending.asker[:2])
-    if rank is not None and rank.job.fill is not None:  # a filling job waits for all its audits
+    if rank is not None and rank.job.fill is not None:  # it waits for all its audits
         state.wake(rank)
     if pending.samples in state.audit_watchers and not any(
         other.samples == pending.samples for other in state.audits.values()
@@ -94,7 +94,7 @@ def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Mark all known samples as absent; audits in flight will report theirs as absent too."""
+    """Mark known samples as absent; audits in flight will report theirs as absent too."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -110,7 +110,7 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Mark all resident samples as unknown; each rank audits them again when it reaches them."""
+    """Mark resident samples as unknown; each rank audits them again when it reaches them."""
     for samples in state.sets.values():
         samples.doubt()
     state.look_again(state.cursors)

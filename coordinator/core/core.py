@@ -48,7 +48,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RequestDone: requests.request_done,
     events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
-    events.Tick: lambda *_: None,  # time alone changes nothing; every event handles what is due
+    events.Tick: lambda *_: None,  # every event handles what is due
 }
 
 
@@ -129,7 +129,7 @@ class Core:
 
     @property
     def spent_usd(self) -> float:
-        """Money spent, plus what requests in flight will cost even if their results are lost."""
+        """Money spent, plus what requests in flight will cost, come what may."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     @property

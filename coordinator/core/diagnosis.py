@@ -168,7 +168,7 @@ def needed_bytes(state: State) -> int:
         number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
     )
     budget = kept
-    for _ in range(_ROUNDS):  # the windows grow with the budget, up to the look-ahead needed
+    for _ in range(_ROUNDS):  # windows grow with the budget, up to the need
         scarcity = WINDOW_SHARE * budget / max(wanted_bytes, 1.0)
         windows = (
             max(

@@ -150,7 +150,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
-            eligible.has_changed(now)  # take a snapshot, so that later calls compare with it
+            eligible.has_changed(now)  # a snapshot with which later calls compare
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
@@ -310,7 +310,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first; request others singly, as they may crash the function."""
+    """Put samples that never failed first; request others singly: they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
@@ -338,7 +338,7 @@ def _refuse_readers(state: State, now: float) -> None:
 
 
 def wake_times_s(state: State, now: float) -> Iterator[float]:
-    """Yield the future times at which something becomes due or possible without an event."""
+    """Yield the times at which something becomes due or possible without an event."""
     for due_s in (
         state.expiries[0][0] if state.expiries else None,
         state.retries.soonest_s(),

@@ -52,7 +52,7 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
     if job is None:
         return
     job.fill, job.is_full = event, ""
-    state.unsaved.wanted |= event.to_store and state.settings.store  # also for samples cached earlier
+    state.unsaved.wanted |= event.to_store and state.settings.store  # earlier samples too
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -88,7 +88,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
 
 
 def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop cached samples that are in the store and that no job needs; return the bytes freed."""
+    """Drop cached samples that are stored and that no job needs; return the bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]

@@ -86,7 +86,7 @@ class ExecutorState:
     usd: float = 0.0
     """The amount billed for them so far."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Requests that ended so far: ``answered``, or the failure kind's name in lower case."""
+    """Requests ended so far: ``answered``, or the failure kind's name in lower case."""
     cold_starts: int = 0
     cold_s: float = 0.0
     """Total time from requests for functions that were not running until they began."""
@@ -188,7 +188,7 @@ class EligibleExecutors:
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
-        """Return whether any executor takes one more request, if only for samples in the store."""
+        """Return whether any executor takes one more request, if only for stored samples."""
         return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
@@ -245,7 +245,7 @@ class EligibleExecutors:
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield the times at which executors that are full now may take more without an event."""
+        """Yield when executors that are full now may take more without an event."""
         for executor in (*self.executors, *self.store_only):
             if self.places_of(executor, now) > 0:
                 continue

@@ -144,7 +144,7 @@ class Cursor:
         bisect.insort(self.pending, ahead, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """Record that a batch was read; reads may be out of order, and reports may be lost."""
+        """Record a read batch; reads may be out of order, and reports may be lost."""
         self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
@@ -155,7 +155,7 @@ class Cursor:
             return
         before = self.watermark
         self.read_ahead.add(position)
-        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost: do not wait for it
+        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost
             self.watermark = min(self.read_ahead)
         while self.watermark in self.read_ahead or self._has_nothing():
             self.read_ahead.discard(self.watermark)

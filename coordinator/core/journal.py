@@ -76,7 +76,7 @@ class Cause(enum.Enum):
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position; ``wait_us`` is between its attempts."""
+    """A batch that a reader waited for, by rank, epoch and position; ``wait_us``: between attempts."""
 
     rank: int
     epoch: int

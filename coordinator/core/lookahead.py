@@ -1,4 +1,4 @@
-"""Look-ahead: the length of a rank's window, and the samples in it that must be requested."""
+"""Look-ahead: the length of a rank's window, and its samples that must be requested."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
-        # The first batches one by one, since the deadlines of a span are that of its first batch.
+        # The first batches one by one, as a span has the deadline of its first batch.
         batches = 1 if cursor.lookahead - cursor.watermark < LEAST_BATCHES else _SPAN_BATCHES
         stop = min(position + min(batches, end - cursor.lookahead), job.plan.batches_per_epoch)
         span = job.plan.span(epoch, position, stop, cursor.rank)
@@ -114,7 +114,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # else it would never be saved
+        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # or it is never saved
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))

@@ -49,7 +49,7 @@ class Mixing:
         self.count, self._run = counts[member], run
         """Number of an epoch's slots that belong to this dataset."""
         self._others: list[tuple[int, int]] = []
-        """The slots that each dataset before this one takes, and the number it takes them from."""
+        """The slots that each earlier dataset takes, and the number it takes them from."""
         remaining = self.slots // run
         for count in counts[:member]:
             self._others.append((count // run, remaining))
@@ -57,7 +57,7 @@ class Mixing:
         self._own, self._left = self.count // run, remaining
 
     def before(self, slots: Ints) -> Ints:
-        """Return how many of the first ``slots`` slots belong to this dataset; epochs follow one another."""
+        """Return how many of the first ``slots`` slots are this dataset's; epochs follow one another."""
         if self._run == 1:
             return self._runs_before(slots)
         runs, rest = np.divmod(slots, self._run)
@@ -71,7 +71,7 @@ class Mixing:
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of this dataset's samples, counted from the first; inverts :meth:`before`."""
+        """Return the slots of this dataset's samples, from the first; inverts :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
         for count, available in reversed(self._others):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.draws import Draws
 
 NEVER_SOON: Final = 2**62
-"""Distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
+"""Distance of samples with no known next use: far beyond others, safe to add to in int64."""
 
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
@@ -161,7 +161,7 @@ class Plan:
         return self.length if self._mixing is None else self._mixing.slots
 
     def _before(self, slots: int) -> int:
-        """Return how many order positions of this plan are in the first ``slots`` slots of an epoch."""
+        """Return how many of this plan's order positions are in an epoch's first ``slots`` slots."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
     def _batches_of(self, places: Ints) -> Ints:
@@ -173,7 +173,7 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Number of order positions in an epoch: its samples, or its draws with their repetitions."""
+        """Number of order positions in an epoch: samples, or draws with repetitions."""
         return self.size if self._drawing is None else self._drawing.length
 
     @property
@@ -288,7 +288,7 @@ class Plan:
             return distance
         places = self._places(epoch, indices)
         used = self._batches_of(places)
-        # The samples that open the epoch come again in its last batch if that is padded with them.
+        # The samples that open the epoch come again in its last batch, as padding.
         reopened = (places < self.padding_per_epoch) & (used < position)
         used[reopened] = batches - 1
         distance = used - position
@@ -299,7 +299,7 @@ class Plan:
         return distance
 
     def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return each sample's first global batch from ``position`` on in the epoch, or `NEVER_SOON`."""
+        """Return each sample's first global batch from ``position`` in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.

@@ -208,7 +208,7 @@ class RoomSearch:
     """The time of the next check for teams that hold more than their share."""
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
-        """Record that a search for samples needed later than ``later_than_s`` freed too little."""
+        """Record that a search among samples needed after ``later_than_s`` freed too little."""
         self.until_s = now + _PAUSE_S + _PAUSE_PER_JOB_S * jobs
         self.events = events
         self.later_than_s = later_than_s
@@ -274,7 +274,7 @@ class Stragglers:
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges stay within a share of all requests that have ended."""
+        """Return how many more hedges stay within a share of all ended requests."""
         return max(0, int(share * self.landings) - self.hedges)
 
 

@@ -54,14 +54,14 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         state.room_search.reset()
     if cursor is not None:
         cursor.reach = max(cursor.reach, start)
-    if cursor is not None and start < cursor.watermark:  # another process, which starts again
+    if cursor is not None and start < cursor.watermark:  # another process starts again
         cursor.seek(start, now)
     if cursor is None:
         cursor = Cursor(
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
-        # Readers likely see a directory; if their first page says otherwise, restoring is quick.
+        # Readers likely see a directory; if their first page denies it, restoring is quick.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.sees_store_changed()
@@ -204,7 +204,7 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
 def renew(state: State, cursor: Cursor, now: float) -> None:
     """Renew a rank's lease."""
     cursor.last_seen_s = now
-    if cursor.lapsed or cursor.key not in state.leases:  # one entry each; when due, it is checked again
+    if cursor.lapsed or cursor.key not in state.leases:  # one entry each, checked again when due
         state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False

@@ -123,7 +123,7 @@ def _send(state: State, request: Request, now: float) -> None:
 
 
 def _late_at_s(state: State, request: Request, now: float) -> float | None:
-    """Return when a request that is sent now becomes a straggler; ``None`` if that is unknown."""
+    """Return when a request sent now becomes a straggler; ``None`` if unknown."""
     order, executor = request.order, state.fleet.executors[request.order.executor]
     samples, quantile = order.indices.size, state.settings.hedge_quantile
     if order.kind is RequestKind.RESTORE:
@@ -164,7 +164,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
-    raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; and one pack is enough
+    raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; one pack is enough
     order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
     _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
@@ -232,10 +232,10 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
-    if not_restored:  # decode instead, as what crashes or hangs one function would do so again
+    if not_restored:  # decode: what crashes or hangs one function would again
         unsettled = request.order.indices[ended.left | request.claim.unsettled]
         restoring.forget(state, state.set_of(request.order.samples), unsettled)
-    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store also delays writers
+    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store delays writers
         restoring.distrust(state, request, message, now)
     if ended.left.any():
         retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)

@@ -67,7 +67,7 @@ class Way(NamedTuple):
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record places in the store. For a dataset that no job has opened, they will be sent again."""
+    """Record places in the store. For a dataset without a job, they will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -131,7 +131,7 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
 def take_in(
     state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
 ) -> Ints:
-    """Mark the samples that are in the cache, as records or pointers; return those with records."""
+    """Mark the cached samples, as records or pointers; return those with records."""
     if event.pointers is None:
         samples.store(indices[there], event.record_bytes[there])
         return indices[there]

@@ -46,7 +46,7 @@ _UNANSWERED_MAX = 5
 """Most unanswered requests before a sample is suspected, while functions begin late."""
 
 _OUTAGES_PER_WARNING = 8
-_GOLDEN = (5**0.5 - 1) / 2  # the fractional parts of its multiples are evenly spread over 0 to 1
+_GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 
 BLAMED_ON_EXECUTOR_MAX = 2
 """Most failures of a sample that a set-aside executor is blamed for, if there is another."""
@@ -124,7 +124,7 @@ def retry_rest(
     await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
     if expired_early:  # else they would be requested, and paid for, forever
         messages = _with_clocks(state, request, messages, now)
-    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it delays all others in its function
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone: it delays its whole function
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 

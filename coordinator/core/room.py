@@ -151,7 +151,7 @@ def see_shares(state: State, now: float) -> None:
 
 
 def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
-    """Return batches from the slowest rank to each next use; ``NEVER_SOON`` if beyond the next epoch."""
+    """Return batches from the slowest rank to each next use; ``NEVER_SOON`` beyond the next epoch."""
     epoch, position = job.epoch_and_position(job.watermark)
     if key.epoch == EVERY_EPOCH:
         return job.plan.next_use(indices, epoch, position)
@@ -204,7 +204,7 @@ def choose_victims(
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        # Most samples of a random recipe are used up; samples needed again must not hide them.
+        # Most samples of a random recipe are used up; others must not hide them.
         step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
         candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:

@@ -205,7 +205,7 @@ class SampleSet:
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
+        """Change the state of distinct ``indices``; ``RuntimeError`` for an illegal change, a bug."""
         if not indices.size:
             return
         before = self.state[indices]
@@ -272,7 +272,7 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """True if nothing of this set is in the cache, on its way there or waiting for it."""
+        """True if nothing of this set is cached, on its way or waiting."""
         return not self.resident_count and not self.under_way
 
     @property

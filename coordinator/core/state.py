@@ -277,7 +277,7 @@ class State:
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return a rank's cursor; ``None`` if it is unknown (closed, or from before a restart)."""
+        """Return a rank's cursor; ``None`` if unknown (closed, or from before a restart)."""
         open_job = self.jobs.get(job)
         return open_job.cursors.get(rank) if open_job else None
 

@@ -116,7 +116,7 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set the limits of teams; a team no longer listed keeps its limits for its open jobs."""
+        """Set teams' limits; a team no longer listed keeps its limits for its open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):

@@ -90,7 +90,7 @@ class Concurrency:
             self._tokens = max(0.0, self._tokens - (in_flight - self._warm))
             self._warm = in_flight
         self._peak = max(self._peak, in_flight)
-        if now - self._peak_since_s > _WARM_S:  # environments not used within this time are gone
+        if now - self._peak_since_s > _WARM_S:  # environments unused for this long are gone
             self._warm, self._peak, self._peak_since_s = self._peak, in_flight, now
 
     def throttled(self, in_flight: int, now: float) -> None:
@@ -145,7 +145,7 @@ class Concurrency:
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures that no sample is to blame for, at most one counted in each wait."""
+    """Consecutive failures that no sample is to blame for; one counts in each wait."""
 
     failures: int = 0
     until_s: float = 0.0
@@ -220,7 +220,7 @@ class CircuitBreaker:
     def refused(self, reason: str, made_s: float, now: float) -> None:
         """Record that it took no request, made at ``made_s``: it is throttled, or gone."""
         self.reason = reason
-        if self.tripped and made_s <= self._tripped_s:  # requests in flight together fail together
+        if self.tripped and made_s <= self._tripped_s:  # requests fail together
             return
         self._pause_s = min(OPEN_MAX_S, 2 * self._pause_s or _FIRST_S)
         self._tripped_s = now

@@ -165,7 +165,7 @@ class LambdaExecutor(Executor):
         self._client.close()
 
     def _by_its_clock(self, request: PrefetchRequest) -> PrefetchRequest:
-        """Return the request in the functions' clock. A function unlike the warmed one refuses it."""
+        """Return the request in the functions' clock. Other functions than the warmed refuse it."""
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),

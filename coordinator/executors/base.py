@@ -191,7 +191,7 @@ class Executor(Protocol):
     """Number of crashes, timeouts and restarts of slots."""
 
     keeps_shards: bool = False
-    """True if its functions keep shards in the context's directory ``scratch``; set once it has started."""
+    """True if its functions keep shards in the context's ``scratch``; set once it has started."""
 
     files_by_others: ClassVar[bool] = False
     """True if its functions may read this machine's files as another user."""
@@ -208,7 +208,7 @@ class Executor(Protocol):
 
     @classmethod
     def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its functions reach the store at ``address``. A bucket is always reachable."""
+        """Return whether its functions reach the store at ``address``; always, if a bucket."""
         return address.startswith("s3://")
 
     async def start(self) -> None:

@@ -43,7 +43,7 @@ FAILURES = ("crashed", "timed_out", "restarted")
 _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
 _MARGIN_S = 10.0
-"""Extra time for an answer beyond the request's own: the worker ends overdue requests itself."""
+"""Extra time for an answer: the worker ends overdue requests itself."""
 _KINDS: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "timed_out": FunctionTimedOutError,
@@ -108,7 +108,7 @@ class Workers:
         """Failures of slots, by kind, including those of workers that have left."""
         self.tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
-        """The decoder in use; empty until the first worker comes, unless the cache has records of one."""
+        """The decoder in use; empty until a worker comes, unless the cache has records of one."""
         self.refusal = ""
         """Reason that the newest worker was refused; empty once one was admitted."""
 

@@ -236,7 +236,7 @@ class Eligibility:
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _failure(self, dataset: Dataset, number: int) -> SuperError | None:
-        """Return why an executor cannot produce a dataset; ``None`` if it can, or if unknown."""
+        """Return why an executor cannot produce a dataset; ``None`` if unknown or it can."""
         return self._trials.get((dataset.content, number), _Trial()).failure
 
     async def _was_produced(self, dataset: Dataset) -> bool:

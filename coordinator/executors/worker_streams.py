@@ -68,7 +68,7 @@ async def _serve(
     hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
     silence_s = min((group.silence_s for group in workers.values()), default=_SILENCE_S)
     await asyncio.wait([hello], timeout=silence_s)
-    if not hello.done():  # the end of the call ends the read, with an error that is this one
+    if not hello.done():  # the call's end ends the read, with this error
         hello.add_done_callback(asyncio.Future.exception)
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
         return

@@ -301,7 +301,7 @@ class Engine:
         if fault:
             error = FunctionRaisedError(fault)
             took_us = result.billed_us or result.duration_us
-            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # it is billed all the same
+            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # billed all the same
             raise error
         memory_gb = result.memory_mb / 1024 or self._memory_gb
         bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
@@ -334,7 +334,7 @@ class Engine:
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
-        while True:  # until the cache answers: the core waits for it, and readers have their own timeouts
+        while True:  # until the cache answers: the core waits, readers have timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
                 lengths = await look(ids)
@@ -353,7 +353,7 @@ class Engine:
         sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
         try:
             record = await self._cache.record(sample_id)
-        except CacheError:  # the next one will find it, and upkeep reports that the cache does not answer
+        except CacheError:  # the next one will find it, and upkeep reports the cache
             return
         if record is not None:
             fault = _fault_of(record, sample_id)
@@ -384,7 +384,7 @@ class Engine:
         warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
-        except CacheError as error:  # readers will report them as missing again, and the core retries
+        except CacheError as error:  # readers report them again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
 
 

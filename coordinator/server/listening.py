@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
-_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
+_CALLS_PER_CONNECTION_MAX = 256  # a process has one, and a call per sampler
 _CONNECTIONS_MAX = 4096  # idle ones were measured at 45 KB each: 190 MB
 _OWN_FILES_MAX = 1024  # the cache's nodes, functions, S3, workers' pipes, listings
 _HANDSHAKE_TIMEOUT_MS = 20_000  # a silent client keeps no connection
-_IDLE_MS = 60_000  # without a call; a sampler calls every two seconds, and others reconnect unawares
+_IDLE_MS = 60_000  # without a call: samplers call every two seconds, others reconnect
 _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
@@ -136,7 +136,7 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         ending.add_done_callback(self._ending.discard)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with contextlib.suppress(grpc.aio.AbortError):  # it is meant for the handler, which gets it too
+        with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"the call's message has not come in {self._timeout_s:g} s"
             )

@@ -237,9 +237,9 @@ class Metrics:
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
                 yield from self._gauges(job)
-        while len(self._rows) > JOBS_NAMED:  # the first belongs to the job that closed longest ago
+        while len(self._rows) > JOBS_NAMED:  # the first job closed longest ago
             del self._rows[next(iter(self._rows))]
-        # Figures once in a row never move to OTHER: a sum that moves there would look like a burst of work.
+        # Figures once in a row never move to OTHER, where they would look like a burst of work.
         # Sums in a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):

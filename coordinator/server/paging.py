@@ -51,7 +51,7 @@ class Occurrence(NamedTuple):
 
 
 class PlannedBatches:
-    """The batches planned most recently, by batch id, with the newest occurrences of each."""
+    """The batches planned most recently, by id, with the newest occurrences of each."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity

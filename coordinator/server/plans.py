@@ -1,4 +1,4 @@
-"""The plan that a request to open a job describes, and orders that are sent in parts before it."""
+"""The plan in a request to open a job, and orders that are sent in parts before it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_job_id(name: str) -> None:
 
 
 def check_place(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` if a plan has no such place, ``UnknownJobError`` if its order is unknown."""
+    """Raise ``PlanError`` for no place of a plan, ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
     if not plan.covers(epoch):

@@ -255,7 +255,7 @@ def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool)
 
 
 def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
-    """Return the tracing of requests, if any are traced; pending spans are sent at the end."""
+    """Return the tracing, if requests are traced; pending spans are sent at the end."""
     if not settings.trace:
         return None
     tracing = Tracing(settings.trace)

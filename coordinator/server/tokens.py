@@ -110,7 +110,7 @@ def is_named(tokens: Tokens | None, team: str) -> bool:
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return the limits of teams, as given by at least one token of each; several must agree."""
+    """Return teams' limits, as given by at least one token of each; several must agree."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):

@@ -85,7 +85,7 @@ class Tracing:
             return ""
         context, first = span.get_span_context(), int(action.indices[0])
         self._requests[action.request_id] = span, action.samples, first
-        if action.kind.fills_cache:  # else it was there before, and its reads belong to another request
+        if action.kind.fills_cache:  # else its reads belong to an earlier request
             self._unread[action.samples][first] = context
             self._order.append((action.samples, first))
             if len(self._order) > _UNREAD_MAX:

@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 _REACH_TIMEOUT_S = 10.0
 _DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
-_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node of a cluster must not let the lock on another expire
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let another's lock expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
-_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less, it is about to drop more
+_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less it soon drops more
 _FREED_SHARE = 1 / 16
 _EVEN_S = 15.0  # period over which the CPU of the cache's nodes is averaged
-_RENEWED_S = 0.5  # a larger change of the expiry means a renewal: clocks and calls are not that uneven
+_RENEWED_S = 0.5  # a larger change of the expiry is a renewal
 
 
 async def take_over(cache: Cache) -> CacheInfo:
@@ -148,7 +148,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.replace_fingerprint(digest)  # last: a coordinator that ends here leaves a matching one
+    await cache.replace_fingerprint(digest)  # last: it matches even if this ends
     return True
 
 
@@ -257,7 +257,7 @@ class Upkeep:
     def _lost(self, nodes: frozenset[str]) -> None:
         """Handle a server that was restarted, emptied or replaced."""
         self._kept_usd = 0.0
-        if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
+        if self._outcomes is not None:  # its node may be new, or lack the last entries
             self._outcomes.lost()
         if self._nodes & nodes and len(nodes) > 1:
             _log.warning(

@@ -106,7 +106,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
     indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
-        with contextlib.suppress(StoreError):  # on a full disk, for example: the packs can be read again
+        with contextlib.suppress(StoreError):  # a full disk: packs can be read again
             names += write_segments(store, collection, indexes)
     merged = _together([*pieces, *indexes])
     usable = [
@@ -194,7 +194,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
             index = store.read_index(*item)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # concerns this pack alone
             return error
-        return replace(index, entries=index.entries.copy())  # a view would keep everything read in memory
+        return replace(index, entries=index.entries.copy())  # a view would keep all that was read
 
     with threads(AT_ONCE) as pool:
         for name, outcome in zip(packs, pool.map(read, packs.items()), strict=True):

@@ -124,7 +124,7 @@ class StoreKeeper:
         if not self.address:
             return None
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
-        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues in the background
+        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
             return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
@@ -142,7 +142,7 @@ class StoreKeeper:
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up a dataset about to be opened in the store, and wait for the result, bounded."""
+        """Look up a dataset that will be opened, and wait for the result, bounded."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
@@ -344,7 +344,7 @@ class StoreKeeper:
         room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
-        if not is_bucket(self.address) or room.excess_bytes:  # others write there too; S3 bills for lists
+        if not is_bucket(self.address) or room.excess_bytes:  # others write too; S3 bills lists
             packs_before = set(room.sizes)
             room.found(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
@@ -371,7 +371,7 @@ class StoreKeeper:
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
-            await self._keep_marks(store)  # removing may take long; others must see the store in use
+            await self._keep_marks(store)  # others must see the store in use meanwhile
         if names:
             _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 
