@@ -1,4 +1,4 @@
-"""The coordinator: knows every job's plan, has samples produced ahead of time, and accounts for the cache.
+"""The coordinator: plans every job, has samples produced ahead, and accounts for the cache.
 
 Run it with ``superdl coordinator`` or ``python -m superdl.coordinator``.
 """

@@ -1,4 +1,4 @@
-"""``python -m superdl.coordinator.probe [address]``: asks a coordinator on this machine whether it serves.
+"""``python -m superdl.coordinator.probe [address]``: asks a local coordinator whether it serves.
 
 For health checks of containers. It asks gRPC's health service at the given address, else at
 ``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``. It uses no TLS, and so only loopback or a unix socket. Exit
@@ -35,8 +35,8 @@ def probe(address: str) -> str:
             answer = ask(health_pb2.HealthCheckRequest(service="super.v1.Coordinator"), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             return f"{error.code().name.lower()}: {error.details()}"
-    said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return "" if said == "SERVING" else f"it says {said}"
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return "" if status == "SERVING" else f"it says {status}"
 
 
 def _why_not(address: str, *, speaks_tls: bool) -> str:

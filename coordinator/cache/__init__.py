@@ -1,4 +1,4 @@
-"""The coordinator's side of the cache: budget, lock, upkeep, and the streams that others append to."""
+"""The coordinator's side of the cache: budget, lock, upkeep and streams."""
 
 from __future__ import annotations
 

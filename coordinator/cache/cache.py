@@ -84,7 +84,7 @@ _RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call
 
 
 class LockHeldError(CacheError):
-    """Another coordinator owns the cache. Unless renewed, its lock expires in ``expires_in_s``."""
+    """Another coordinator owns the cache. Its lock, unless renewed, lasts ``expires_in_s``."""
 
     def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """Make a method of ``Cache`` raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
+    """Make a method raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
@@ -135,10 +135,10 @@ class Cache:
 
     @_as_asked
     async def info(self) -> CacheInfo:
-        """Return memory, policy and identity of the server, or of a cluster's masters combined."""
+        """Return the server's memory, policy and identity; a cluster's masters combined."""
         masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
-        asked = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
-        infos = [CacheInfo.of_server(*told) for told in await asyncio.gather(*asked)]
+        calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
+        infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
@@ -151,9 +151,9 @@ class Cache:
         Raises:
             LockHeldError: another coordinator holds it.
         """
-        # Only until the first success: else two coordinators of one owner would take the lock in turn.
-        given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
-        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
+        # Only until the first success: else two of one owner would take the lock in turn.
+        arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
+        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
@@ -185,7 +185,7 @@ class Cache:
 
     @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """Record the decoder fingerprint unless there is one; return the valid one, and whether it is new."""
+        """Record the decoder fingerprint unless there is one; return it, and whether it is new."""
         agreed = await self.fingerprint()
         if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
@@ -197,7 +197,7 @@ class Cache:
 
     @_as_asked
     async def spent_usd(self) -> float:
-        """Return the earlier spending of this cache's coordinators; ``ConfigError`` if it is no valid sum."""
+        """Return what earlier coordinators spent; ``ConfigError`` if it is no valid sum."""
         written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent_usd = float(written)
@@ -212,7 +212,7 @@ class Cache:
 
     @_as_asked
     async def teams_usd(self) -> dict[str, float]:
-        """Return the earlier cost of each team's requests; ``ConfigError`` if these are no valid sums."""
+        """Return the earlier cost of each team; ``ConfigError`` if it is no valid sum."""
         written = string(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
         try:
             teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
@@ -249,19 +249,19 @@ class Cache:
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
         keys = cache_keys(ids)
-        for at in range(0, len(keys), _PIPELINE_KEYS):
-            some = keys[at : at + _PIPELINE_KEYS]
+        for start in range(0, len(keys), _PIPELINE_KEYS):
+            chunk = keys[start : start + _PIPELINE_KEYS]
             commands: list[Words] = []
             # Two commands per key: one for the header, one for the length.
-            for key in some:
+            for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
-            asked = [key for key in some for _ in range(2)]
-            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(asked, commands))])
+            routing_keys = [key for key in chunk for _ in range(2)]
+            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(routing_keys, commands))])
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
-            headers[at : at + len(some)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
-            lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
+            headers[start : start + len(chunk)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
+            lengths[start : start + len(chunk)] = [reply or 0 for reply in replies[1::2]]
         # Anything but a record of this format and id counts as missing.
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
@@ -274,7 +274,7 @@ class Cache:
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Read and check each whole record; return lengths like :meth:`audit`, 0 for a damaged record."""
+        """Read and check whole records; return lengths like :meth:`audit`, 0 for a damaged one."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
@@ -301,19 +301,19 @@ class Cache:
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Return ids of about ``count`` records, maybe repeated, and the next cursor; 0 at start and end."""
-        place, at = divmod(cursor, _CURSORS)  # one master after the other
+        """Return about ``count`` ids, maybe repeated, and the next cursor; 0 at start and end."""
+        shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
-        if place >= len(masters):  # the cluster has shrunk
+        if shard >= len(masters):  # the cluster has shrunk
             return 0, b""
-        scan = ("SCAN", at, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
-        ((following, keys),) = await self._nodes.at(masters[place].node, scan)
+        scan = ("SCAN", shard_cursor, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
+        ((next_cursor, keys),) = await self._nodes.at(masters[shard].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
-        found = bytes.fromhex(b"".join(digits).decode())
+        ids = bytes.fromhex(b"".join(digits).decode())
         # At 0, this master is done: continue with the next, or end with 0 after the last.
-        if following := int(following):
-            return place * _CURSORS + following, found
-        return (place + 1) % len(masters) * _CURSORS, found
+        if next_cursor := int(next_cursor):
+            return shard * _CURSORS + next_cursor, ids
+        return (shard + 1) % len(masters) * _CURSORS, ids
 
     async def drop(self, ids: bytes) -> None:
         """Delete records. Missing ones are ignored."""
@@ -332,8 +332,10 @@ class Cache:
 
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
         """Write an expiring note under each of these ids, replacing an earlier one."""
-        for key, each in zip(cache_keys(ids), split_ids(ids), strict=True):
-            await self._nodes.one(key, "SET", key, pack_tombstone(note, each), "PX", int(expires_in_s * 1000))
+        for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
+            await self._nodes.one(
+                key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)
+            )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -341,7 +343,7 @@ class Cache:
 
 
 def _or_absent(reply: Any) -> Any:
-    """Return a reply to a pipelined read, or nothing if the key holds something other than a string."""
+    """Return a reply to a pipelined read; nothing if the key holds no string."""
     if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
         return b""
     return reply

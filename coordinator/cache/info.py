@@ -1,4 +1,4 @@
-"""Facts that cache servers report about themselves, and the memory available for records."""
+"""What cache servers report about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CacheInfo", "CacheLoad", "combined"]
 
 _UNLIMITED_SHARE = 0.25
 _SPREAD_SHARE = 0.95
-"""Usable share of a node's maxmemory in a cluster: by chance, a node gets up to 5% too many records."""
+"""Usable share of a node's maxmemory in a cluster: a node may get 5% too many records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CacheInfo:
     fullest_share: float = 0.0
     """Used share of the fullest node's maxmemory."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of each node's main thread, which runs all commands, since the node started."""
+    """CPU seconds of each node's main thread, which runs all commands, since its start."""
 
     @classmethod
     def of_server(cls, text: bytes, keys: int) -> CacheInfo:
@@ -70,13 +70,13 @@ class CacheInfo:
 
     def busiest_share(self, before: CacheInfo, passed_s: float) -> float:
         """Return the share of a core used since ``before`` by the busiest node's main thread."""
-        both = self.busy_s.keys() & before.busy_s.keys()
-        return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in both), default=0.0)
+        common = self.busy_s.keys() & before.busy_s.keys()
+        return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in common), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """Values that alarms watch: the worst of all nodes, since one full or busy node slows down the rest."""
+    """The worst of all nodes, for alarms: one full or busy node slows down the rest."""
 
     fullest_share: float = 0.0
     """Used share of the fullest node's memory."""

@@ -64,10 +64,10 @@ class CacheNodes:
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
         self._slots: tuple[SlotMap | None] | None = None
-        """The latest map of slots to nodes. It saves new connections from asking a node that may hang."""
+        """The latest map of slots, so that new connections ask no node that may hang."""
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to the node of its key. Return the replies, or the errors in place of them.
+        """Send each command to the node of its key; return replies, or errors in their place.
 
         Commands may be sent twice.
         """
@@ -103,7 +103,7 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Treat a reply of unexpected form as a lost connection, so that it cannot end the coordinator."""
+        """Treat a reply of unexpected form as a lost connection."""
         try:
             yield
         except SuperError:
@@ -114,7 +114,7 @@ class CacheNodes:
             ) from error
 
     async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Return the servers that hold records, in stable order; ``afresh``: ask the cluster first."""
+        """Return the servers with records, in stable order; ``afresh``: ask the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (afresh and nodes.slots is not None):
@@ -142,7 +142,7 @@ class CacheNodes:
         return [*self.checked(await self._run(ask))]
 
     async def close(self) -> None:
-        """Close all connections. Calls in progress are abandoned; theirs close when they end."""
+        """Close all connections; those of calls in progress close when the calls end."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:

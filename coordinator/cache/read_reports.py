@@ -93,7 +93,7 @@ class ReportReader:
         await asyncio.sleep(_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
-        """Emit the remaining entries of a closing job's stream; do not wait for a cache in trouble."""
+        """Emit the rest of a closing job's stream; do not wait for a cache in trouble."""
 
         async def read() -> None:
             reads = 0

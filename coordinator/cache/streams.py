@@ -30,7 +30,7 @@ _LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
 
 
 class Streams:
-    """The streams of one cache. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
+    """A cache's streams. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
 
     def __init__(self, nodes: CacheNodes) -> None:
         self._nodes = nodes
@@ -47,12 +47,12 @@ class Streams:
 
     async def keep(self, streams: Sequence[bytes]) -> list[bool]:
         """Let streams expire an hour from now; return whether each exists."""
-        found: list[bool] = []
+        exist: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
-            some = streams[start : start + _PIPELINE_KEYS]
-            commands: list[Words] = [("PEXPIRE", stream, _EXPIRE_MS) for stream in some]
-            found += map(bool, self._nodes.checked(await self._nodes.each(some, commands)))
-        return found
+            chunk = streams[start : start + _PIPELINE_KEYS]
+            commands: list[Words] = [("PEXPIRE", stream, _EXPIRE_MS) for stream in chunk]
+            exist += map(bool, self._nodes.checked(await self._nodes.each(chunk, commands)))
+        return exist
 
     async def take(
         self, streams: Sequence[bytes], *, block_ms: int, count: int
@@ -65,29 +65,29 @@ class Streams:
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
-            found = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
+            reply = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
         except ProtocolDoubtError:
             # Entries that do not fit into a reply can only be dropped.
             for stream in streams:
                 await self.begin(stream)
             raise
         with self._nodes.errors():
-            taken = [_Taken.of(stream, entries) for stream, entries in found or []]
-            if not {each.stream for each in taken} <= {*streams}:
+            taken = [_Taken.of(stream, entries) for stream, entries in reply or []]
+            if not {batch.stream for batch in taken} <= {*streams}:
                 raise ValueError("entries of a stream that was not asked for")
         if taken:
-            deletions: list[Words] = [("XDEL", each.stream, *each.numbers) for each in taken]
-            self._nodes.checked(await self._nodes.each([each.stream for each in taken], deletions))
-        for each in taken:
-            if int(each.numbers[-1].partition(b"-")[0]) > _LAST_MS:
+            deletions: list[Words] = [("XDEL", batch.stream, *batch.numbers) for batch in taken]
+            self._nodes.checked(await self._nodes.each([batch.stream for batch in taken], deletions))
+        for batch in taken:
+            if int(batch.numbers[-1].partition(b"-")[0]) > _LAST_MS:
                 _log.warning(
                     "the stream %s was given an id after which hardly any is left, and is begun again: a "
                     "reader's credentials may have been used to forge it",
-                    each.stream.decode(),
+                    batch.stream.decode(),
                     extra={"cause": "forged report"},
                 )
-                await self.begin(each.stream)
-        return [(each.stream, each.entries) for each in taken]
+                await self.begin(batch.stream)
+        return [(batch.stream, batch.entries) for batch in taken]
 
     async def delete(self, stream: bytes) -> None:
         """Delete a stream."""

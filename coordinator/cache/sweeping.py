@@ -54,7 +54,7 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan a few thousand records, and at times delete unknown ones; the rest wait for later steps.
+        """Scan a few thousand records, and at times delete some unknown ones.
 
         After a pass without any, nothing happens for ten minutes. A dataset that appears while ids are
         compared stops the step. One that appears while records are deleted finds them missing, and they are
@@ -70,27 +70,27 @@ class Sweep:
         if self._known() is None or now_s < self._resume_at_s:
             return
         if not self._strangers_left:
-            self._cursor, found = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
-            self._found += found
+            self._cursor, scanned = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
+            self._found += scanned
             if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
                 return
-        found, self._found, self._strangers_left = self._found, b"", False
+        scanned, self._found, self._strangers_left = self._found, b"", False
         known = self._known()  # as of now, which is after the records found were written
         if known is None:
             return
-        strangers = await asyncio.to_thread(strangers_among, found, known)
+        strangers = await asyncio.to_thread(strangers_among, scanned, known)
         now_known = self._known()
         # A new dataset may own some of the strangers.
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
-        gone, self._found = strangers[:end], strangers[end:]
+        deleted, self._found = strangers[:end], strangers[end:]
         self._strangers_left = bool(self._found)
-        if gone:
-            await self._cache.drop(gone)
+        if deleted:
+            await self._cache.drop(deleted)
             _log.warning(
                 "deleted %d records that no dataset here accounts for: jobs need their room",
-                len(gone) // ID_BYTES,
+                len(deleted) // ID_BYTES,
             )
         elif self._cursor == 0:
             self._resume_at_s = now_s + _PAUSE_S

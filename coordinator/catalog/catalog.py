@@ -159,7 +159,7 @@ class Catalog:
 
     @property
     def whole_bucket(self) -> bool:
-        """Return whether only this source has ids of its bucket, like a directory without an alias."""
+        """Return whether no other source has ids of its bucket."""
         return self.id_bucket.startswith("file:")
 
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
@@ -172,14 +172,14 @@ class Catalog:
         return -(-int(self.label_sizes().sum()) // max(1, len(self)))
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
-        """Return the most bytes that labels of ``count`` samples take; ``again`` if a sample may repeat."""
+        """Return the most bytes of ``count`` labels; ``again``: samples may repeat."""
         if not isinstance(self.labels, RaggedLabels):
             return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
     def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
-        """Return display names of the samples at places of the catalog: the key, and the member if any."""
+        """Return display names of samples: the key, and the member if any."""
         keys = self.keys.take(places)
         if self.members is None:
             return keys
@@ -191,16 +191,16 @@ class Catalog:
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
-        """Return the samples' own objects and the named fields; ``SourceError`` if a field is missing."""
-        found = {field.name: field for field in self.fields}
-        if missing := [name for name in names if name not in found]:
+        """Return own objects and named fields; ``SourceError`` if a field is missing."""
+        by_name = {field.name: field for field in self.fields}
+        if missing := [name for name in names if name not in by_name]:
             raise SourceError(
                 f"the recipe has the field {missing[0]!r}, and the samples of {self.bucket} have "
-                f"{', '.join(found) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the column "
-                f"{missing[0]}.key, or {missing[0]}.member, .offset and .length"
+                f"{', '.join(by_name) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the "
+                f"column {missing[0]}.key, or {missing[0]}.member, .offset and .length"
             )
-        own = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
-        return [own, *(found[name] for name in names)]
+        main_field = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
+        return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
         """Return a prefetch request's columns for the samples' parts, one part after the other."""
@@ -237,8 +237,8 @@ class Catalog:
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
         packed, skipped = bytearray(), len(self.prefix.encode())
         for start in range(0, len(places), _AT_A_TIME):
-            some = places[start : start + _AT_A_TIME]
-            columns = [_id_columns(part, some, skipped) for part in parts]
+            chunk = places[start : start + _AT_A_TIME]
+            columns = [_id_columns(part, chunk, skipped) for part in parts]
             _, keys, versions, members = columns[0]
             theirs = recipe_digest, randomness, members, columns[1:]
             packed += ids.sample_ids(self.id_bucket, keys, versions, *theirs)
@@ -246,7 +246,7 @@ class Catalog:
 
 
 class RecentIds:
-    """A direct-mapped cache of up to 131,072 ids of a random recipe. Takes 3 MB from its first use.
+    """A direct-mapped cache of 131,072 ids of a random recipe; 3 MB from its first use.
 
     Each id is needed twice: to request the sample, and to answer the sampler's call for its batch.
     """
@@ -258,7 +258,7 @@ class RecentIds:
     def ids(
         self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> bytes:
-        """Return the ids of ``indices`` in ``epoch``, concatenated; ``derive`` computes the missing ones."""
+        """Return ids in ``epoch``, concatenated; ``derive`` computes missing ones."""
         # Later epochs do not fit into a tag, so their ids are not cached.
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
@@ -266,15 +266,15 @@ class RecentIds:
             self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
             self._ids = np.empty((_SLOTS, ids.ID_BYTES), dtype=np.uint8)
         slots = indices & np.int64(_SLOTS - 1)
-        wanted = indices | (np.int64(epoch) << _EPOCH_SHIFT)
-        found = self._ids[slots]
-        missing = np.flatnonzero(self._tags[slots] != wanted)
+        tags = indices | (np.int64(epoch) << _EPOCH_SHIFT)
+        id_rows = self._ids[slots]
+        missing = np.flatnonzero(self._tags[slots] != tags)
         if missing.size:
             derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ids.ID_BYTES)
-            found[missing] = derived
+            id_rows[missing] = derived
             self._ids[slots[missing]] = derived
-            self._tags[slots[missing]] = wanted[missing]
-        return bytes(found)
+            self._tags[slots[missing]] = tags[missing]
+        return bytes(id_rows)
 
 
 def check_once(keys: PackedStrings, where: str) -> None:
@@ -330,7 +330,7 @@ def _places(members: Members) -> Iterator[bytes]:
 
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
-    """Hash labels: as one field; or if list lengths vary, the rest as one and each list as another."""
+    """Hash labels as one field; lists of varying length each as another."""
     if isinstance(labels, RaggedLabels):
         for piece in pack_labels(labels, dtype):
             digest.update(len(piece).to_bytes(8, "little"))
@@ -342,7 +342,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
 
 
 def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
-    """Hash texts without their first ``skipped`` bytes: the lengths as one field, the texts as another."""
+    """Hash texts without their first ``skipped`` bytes: lengths and texts as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for start in range(0, len(strings), _AT_A_TIME):
@@ -354,5 +354,5 @@ def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
         digest.update(strings.blob)
         return
     for start in range(0, len(strings), _AT_A_TIME):
-        some = strings.slice(start, start + _AT_A_TIME)
-        digest.update(b"".join([text[skipped:] for text in some] if skipped else some))
+        chunk = strings.slice(start, start + _AT_A_TIME)
+        digest.update(b"".join([text[skipped:] for text in chunk] if skipped else chunk))

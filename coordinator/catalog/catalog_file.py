@@ -48,24 +48,24 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     """Write a catalog to a file opened for writing."""
     import pyarrow as pa
 
-    columns, about = dict[str, Any](), {name: getattr(catalog, name) for name in _TEXTS}
-    about |= {"version": VERSION, "fingerprint": catalog.fingerprint.hex(), "dtypes": {}, "encodings": {}}
-    about |= {"classes": catalog.classes, "warnings": catalog.warnings}
-    about["fields"] = [field.name for field in catalog.fields]
-    for part in catalog.parts(about["fields"]):
+    columns, facts = dict[str, Any](), {name: getattr(catalog, name) for name in _TEXTS}
+    facts |= {"version": VERSION, "fingerprint": catalog.fingerprint.hex(), "dtypes": {}, "encodings": {}}
+    facts |= {"classes": catalog.classes, "warnings": catalog.warnings}
+    facts["fields"] = [field.name for field in catalog.fields]
+    for part in catalog.parts(facts["fields"]):
         columns |= _part_columns(part)
-        about["encodings"][part.name] = part.members.row_encodings if part.members else None
+        facts["encodings"][part.name] = part.members.row_encodings if part.members else None
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
-    about["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
-    # Plain labels are held in a narrowed dtype, so note it. Structured ones have that of label_dtype.
-    about["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
+    facts["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
+    # Plain labels are held in a narrowed dtype. Structured ones have that of label_dtype.
+    facts["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
         # In the fixed part, a ragged list is represented by its length.
         ends = np.cumsum(rows[name] if name else rows, dtype=np.int64)
         offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]))
         columns[f"label.{name}"] = pa.LargeListArray.from_arrays(offsets, _fixed(items))
-    batch = pa.RecordBatch.from_pydict(columns, metadata={_ABOUT: json.dumps(about)})
+    batch = pa.RecordBatch.from_pydict(columns, metadata={_ABOUT: json.dumps(facts)})
     with pa.ipc.new_file(stream, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -82,21 +82,21 @@ def map_catalog(path: Path) -> Catalog:
     with pa.memory_map(str(path)) as source:
         # Columns keep the memory mapped after the file is closed.
         batch = pa.ipc.open_file(source).get_batch(0)
-    about = json.loads(batch.schema.metadata[_ABOUT])
-    if about["version"] != VERSION:
-        raise ValueError(f"a catalog of version {about['version']}; this SUPER reads version {VERSION}")
+    facts = json.loads(batch.schema.metadata[_ABOUT])
+    if facts["version"] != VERSION:
+        raise ValueError(f"a catalog of version {facts['version']}; this SUPER reads version {VERSION}")
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    parts = [_part_of(name, columns, about["encodings"][name]) for name in (MAIN_FIELD, *about["fields"])]
+    parts = [_part_of(name, columns, facts["encodings"][name]) for name in (MAIN_FIELD, *facts["fields"])]
     return Catalog(
         keys=parts[0].keys,
         versions=parts[0].versions,
         members=parts[0].members,
         fields=tuple(parts[1:]),
-        labels=_labels_of(columns, about["label_dtype"], about["dtypes"]),
-        classes=tuple(about["classes"]),
-        warnings=tuple(about["warnings"]),
-        fingerprint=bytes.fromhex(about["fingerprint"]),
-        **{name: about[name] for name in _TEXTS},
+        labels=_labels_of(columns, facts["label_dtype"], facts["dtypes"]),
+        classes=tuple(facts["classes"]),
+        warnings=tuple(facts["warnings"]),
+        fingerprint=bytes.fromhex(facts["fingerprint"]),
+        **{name: facts[name] for name in _TEXTS},
     )
 
 
@@ -112,12 +112,12 @@ def _part_columns(part: Field[Strings]) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field[Strings]:
-    found = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
-    keys, versions = _strings_of(found["key"]), _strings_of(found["version"])
+    part = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
+    keys, versions = _strings_of(part["key"]), _strings_of(part["version"])
     if row_encodings is None or not isinstance(keys, RepeatedStrings):
         return Field(name, keys, versions, None)
-    names = _strings_of(found["member"])
-    encodings = np.empty(0, dtype=np.uint8) if found["encoding"] is None else _numbers_of(found["encoding"])
+    names = _strings_of(part["member"])
+    encodings = np.empty(0, dtype=np.uint8) if part["encoding"] is None else _numbers_of(part["encoding"])
     offsets, lengths = (_numbers_of(columns[_column(name, short)]) for short in ("offset", "length"))
     if not isinstance(names, PackedStrings):
         raise TypeError("names of members are no dictionary")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "Listing"]
 
 _DEFAULT_RECORD_BYTES = 600_000
-"""Expected length of a record if the recipe does not fix its shape: an undistorted 500x400 image."""
+"""Expected length of a record without a fixed shape: a 500x400 image."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Listing:
     """True once all samples are listed and are being sorted and packed."""
     trouble: str = ""
     kept: Kept | None = None
-    """The catalog's file in the state and when the listing ended; until then, of the listing to reuse."""
+    """The catalog's file in the state and the listing's end; until then, of the listing to reuse."""
     catalog: Catalog | None = None
     error: SuperError | None = None
     begun_at_s: float = 0.0
@@ -71,7 +71,7 @@ class Listing:
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Return why a sample failed, with the listing's time added if the sample changed since then."""
+        """Return why a sample failed; the listing's time too if the sample changed since."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
@@ -83,7 +83,7 @@ class Dataset:
     recipe: Recipe
     listing: Listing
     all_ids: NDArray[np.uint8] | None = None
-    """The ids of all samples, shape (samples, 16), once derived; always ``None`` for a random recipe."""
+    """All ids, shape (samples, 16), once derived; always ``None`` for a random recipe."""
     noted: bool = False
     """True once the state records which catalog this run reads."""
     moved: str = ""
@@ -108,7 +108,7 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Digest of everything that determines the sample ids. Runs with equal content share residency."""
+        """Digest of all that determines the ids. Runs with equal content share residency."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
@@ -142,7 +142,7 @@ class Dataset:
         )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """Return the sample ids of ``indices`` in ``epoch``, concatenated. The dataset must be ready."""
+        """Return ids in ``epoch``, concatenated. The dataset must be ready."""
         if self.recipe.random:
             seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
             return self._recent.ids(

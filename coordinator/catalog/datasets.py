@@ -1,4 +1,4 @@
-"""The registry of datasets: their listings, their sample ids, and the datasets that jobs have open.
+"""The registry of datasets: their listings and ids, and which ones jobs have open.
 
 Ranks of one run share a listing. A new run shares it too unless it is older than ``catalog_max_age_s``.
 Datasets of equal content are the same to jobs, the core and the cache, which name them by content.
@@ -51,9 +51,7 @@ _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = (
-    10.0  # times the duration of a listing: a source that grows spends a tenth of the time on listing
-)
+_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
 
 
 class DatasetRegistry:
@@ -125,7 +123,7 @@ class DatasetRegistry:
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """Iterate over all registered datasets, including those still being listed, and all open ones."""
+        """Iterate over all registered datasets, even those being listed, and all open ones."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
@@ -133,7 +131,7 @@ class DatasetRegistry:
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """Return the ids of the ready datasets registered with this content, concatenated, one per run."""
+        """Return the ids of ready datasets of this content, concatenated, one per run."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
@@ -146,7 +144,7 @@ class DatasetRegistry:
 
     def close_unknown(self, known: Container[bytes]) -> None:
         """Drop open datasets whose content is no longer in ``known``."""
-        self.opened = {content: one for content, one in self.opened.items() if content in known}
+        self.opened = {content: dataset for content, dataset in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
         """Return the dataset registered with this id, or ``None`` if it was dropped."""
@@ -197,7 +195,7 @@ class DatasetRegistry:
         return digest128(about, json.dumps(allowed).encode())
 
     def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """Return a listing from the state: the run's own unless it must be renewed, else a recent one."""
+        """Return a listing from the state: the run's own unless renewed, else a recent one."""
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
         now_s = time.time()
         for kept in filter(None, (own, latest)):
@@ -219,7 +217,7 @@ class DatasetRegistry:
             if is_same and listing.error is None and (fresh or (run_id in listing.runs and not renew)):
                 listing.runs.add(run_id)
                 return listing
-        under_way = sum(not one.ended for one in self._listings)
+        under_way = sum(not other.ended for other in self._listings)
         if under_way >= _LISTINGS_MAX:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
@@ -231,15 +229,15 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        """Bound memory. A client that returns for a dropped dataset is asked to register it again."""
+        """Bound memory. Who returns for a dropped dataset must register it again."""
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
-        wanted = {id(dataset.listing) for dataset in self._datasets.values()}
+        used = {id(dataset.listing) for dataset in self._datasets.values()}
         for listing in self._listings:
-            if id(listing) not in wanted:
+            if id(listing) not in used:
                 listing.cancelled.set()
-        # A cancelled listing stays until it ends, because until then it counts towards the limit.
-        self._listings = [one for one in self._listings if id(one) in wanted or not one.ended]
+        # A cancelled listing stays until it ends, as it counts towards the limit.
+        self._listings = [entry for entry in self._listings if id(entry) in used or not entry.ended]
 
     async def _list(self, listing: Listing) -> None:
         loop = asyncio.get_running_loop()
@@ -255,8 +253,8 @@ class DatasetRegistry:
             listing.packing = listed is None
             if listed is None:
                 return
-            more = listed - listing.listed  # negative after a listing was restarted
-            if more >= _PROGRESS_STEP or (more > 0 and self._clock() - told_s >= _PROGRESS_S):
+            added = listed - listing.listed  # negative after a listing was restarted
+            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - told_s >= _PROGRESS_S):
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
@@ -271,8 +269,8 @@ class DatasetRegistry:
             self._end(listing, error)
         except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
             _log.exception("listing %s failed: a bug", listing.source)
-            why = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
-            self._end(listing, SourceError(f"listing {listing.source} {why}"))
+            reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
+            self._end(listing, SourceError(f"listing {listing.source} {reason}"))
         await tell()
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
@@ -342,7 +340,7 @@ class DatasetRegistry:
         return catalog
 
     async def _derive_ids(self, dataset: Dataset) -> None:
-        """Derive the ids of all samples in a thread, once for all datasets of equal content."""
+        """Derive all ids in a thread, once for all datasets of equal content."""
         catalog, content = dataset.catalog, dataset.content
         catalog.parts(dataset.recipe.beside)
         if dataset.ready:
@@ -357,11 +355,11 @@ class DatasetRegistry:
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
-        dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller disconnects
+        dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
 
 
 def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
-    """Return the facts that make two catalogs interchangeable: two locations may share an alias."""
+    """Return what makes two catalogs interchangeable: two locations may share an alias."""
     return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 

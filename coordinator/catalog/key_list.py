@@ -57,7 +57,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
-    """The columns of a further field of the samples. As in :class:`KeyList`, but a key may repeat."""
+    """The columns of a further field, as in :class:`KeyList`, but a key may repeat."""
 
     keys: PackedStrings
     versions: PackedStrings | None
@@ -128,7 +128,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is not None:
         return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
-    if own.versions is None:  # versions will be looked up by key; else the catalog finds repeated keys
+    if own.versions is None:  # they are looked up by key; else the catalog finds repeated keys
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, own.keys, own.versions, *packed, fields=fields)
 
@@ -192,7 +192,7 @@ class _Columns:
         elif not keyed and "version" in rows.parts[""]:
             versions = _versions(rows, "version")
         if "member" in names:
-            # Members of one object are usually adjacent rows: add its key once for each run of them.
+            # Members of one object are mostly adjacent: add its key once for each run of them.
             is_new = np.ones(len(keys), dtype=np.bool_)
             is_new[1:] = ~keys.equals_next()
             if versions is not None:
@@ -248,7 +248,7 @@ def _values(rows: Rows, name: str) -> list[Any]:
 
 
 def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
-    """Return a column as Arrow strings, with null as an empty one; ``reason`` describes a bad value."""
+    """Return a column as Arrow strings, null as empty; ``reason`` describes a bad value."""
     import pyarrow as pa
 
     column = rows.columns[name]

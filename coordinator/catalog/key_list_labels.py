@@ -76,7 +76,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is not given, or names take too many bytes."""
+        """Return the code of a name; ``BadLabelError`` if it is not given, or names are too long."""
         code = self._code_of.get(name)
         if code is None:
             if self._given and name not in self._given:
@@ -124,8 +124,10 @@ class LabelColumn:
             self._column = _Fields(label, names) if isinstance(label, dict) else _column_for(label, names)
         self._column.append(label)
         if self._column.row_bytes > MAX_LABEL_BYTES:
-            found = self._column.row_bytes
-            raise BadLabelError(f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {found}")
+            row_bytes = self._column.row_bytes
+            raise BadLabelError(
+                f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {row_bytes}"
+            )
 
     @property
     def unseen(self) -> list[str]:
@@ -161,7 +163,7 @@ class _Column(ABC):
 
 
 def _column_for(label: object, names: _ClassNames) -> _Column:
-    """Make the column for labels of this form. The column itself refuses values that are no labels."""
+    """Make the column for labels of this form. It refuses values that are no labels."""
     if isinstance(label, str):
         return _Texts(names)
     return _Lists(label) if isinstance(label, list) else _Numbers()
@@ -298,9 +300,9 @@ class _Fields(_Column):
 
     def append(self, label: Any) -> None:
         if not isinstance(label, dict) or label.keys() != self._columns.keys():
-            found = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
+            actual = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
             expected = f"those before it have the fields {', '.join(self._columns)}"
-            raise BadLabelError(f"the label is {found[:_SHOWN]!r}, {expected}: all have the same"[:400])
+            raise BadLabelError(f"the label is {actual[:_SHOWN]!r}, {expected}: all have the same"[:400])
         for name, column in self._columns.items():
             try:
                 column.append(label[name])
@@ -308,10 +310,10 @@ class _Fields(_Column):
                 raise BadLabelError(f"in the field {name[:_SHOWN]!r}: {error}") from error
         self.row_bytes = sum(column.row_bytes for column in self._columns.values())
         if len(texts := [name for name, column in self._columns.items() if column.is_text]) > 1:
-            words = (
+            message = (
                 f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
             )
-            raise BadLabelError(words[:400])
+            raise BadLabelError(message[:400])
 
     def finish(self) -> Labels:
         values, columns = {}, {}

@@ -1,4 +1,4 @@
-"""Readers of a key list's rows from CSV, JSONL or Parquet, in batches, with row numbers for errors.
+"""Readers of a key list's rows from CSV, JSONL or Parquet, in batches, with row numbers.
 
 Values are returned as written. :mod:`superdl.coordinator.catalog.key_list` checks keys, and
 :mod:`superdl.coordinator.catalog.key_list_labels` checks labels.
@@ -78,8 +78,8 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     labels = list((fields or {"label": "label"}).values())
     numeric = {*labels, *(name for name in _names_of(parts) if name.endswith(("offset", "length")))}
     used = numeric.union(_names_of(parts))
-    for some in _some(stream, records):
-        numbers, rows = zip(*some, strict=True)
+    for batch in _some(stream, records):
+        numbers, rows = zip(*batch, strict=True)
         columns: dict[str, list[Any]] = {}
         for name, values in zip(header, zip(*rows, strict=True), strict=True):
             if name in used:
@@ -106,8 +106,8 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
-    for some in _some(stream, _json_records(stream)):
-        numbers, rows, labels = zip(*some, strict=True)
+    for batch in _some(stream, _json_records(stream)):
+        numbers, rows, labels = zip(*batch, strict=True)
         parts = _parts(rows[0], numbers[0])
         names = {*_names_of(parts), "encoding"}  # which rows may lack
         columns = {name: [row.get(name) for row in rows] for name in names}
@@ -146,26 +146,26 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # Read as dictionaries: a text shared by many rows would otherwise fill memory row by row.
+        # As dictionaries: a text of many rows would otherwise fill memory row by row.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
         labelled = _labelled(names, 0)
         _check_columns(names, 0, needed=("key", labelled))
         parts = _parts(names, 0)
-        wanted = [labelled, *_names_of(parts)]
-        _check_chunks(stream, footer, wanted)
-        for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
+        column_names = [labelled, *_names_of(parts)]
+        _check_chunks(stream, footer, column_names)
+        for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=column_names):
             if not batch.num_rows:
                 continue
             _check_size(batch, done + 1)
-            columns = {name: _column(batch.column(name)) for name in wanted}
+            columns = {name: _column(batch.column(name)) for name in column_names}
             labels = [_label(label, labelled) for label in _values(columns[labelled])]
             yield Rows(range(done + 1, done + 1 + batch.num_rows), labels, columns, parts)
             done += batch.num_rows
     except BadRowError:
         raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also for values Python lacks
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # of values Python lacks
         raise BadRowError(done, f"no Parquet that can be read: {error}") from error
 
 
@@ -200,33 +200,33 @@ def _label(value: object, name: str) -> object:
 
 
 def _names_members(names: Collection[Any], number: int) -> bool:
-    """Return whether the columns name members of objects. A lone ``offset`` or ``length`` is ignored."""
+    """Return whether columns name members. A lone ``offset`` or ``length`` is ignored."""
     if len(set(names)) < len(names):
         raise BadRowError(number, f"a column comes twice: {', '.join(names)}")
-    found = [name for name in _MEMBER if name in names]
-    if len(found) == len(_MEMBER) - 1 or found == ["member"]:
-        missing = ", ".join(name for name in _MEMBER if name not in found)
+    present = [name for name in _MEMBER if name in names]
+    if len(present) == len(_MEMBER) - 1 or present == ["member"]:
+        missing = ", ".join(name for name in _MEMBER if name not in present)
         reason = (
-            f"the columns member, offset and length come together; there is {' and '.join(found)}, and no "
+            f"the columns member, offset and length come together; there is {' and '.join(present)}, and no "
         )
         raise BadRowError(number, reason + missing)
-    return len(found) == len(_MEMBER)
+    return len(present) == len(_MEMBER)
 
 
 def _parts(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the samples' own objects and of each field (``mask`` in ``mask.key``)."""
-    found: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
+    """Return the columns of own objects and of each field (``mask`` in ``mask.key``)."""
+    by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
         if column in _OF_PARTS and field not in {"", "label"}:
-            found.setdefault(field, []).append(column)
+            by_field.setdefault(field, []).append(column)
     parts = {}
-    for field, columns in found.items():
+    for field, columns in by_field.items():
         try:
             of_members = _names_members(columns, number)
             if of_members or "key" in columns:
-                others = () if of_members else (*_MEMBER, "encoding")
-                parts[field and checked_field(field)] = frozenset(columns).difference(others)
+                ignored = () if of_members else (*_MEMBER, "encoding")
+                parts[field and checked_field(field)] = frozenset(columns).difference(ignored)
         except (BadRowError, ConfigError) as error:
             reason = error.reason if isinstance(error, BadRowError) else str(error)
             raise BadRowError(number, f"the field {field[:_SHOWN]}: " * bool(field) + reason) from error
@@ -297,7 +297,7 @@ def _check_size(batch: Any, number: int) -> None:
 
 
 def _column(column: Any) -> Any:
-    """Return a text column as a validated array without a dictionary, any other column as a list."""
+    """Return a text column as a validated array without dictionary, another as a list."""
     import pyarrow as pa
 
     dense = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
@@ -312,14 +312,14 @@ def _values(column: Any) -> list[Any]:
 
 def _some(stream: BinaryIO, records: Iterator[_T]) -> Iterator[list[_T]]:
     """Yield records of a stream in batches, with fewer per batch if lines are long."""
-    some, begin = list[_T](), stream.tell()
+    batch, begin = list[_T](), stream.tell()
     for record in records:
-        some.append(record)
-        if len(some) == _LINES_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
-            yield some
-            some, begin = [], stream.tell()
-    if some:
-        yield some
+        batch.append(record)
+        if len(batch) == _LINES_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
+            yield batch
+            batch, begin = [], stream.tell()
+    if batch:
+        yield batch
 
 
 def _dense_bytes(column: Any) -> int:

@@ -1,4 +1,4 @@
-"""Builds the catalog of a source: lists it, finds classes by folder or by a key list, sorts and packs.
+"""Builds the catalog of a source: lists it, finds classes, sorts and packs.
 
 Blocking, with threads of its own. The coordinator runs it outside its event loop.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMING_FILE", "list_objects", "list_source"]
 
 NAMING_FILE = ".superdl-source"
-"""Name of a file in a source's root, with JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
+"""A file in a source's root: JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
 
 _NAMING_BYTES = 4096
 _SHOWN = 5
@@ -93,9 +93,9 @@ def list_source(
     place = pinned(place)
     if not key_list:
         naming = _naming_of(place, naming, tally)
-        found = _list(place, tally, images_only=True, naming=naming)
+        folders = _list(place, tally, images_only=True, naming=naming)
         tally.found_all()
-        catalog = _by_folders(place, found, naming, tally, classes)
+        catalog = _by_folders(place, folders, naming, tally, classes)
     else:
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
         naming = _naming_of(place, naming, tally)
@@ -109,11 +109,11 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
-    """Return the samples' own objects and fields, with full keys, and with versions looked up if needed."""
+    """Return own objects and fields, with full keys, and versions looked up if needed."""
     parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
-    found: list[Folder] | None = None
+    folders: list[Folder] | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
-        found = _list(place, tally, images_only=False, naming=naming)
+        folders = _list(place, tally, images_only=False, naming=naming)
     elif place.is_file:  # check that it exists, or functions would be the first to notice
         probe_directory(place.directory)
     elif not place.is_web or rows.versions is not None:
@@ -123,10 +123,10 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
         versions = part.versions
         if versions is None:
             first, which = distinct(part.keys) if name else (None, None)  # keys of a field may repeat
-            wanted = part.keys if first is None else part.keys.reorder(first)
-            listed = ask_for_versions(place, wanted, tally) if found is None else found
+            unique_keys = part.keys if first is None else part.keys.reorder(first)
+            listed = ask_for_versions(place, unique_keys, tally) if folders is None else folders
             tally.found_all()
-            versions = _look_up_versions(place, rows.url, wanted, listed)
+            versions = _look_up_versions(place, rows.url, unique_keys, listed)
             versions = versions if which is None else versions.reorder(which)
         if part.members is not None and place.is_file:
             _check_ends(rows.url, part, part.members, versions)
@@ -139,18 +139,18 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return keys and versions, according to ``naming``, of everything below a source, in any order.
+    """Return keys and versions of everything below a source, in any order.
 
     Raises:
         SourceError: as in :func:`list_source`.
     """
     tally = Tally(lambda _: None, threading.Event())
-    found = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
+    folders = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
     for warning in tally.report(source):
         _log.warning("%s", warning)
     return (
-        PackedStrings.concatenate([folder.keys for folder in found]),
-        PackedStrings.concatenate([folder.versions for folder in found]),
+        PackedStrings.concatenate([folder.keys for folder in folders]),
+        PackedStrings.concatenate([folder.versions for folder in folders]),
     )
 
 
@@ -162,7 +162,7 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
-    """Return how samples are named: as configured, else according to the source's naming file."""
+    """Return how samples are named: as configured, else by the source's naming file."""
     content = small_object(place, NAMING_FILE, _NAMING_BYTES, tally.allowed.link_roots)
     if content is None:
         return told
@@ -247,7 +247,9 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     Bytewise, keys sort ``hot dog/`` before ``hot/``, and files in ``a/b/`` before ``a/c.jpg``.
     """
     has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
-    between = any(other.startswith(one) and other[len(one)] < "/" for one, other in pairwise(classes))
+    between = any(
+        following.startswith(name) and following[len(name)] < "/" for name, following in pairwise(classes)
+    )
     # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
@@ -265,15 +267,14 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
     """Return the listed version of every key."""
     prefix = place.prefix.encode()
-    wanted = keys.behind(prefix)
+    full_keys = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
-    both = PackedStrings.concatenate([wanted, listed])
-    order = both.sort_order()
-    # Sort keys and listing together. Both hold a key once, and the sort is stable: a listed key directly
-    # follows its row.
-    is_pair = both.reorder(order).equals_next()
-    places = np.full(len(wanted), -1, dtype=np.int64)
-    places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)
+    all_keys = PackedStrings.concatenate([full_keys, listed])
+    order = all_keys.sort_order()
+    # Both hold a key once, and the sort is stable: a listed key directly follows its row.
+    is_pair = all_keys.reorder(order).equals_next()
+    places = np.full(len(full_keys), -1, dtype=np.int64)
+    places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
     missing = np.flatnonzero(places < 0)
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))

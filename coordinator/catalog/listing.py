@@ -132,7 +132,7 @@ class Tally:
         self.reach(self._count)
 
     def reach(self, count: int) -> None:
-        """Report that ``count`` samples exist so far, without adding them; raise like :meth:`add`."""
+        """Report ``count`` samples so far, without adding them; raise like :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -203,7 +203,7 @@ class FolderBuilder:
 def list_folders(
     work: Callable[[str], Folder], names: Sequence[str], tally: Tally, *, threads: int
 ) -> list[Folder]:
-    """Run ``work`` for every folder on a number of threads. The first failure ends them all and is raised."""
+    """Run ``work`` for every folder on threads. The first failure ends all and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, name) for name in names]
         failed = True

@@ -50,7 +50,7 @@ def pinned(source: Source) -> Source:
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """List everything below the prefix: a :class:`Folder` for each first-level folder, and one for the rest.
+    """List all below the prefix: a :class:`Folder` per first-level folder, and one for the rest.
 
     Args:
         source: a bucket.
@@ -66,27 +66,27 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
         def folder(prefix: str) -> Folder:
-            found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
+            builder = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
-                # One page at a time: more computing threads would be no faster, and starve the interpreter.
+                # One page at a time: more threads would be no faster, and starve the interpreter.
                 with bucket.page_lock:
                     for _, key, version in _samples(page, source, tally, images_only=images_only):
-                        found.append(key, version)
-            return found.build()
+                        builder.append(key, version)
+            return builder.build()
 
         def name_of(key: str) -> str:
             return key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
 
         prefixes: list[str] = []
-        found: dict[str, FolderBuilder] = {}
+        builders: dict[str, FolderBuilder] = {}
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
             prefixes += [name for name in page.folders if _is_utf8(name, tally)]
-            names = {name_of(item.key) for item in page.objects} - found.keys()
-            found |= {name: FolderBuilder(name, tally) for name in names}
+            names = {name_of(item.key) for item in page.objects} - builders.keys()
+            builders |= {name: FolderBuilder(name, tally) for name in names}
             for name, key, version in _samples(page, source, tally, images_only=images_only):
-                found[name_of(name)].append(key, version)
+                builders[name_of(name)].append(key, version)
         folders = list_folders(folder, prefixes, tally, threads=_THREADS)
-    return [*(builder.build() for builder in found.values()), *folders]
+    return [*(builder.build() for builder in builders.values()), *folders]
 
 
 def _samples(
@@ -121,13 +121,13 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
     def some(begin: str) -> Folder:
-        found = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
+        builder = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
         for key in keys.slice(int(begin), min(int(begin) + _ASKED_AT_A_TIME, len(keys))):
             tally.check()
-            full = f"{source.prefix}{key.decode()}"
-            with source_failures(f"{source.bucket}/{full}"):
-                found.append(full.encode(), bucket.head(full)[0].encode())
-        return found.build()
+            full_key = f"{source.prefix}{key.decode()}"
+            with source_failures(f"{source.bucket}/{full_key}"):
+                builder.append(full_key.encode(), bucket.head(full_key)[0].encode())
+        return builder.build()
 
     return list_folders(
         some, [str(begin) for begin in range(0, len(keys), _ASKED_AT_A_TIME)], tally, threads=_THREADS
@@ -158,7 +158,7 @@ def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, 
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, roots=roots)
         try:
-            # S3 reports a missing object as forbidden unless the whole bucket may be listed, so list first.
+            # S3 calls a missing object forbidden unless the bucket may be listed, so list first.
             if source.bucket.startswith("s3://"):
                 listed = (item.key for page in bucket.pages(key) for item in page.objects)
                 if next(listed, "") != key:

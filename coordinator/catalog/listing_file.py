@@ -39,9 +39,9 @@ _THREADS = 8
 # On a local disk, threads only compete for the interpreter: one alone takes half the time. If _SOME entries
 # take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
-_MAX_LINKED_DIRECTORIES = 100_000  # links to links can turn a few directories into any number
+_MAX_LINKED_DIRECTORIES = 100_000  # links to links can make any number of a few directories
 _BLOCK_BYTES = 2**20
-_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Python represents it in names
+_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte of a name that is not UTF-8
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO in the source would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -49,12 +49,12 @@ _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 def size_in_version(version: bytes) -> int:
     """Return the size in a file's version; if it holds none, 2**63 - 1, more than any file has."""
-    found = _VERSION.fullmatch(version)
-    return int(found[1]) if found else 2**63 - 1
+    match = _VERSION.fullmatch(version)
+    return int(match[1]) if match else 2**63 - 1
 
 
 def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:
-    """List everything below a directory: a :class:`Folder` for each first-level folder, and one for the rest.
+    """List all below a directory: a :class:`Folder` per first-level folder, and one for the rest.
 
     Args:
         directory: the source's directory, an absolute real path.
@@ -70,11 +70,11 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
     walk = _Walk(directory, tally, images_only=images_only, digests=digests)
     loose = walk.builder("")
     names = []
-    for found in walk.entries(_Directory(directory, "", ()), top=True):
-        if found.is_directory:
-            names.append(found.key)
+    for entry in walk.entries(_Directory(directory, "", ()), top=True):
+        if entry.is_directory:
+            names.append(entry.key)
         else:
-            walk.add(found, loose)
+            walk.add(entry, loose)
     folders = list_folders(walk.folder, names, tally, threads=_THREADS)
     # Only now are all forbidden links known, so the error can count them.
     walk.check_links()
@@ -131,7 +131,7 @@ class _Walk:
         self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
-        """Return a builder for a folder's files. Reading them takes time, so each then counts as progress."""
+        """Return a builder for a folder's files. If they are read, each counts as progress."""
         return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:
@@ -144,15 +144,15 @@ class _Walk:
                 here = pending.pop()
                 self._tally.check()
                 trail = (*here.trail, here.path)
-                for found in self.entries(here):
-                    if found.is_directory:
-                        pending.append(_Directory(found.real, found.key, trail))
+                for entry in self.entries(here):
+                    if entry.is_directory:
+                        pending.append(_Directory(entry.real, entry.key, trail))
                     else:
-                        self.add(found, builder)
+                        self.add(entry, builder)
         return builder.build()
 
     def _pace(self) -> None:
-        """Let the other threads start once a slow file system keeps the only one waiting."""
+        """Let the other threads start once a slow file system keeps this one waiting."""
         if not self._alone:
             return
         self._seen += 1
@@ -171,13 +171,13 @@ class _Walk:
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Checking the open file defeats a swap of the directory for a link in the meantime.
+                # Checked open, for the directory may be swapped for a link.
                 self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        if found := self._found(entry, here, path + entry.name, key + entry.name):
-                            yield found
+                        if resolved := self._found(entry, here, path + entry.name, key + entry.name):
+                            yield resolved
                         self._pace()
             finally:
                 os.close(descriptor)
@@ -253,23 +253,23 @@ class _Walk:
         """Return an entry, or ``None`` if it is left out."""
         if self._passes_over(entry, path):
             return None
-        found: _Found | None = _Found(key, path, path, entry, None)
+        resolved: _Found | None = _Found(key, path, path, entry, None)
         if entry.is_symlink():
-            found = self._followed(entry, path, key)
-        if found is None or not found.is_directory:
-            return found
-        if found.real in (*here.trail, here.path):
+            resolved = self._followed(entry, path, key)
+        if resolved is None or not resolved.is_directory:
+            return resolved
+        if resolved.real in (*here.trail, here.path):
             self.note(Noted.CIRCLES, path)
             return None
         self._linked += (
-            found.linked is not None
+            resolved.linked is not None
         )  # approximate: threads may count at once, and the bound is a rough one
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
                 f"file://{self._root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
                 f"met, one of them {escaped(path)}: do links lead to directories with links, over and over?"
             )
-        return found
+        return resolved
 
     def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Found | None:
         """Return a link's target, or ``None`` if there is nothing that may be read."""
@@ -286,11 +286,11 @@ class _Walk:
         if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath leaves a link of a circle
             self.note(Noted.NOWHERE, path)
             return None
-        found = _Found(key, path, real, entry, linked)
+        target = _Found(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
             # Report directories, not each file in them.
-            self.note(Noted.LEADING_OUT, real if found.is_directory else real.rpartition("/")[0])
-        return found
+            self.note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])
+        return target
 
 
 def _raise_for_source(error: OSError, directory: str) -> NoReturn:

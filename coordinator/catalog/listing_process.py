@@ -81,15 +81,15 @@ def _serve() -> None:
     limits: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in request["allowed"].items()
     }
-    found: list[int | str] = [0]
+    latest: list[int | str] = [0]
     done = threading.Event()
 
     def tell() -> None:
         while not done.wait(_TELL_S):
-            _tell(found[0])
+            _tell(latest[0])
 
     def progress(count: int | None) -> None:
-        found[0] = _PACKING if count is None else count
+        latest[0] = _PACKING if count is None else count
         if count is None:
             _tell(_PACKING)  # at once: packing may be short
 

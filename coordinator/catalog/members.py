@@ -37,7 +37,7 @@ _SHOWN = 200  # characters of a name in a message
 
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in the smallest unsigned dtype that fits; with negative numbers, in the same dtype."""
+    """Return a copy in the smallest unsigned dtype that fits; in the same dtype if negative."""
     # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         largest = int(numbers.max())
@@ -48,7 +48,7 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first place of each distinct string, in byte order, and each string's place among these."""
+    """Return distinct strings' first places, in byte order, and each string's place among these."""
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -81,7 +81,7 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """End of each member in its object, in bytes; 0 for rows, whose end only the file's footer has."""
+        """End of each member in its object, in bytes; 0 for rows, whose end the footer has."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
@@ -163,7 +163,7 @@ class MemberColumns:
         return len(self.lines)
 
     def append(self, row: MemberRow, key: bytes, *, place: int, line: int) -> None:
-        """Add a member of the ``place``-th object, ``key``; ``ValueError`` describes what is wrong."""
+        """Add a member of the ``place``-th object, ``key``; ``ValueError`` for a bad one."""
         name = row.name
         if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
@@ -187,7 +187,7 @@ class MemberColumns:
         self.lines.append(line)
 
     def _code_of(self, encoding: object, who: str) -> int:
-        """Return the number of an encoding. A Parquet column that no earlier row named gets a new one."""
+        """Return the number of an encoding; a Parquet column new to the rows gets a new one."""
         if isinstance(encoding, str) and encoding in self._codes:  # JSON may hold unhashable values
             return self._codes[encoding]
         if not isinstance(encoding, str) or not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
@@ -208,23 +208,23 @@ class MemberColumns:
         """
         names = self._names.build()
         offsets, lengths = np.array(self._offsets), np.array(self._lengths)
-        # Sorted by name, whichever row came first, so that equal lists have equal fingerprints.
+        # Sorted, whichever row came first, so that equal lists have equal fingerprints.
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]
         objects = which[np.array(self._objects)]
-        found = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
+        members = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
         if shared:
-            return found
-        order = found.sort_order()
+            return members
+        order = members.sort_order()
         # Sorted by offset, members overlap only if two neighbours do.
-        overlap = found.ends[order][:-1] > offsets[order][1:]
-        self._refuse(found, keys, order, overlap, "overlap")
+        overlap = members.ends[order][:-1] > offsets[order][1:]
+        self._refuse(members, keys, order, overlap, "overlap")
         name_of = distinct(names)[1]
-        order = np.lexsort((name_of, found.objects))
+        order = np.lexsort((name_of, members.objects))
         again = name_of[order][:-1] == name_of[order][1:]
-        self._refuse(found, keys, order, again, "have one name, of which their ids are made")
-        return found
+        self._refuse(members, keys, order, again, "have one name, of which their ids are made")
+        return members
 
     def _refuse(
         self,
@@ -238,11 +238,13 @@ class MemberColumns:
         beside = np.diff(found.objects[order]) == 0
         for at in np.flatnonzero(beside & bad)[:1].tolist():
             pair = sorted(order[at : at + 2].tolist())
-            (one, this), (other, that) = ((found.names[row].decode(), self.lines[row]) for row in pair)
+            (name, line), (other_name, other_line) = (
+                (found.names[row].decode(), self.lines[row]) for row in pair
+            )
             spans = " and ".join(f"{found.offsets[row]} to {found.ends[row]}" for row in pair)
             raise ValueError(
-                f"the members {one[:_SHOWN]!r} (line {this}) and {other[:_SHOWN]!r} (line {that}) of "
-                f"{_shown(keys[int(found.objects[pair[0]])])}, bytes {spans}, {what}"
+                f"the members {name[:_SHOWN]!r} (line {line}) and {other_name[:_SHOWN]!r} "
+                f"(line {other_line}) of {_shown(keys[int(found.objects[pair[0]])])}, bytes {spans}, {what}"
             )
 
 

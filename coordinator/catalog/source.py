@@ -19,7 +19,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """A listing has found more samples than this process may list. It never leaves the coordinator."""
+    """More samples than this process may list. It never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Allowed:
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
-        """Return whether a link in a source's directory may lead to a path. Both are real paths."""
+        """Return whether a link in a source may lead to a path. Both are real paths."""
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Check that a path, absolute and with all links resolved, may be read; the client calls it ``what``.
+        """Check that an absolute, resolved path may be read; the client calls it ``what``.
 
         ``SourceForbiddenError`` if not. It reveals neither whether the path exists nor what may be read.
         """
@@ -115,7 +115,7 @@ class Allowed:
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """Check an open file likewise: moving files in the meantime cannot defeat this check."""
+        """Check an open file likewise: no moved file can defeat this check."""
         if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
@@ -123,7 +123,7 @@ class Allowed:
         """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
         there are too many for this process.
         """
-        # First, because the listing then starts over in another process, which checks the other limit.
+        # First: the listing starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:
@@ -138,7 +138,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Return the directories of a text separated like PATH, as real paths. None may be relative."""
+    """Return the directories of a text like PATH, as real paths. None may be relative."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"
 _MAX_BYTES = 2**35
 _IN_USE_S = 86_400.0
-"""Seconds after its last use during which a file is kept: another coordinator may have it mapped."""
+"""Seconds to keep a file after its last use: another coordinator may have it mapped."""
 _ENTRIES_S = 30 * _IN_USE_S
 _AT_A_TIME = 2**16
 _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
@@ -56,7 +56,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The file of a listing's catalog, the end of the listing (Unix time), and its duration in seconds."""
+    """A listing's catalog file, the listing's end (Unix time), and its duration in seconds."""
 
     file: str
     ended_s: float
@@ -83,7 +83,7 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Write a catalog with ``write``; return it mapped, and its file's name (empty for a temporary file).
+        """Write a catalog with ``write``; return it mapped, and its file's name (empty if temporary).
 
         ``OSError`` if there is no room for it.
         """
@@ -132,30 +132,30 @@ class CatalogState:
             self._say(f"after a restart a source will be listed again: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return the entry recorded under a key; ``None`` if there is none, or it cannot be read."""
+        """Return the entry of a key; ``None`` if there is none, or it cannot be read."""
         if self.directory is None:
             return None
         try:
-            found = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
-            # The directory may be shared: the name must not lead out of it, and the times must be numbers.
-            return found if Path(found.file).name == found.file and found.took_s + found.ended_s > 0 else None
+            entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
+            # The directory may be shared: the name must not lead out, the times must be numbers.
+            return entry if Path(entry.file).name == entry.file and entry.took_s + entry.ended_s > 0 else None
         except (OSError, ValueError, TypeError):
             return None
 
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return the ids of a dataset, mapped, shape (size, 16); ``derive`` computes some samples' ids."""
+        """Return a dataset's ids, mapped, shape (size, 16); ``derive`` computes some."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
-        found = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
-        if found is not None:
-            return found
-        places = (np.arange(at, min(at + _AT_A_TIME, size)) for at in range(0, size, _AT_A_TIME))
+        existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
+        if existing is not None:
+            return existing
+        chunks = (np.arange(at, min(at + _AT_A_TIME, size)) for at in range(0, size, _AT_A_TIME))
         try:
             with self._new_file() as stream:
                 digest = _blake2b()
-                for some in places:
-                    digest.update(packed := derive(some))
+                for chunk in chunks:
+                    digest.update(packed := derive(chunk))
                     stream.write(packed)
                 stream.write(digest.digest())
                 stream.flush()
@@ -209,16 +209,16 @@ class CatalogState:
         return name
 
     def _prune(self) -> None:
-        """Remove the least recently used files while there are too many bytes, and unfinished files."""
-        found = []
+        """Remove unfinished files, and the least recently used while there are too many bytes."""
+        files = []
         for path in () if self.directory is None else self.directory.iterdir():
-            with contextlib.suppress(OSError):  # another coordinator may remove it at the same time
+            with contextlib.suppress(OSError):  # another coordinator may remove it too
                 if path.suffix in {_CATALOG, _IDS, _ENTRY, _UNFINISHED}:
                     status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
-        total, now_s = sum(size for _, size, _ in found), time.time()
+                    files.append((status.st_mtime, status.st_size, path))
+        total, now_s = sum(size for _, size, _ in files), time.time()
         # Least recently used first: loading a file updates its time.
-        for used_s, size, path in sorted(found):
+        for used_s, size, path in sorted(files):
             unused_s = now_s - used_s
             is_old = path.suffix == _UNFINISHED or (path.suffix == _ENTRY and unused_s > _ENTRIES_S)
             if unused_s > _IN_USE_S and (is_old or total > self._max_bytes):

@@ -1,4 +1,4 @@
-"""Byte strings without a Python object each: collected and sorted as one blob, or mapped from a file.
+"""Byte strings without a Python object each: one blob, collected and sorted, or a mapped file.
 
 A million Python objects take 100 MB and slow down the garbage collector. Packed, the same keys take their
 bytes plus eight more each. Arrow uses the same layout.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings"]
 
 _IN_MEMORY_BYTES = 2**26
-_CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
+_CHUNK = 8192  # strings unpacked at a time: few for memory, many for speed
 
 
 class Strings(ABC):
@@ -134,7 +134,7 @@ class PackedStrings(Strings):
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """Return the strings at ``order`` as packed strings."""
         strings, builder = self.arrow(), PackedStringsBuilder()
-        # In pieces, because take() copies into memory, and the builder moves pieces to a file.
+        # In pieces: take() copies into memory, the builder moves them to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings.of(strings.take(order[start : start + _CHUNK])))
         return builder.build()
@@ -146,13 +146,13 @@ class PackedStrings(Strings):
 
         strings, builder, none = self.arrow(), PackedStringsBuilder(), pa.scalar(b"", pa.large_binary())
         for start in range(0, len(self), _CHUNK):
-            some = strings[start : start + _CHUNK]
-            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), some, none)
+            chunk = strings[start : start + _CHUNK]
+            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), chunk, none)
             builder.extend(PackedStrings.of(joined))
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Return which strings equal the next one (if sorted: the repeated ones): bool, shape (len - 1,)."""
+        """Return which strings equal the next one: bool, shape (len - 1,)."""
         import pyarrow.compute as pc
 
         strings = self.arrow()
@@ -160,7 +160,7 @@ class PackedStrings(Strings):
         return equal
 
     def sort_order(self) -> NDArray[np.int64]:
-        """Return the stable order that sorts the strings by their bytes: int64, shape (len,)."""
+        """Return the stable order by the strings' bytes: int64, shape (len,)."""
         import pyarrow.compute as pc
 
         order: NDArray[np.int64] = pc.array_sort_indices(self.arrow()).to_numpy().view(np.int64)

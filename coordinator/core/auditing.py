@@ -52,32 +52,32 @@ def audit(
 
 def audited(state: State, event: Audited, now: float) -> None:
     """Apply the cache's answer, and handle the samples that are absent."""
-    asked = state.audits.pop(event.audit_id, None)
-    if asked is None:
+    pending = state.audits.pop(event.audit_id, None)
+    if pending is None:
         return
-    samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
-    present, tombstoned = usable(state, samples, event, now, whole=asked.whole), event.record_bytes < 0
-    state.has_come(asked.samples, take_in(state, samples, asked.indices, event, present), now)
-    samples.move(asked.indices[tombstoned], SampleState.FAILED)
+    samples, before_bytes = state.set_of(pending.samples), state.resident_bytes
+    present, tombstoned = usable(state, samples, event, now, whole=pending.whole), event.record_bytes < 0
+    state.has_come(pending.samples, take_in(state, samples, pending.indices, event, present), now)
+    samples.move(pending.indices[tombstoned], SampleState.FAILED)
     lost = ~(present | tombstoned)
-    absent = asked.indices[lost]
+    absent = pending.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    spoilt = asked.indices[lost & ((event.record_bytes > 0) | asked.whole)]
+    spoilt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
     if spoilt.size:  # delete it, since a tombstone does not replace a record
-        state.actions.append(Drop(asked.samples, spoilt))
+        state.actions.append(Drop(pending.samples, spoilt))
     # Records left by an earlier coordinator counted as foreign memory until this audit.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
-        _see_to(state, asked, absent)
-    rank = state.cursor(*asked.asker[:2])
-    if rank is not None and rank.job.fill is not None:  # a filling job waits for all its audits
+        _see_to(state, pending, absent)
+    rank = state.cursor(*pending.asker[:2])
+    if rank is not None and rank.job.fill is not None:  # it waits for all its audits
         state.wake(rank)
-    if asked.samples in state.audit_watchers and not any(
-        other.samples == asked.samples for other in state.audits.values()
+    if pending.samples in state.audit_watchers and not any(
+        other.samples == pending.samples for other in state.audits.values()
     ):
-        del state.audit_watchers[asked.samples]
+        del state.audit_watchers[pending.samples]
 
 
 def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
@@ -94,7 +94,7 @@ def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Mark all known samples as absent; audits in flight will report theirs as absent too."""
+    """Mark known samples as absent; audits in flight will report theirs as absent too."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -110,7 +110,7 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Mark all resident samples as unknown; each rank audits them again when it reaches them."""
+    """Mark resident samples as unknown; each rank audits them again when it reaches them."""
     for samples in state.sets.values():
         samples.doubt()
     state.look_again(state.cursors)

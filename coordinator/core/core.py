@@ -48,12 +48,12 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RequestDone: requests.request_done,
     events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
-    events.Tick: lambda *_: None,  # time alone changes nothing; every event handles what is due
+    events.Tick: lambda *_: None,  # every event handles what is due
 }
 
 
 class Core:
-    """The planner of prefetching, with an account of the cache; ``state`` is read-only for callers."""
+    """Plans prefetching and accounts for the cache; ``state`` is read-only for callers."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.state = State(settings, budget_bytes=settings.budget_bytes)
@@ -70,7 +70,7 @@ class Core:
         return self.handle_all((event,), now)
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
-        """Handle events that arrived together and return the actions, decided once after the last event."""
+        """Handle events that arrived together; return the actions, decided once after the last."""
         state = self.state
         self._now_s = now
         state.ledger.settle(now)
@@ -101,7 +101,7 @@ class Core:
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
-        """Return a dataset's samples that are in the cache or on their way, by epoch (0: every epoch)."""
+        """Return a dataset's samples cached or on their way, by epoch (0: every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())
             for key, samples in self.state.sets.items()
@@ -114,7 +114,7 @@ class Core:
 
     @property
     def thrashing(self) -> bool:
-        """True if many of the samples that jobs need were dropped before, and more memory would end that."""
+        """True if many needed samples were dropped before, and more memory would end that."""
         return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
@@ -129,12 +129,12 @@ class Core:
 
     @property
     def spent_usd(self) -> float:
-        """Money spent, plus what requests in flight will cost even if their results are lost."""
+        """Money spent, plus what requests in flight will cost, come what may."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     @property
     def store_trouble(self) -> str:
-        """The reason why an executor cannot read or write the store now; empty if there is none."""
+        """Why an executor cannot read or write the store now; empty if it can."""
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
@@ -155,12 +155,14 @@ class Core:
     def basis(self, action: Prefetch) -> str:
         """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
-        had = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
+        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
-        each = f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
-        samples = f"{action.indices.size} samples of job {action.job} ({each})"
-        return f"request {action.request_id} for {samples}; {had}{race}"
+        lookahead = (
+            f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
+        )
+        samples = f"{action.indices.size} samples of job {action.job} ({lookahead})"
+        return f"request {action.request_id} for {samples}; {load}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-        """Return the remembered history of a batch: times (see :meth:`handle`) and descriptions."""
+        """Return a batch's remembered history: times (see :meth:`handle`) and descriptions."""
         return history(self.state, name, rank, epoch, position)

@@ -37,7 +37,7 @@ _MARGIN = 1.02
 """Unseen records may be larger than those seen so far."""
 
 _FRESH_MARGIN = 1.06
-"""Windows move in whole batches and requests, and read samples are dropped only when room is needed."""
+"""Windows move in whole batches and requests; read samples stay until room is needed."""
 
 _ROUNDS = 64
 _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
@@ -50,7 +50,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         return []
     job = cursor.job
     place, key = job.absolute(epoch, position), job.samples_of(epoch)
-    told = [
+    events = [
         (note.at_s, note.kind.value.format(note.number))
         for note in cursor.notes
         if note.start <= place < note.stop
@@ -64,18 +64,18 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         count = int(np.count_nonzero(named[begin:end]))
         if not count:
             continue
-        why = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
-        account = f"on account of {request.order.job}{why}"
-        from_where = _WHERE.get(request.order.kind, "")
-        told.append(
+        racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
+        account = f"on account of {request.order.job}{racing}"
+        source = _WHERE.get(request.order.kind, "")
+        events.append(
             (
                 request.made_s,
-                f"request {request.order.request_id} for {count} of its samples, {from_where}{account}",
+                f"request {request.order.request_id} for {count} of its samples, {source}{account}",
             )
         )
         if request.ended_s is not None:
-            told.append((request.ended_s, f"request {request.order.request_id} ended: {request.ending}"))
-    return sorted(told, key=lambda entry: entry[0])
+            events.append((request.ended_s, f"request {request.order.request_id} ended: {request.ending}"))
+    return sorted(events, key=lambda entry: entry[0])
 
 
 def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
@@ -164,10 +164,12 @@ def needed_bytes(state: State) -> int:
         for job in state.jobs.values()
         for cursor in job.cursors.values()
     }
-    wanted = sum(number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items())
+    wanted_bytes = sum(
+        number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
+    )
     budget = kept
-    for _ in range(_ROUNDS):  # the windows grow with the budget, up to the look-ahead needed
-        scarcity = WINDOW_SHARE * budget / max(wanted, 1.0)
+    for _ in range(_ROUNDS):  # windows grow with the budget, up to the need
+        scarcity = WINDOW_SHARE * budget / max(wanted_bytes, 1.0)
         windows = (
             max(
                 _batch_bytes(state, job)

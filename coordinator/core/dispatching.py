@@ -62,7 +62,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors have places and the cache has room; then the saves that are due."""
+    """Make requests while executors have places and the cache room; then the due saves."""
     _produce(state, now)
     if watch_spending(state, now) is Spending.FREELY:
         for save in take_due(state, now):
@@ -150,7 +150,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
-            eligible.has_changed(now)  # take a snapshot, so that later calls compare with it
+            eligible.has_changed(now)  # a snapshot with which later calls compare
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
@@ -160,8 +160,8 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     elif not fits(state, ahead.samples, count):
         room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
-        cursor.pending[0] = ahead._replace(indices=left)
+        taken, remaining = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
+        cursor.pending[0] = ahead._replace(indices=remaining)
         make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
@@ -274,10 +274,10 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         passed_over.add(place)
         return True
     count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
-    mine, count = _suspects_alone(state, key, way.indices, count)
+    suspects, count = _suspects_alone(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, mine[:room], payer, now, restore=way.restore)
+        make(state, executor, key, suspects[:room], payer, now, restore=way.restore)
     return room > 0
 
 
@@ -292,7 +292,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return the samples of a batch that are missing and must be requested; none if its job has closed."""
+    """Return a batch's missing samples that must be requested; none if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -310,7 +310,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first; request the others one by one, as they may crash the function."""
+    """Put samples that never failed first; request others singly: they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
@@ -326,7 +326,7 @@ def watch_spending(state: State, now: float) -> Spending:
 
 
 def _refuse_readers(state: State, now: float) -> None:
-    """Fail the samples that readers wait for at the hard cap, once requests in flight have been paid for."""
+    """Fail what readers wait for at the hard cap, once requests in flight are paid for."""
     if state.is_producing:
         return
     text = state.ledger.refusal()
@@ -338,7 +338,7 @@ def _refuse_readers(state: State, now: float) -> None:
 
 
 def wake_times_s(state: State, now: float) -> Iterator[float]:
-    """Yield the future times at which something becomes due or possible without an event."""
+    """Yield the times at which something becomes due or possible without an event."""
     for due_s in (
         state.expiries[0][0] if state.expiries else None,
         state.retries.soonest_s(),

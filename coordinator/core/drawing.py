@@ -90,7 +90,7 @@ class Drawing:
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and its number among the draws of that sample, from 0."""
+        """Return the sample at each order position, and its number among the sample's draws, from 0."""
         steps, again = np.divmod(places, self._repeats)
         draws: Ints = steps
         if self._shuffle:
@@ -120,10 +120,10 @@ class Drawing:
         if firsts is not None:
             counts *= firsts[kinds + 1] - firsts[kinds]
             kinds = firsts[kinds]
-        told = np.minimum(counts, PLACES_MAX)
-        owners = np.repeat(np.arange(kinds.size, dtype=np.int64), told)
-        numbers = np.arange(owners.size, dtype=np.int64) - (np.cumsum(told) - told)[owners]
-        draws = kinds[owners] + numbers * counts[owners] // told[owners]
+        used_counts = np.minimum(counts, PLACES_MAX)
+        owners = np.repeat(np.arange(kinds.size, dtype=np.int64), used_counts)
+        numbers = np.arange(owners.size, dtype=np.int64) - (np.cumsum(used_counts) - used_counts)[owners]
+        draws = kinds[owners] + numbers * counts[owners] // used_counts[owners]
         steps = draws
         if self._shuffle:
             steps = order_of(self._count, self._seed, epoch).inverse(draws)

@@ -221,7 +221,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """The cache's content: record lengths in bytes, 0 for none, negative for a tombstone; ``pointers``."""
+    """Record lengths in the cache, in bytes: 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
     record_bytes: Ints
@@ -230,7 +230,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A freshly written record was read back; ``fault`` describes what is wrong with it, if anything."""
+    """A freshly written record was read back; ``fault``: what is wrong with it, if anything."""
 
     samples: SetKey
     index: int
@@ -250,7 +250,7 @@ class CacheEvicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheGrew(Event):
-    """The server uses more memory than the core accounts for, by ``excess_bytes`` over the budget."""
+    """The server uses more memory than accounted for: ``excess_bytes`` over the budget."""
 
     excess_bytes: int
 

@@ -52,7 +52,7 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
     if job is None:
         return
     job.fill, job.is_full = event, ""
-    state.unsaved.wanted |= event.to_store and state.settings.store  # also for samples cached earlier
+    state.unsaved.wanted |= event.to_store and state.settings.store  # earlier samples too
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -71,24 +71,24 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     missing_bytes = samples.sample_bytes * count - free_bytes
     if fill.to_store and missing_bytes > 0:
         free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
-    in_flight = sum(int(np.count_nonzero(one.claim.unsettled)) for one in state.requests.values())
+    in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())
     under_way_bytes = in_flight * samples.sample_bytes
     left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
     # Include a next request, so that the money lasts for it.
-    one_more = [(requests + 1, asked) for requests, asked in state.in_flight]
-    spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(one_more)
+    with_next = [(requests + 1, sample_count) for requests, sample_count in state.in_flight]
+    spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(with_next)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
     room = min(fitting, allowed) if is_paid else 0
     waits = job.counters.requests_in_flight or (fill.to_store and is_saving(state))
-    why = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
-    job.is_full = "" if room or waits else why
+    reason = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
+    job.is_full = "" if room or waits else reason
     return room
 
 
 def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop cached samples that are in the store and that no job needs; return the bytes freed."""
+    """Drop cached samples that are stored and that no job needs; return the bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
@@ -113,10 +113,10 @@ def filled(state: State, job: Job) -> Filled:
     """Return a job's progress in filling."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
-    there = samples.stored_count if in_store else samples.resident_count
+    present = samples.stored_count if in_store else samples.resident_count
     failed = samples.having(SampleState.FAILED)
     lost = int(np.count_nonzero(~samples.stored(failed))) if in_store else failed.size
-    return Filled(there, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
+    return Filled(present, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
 
 
 def _ended(state: State, job: Job, key: SetKey) -> str:

@@ -54,7 +54,7 @@ _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's record with the store: how long restores take, and whether reading and writing works.
+    """An executor's record with the store: how long restores take, and whether it works.
 
     ``keeps``: the last function that decoded wrote a pack.
     """
@@ -86,7 +86,7 @@ class ExecutorState:
     usd: float = 0.0
     """The amount billed for them so far."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Requests that ended so far: ``answered``, or the failure kind's name in lower case."""
+    """Requests ended so far: ``answered``, or the failure kind's name in lower case."""
     cold_starts: int = 0
     cold_s: float = 0.0
     """Total time from requests for functions that were not running until they began."""
@@ -102,7 +102,7 @@ class ExecutorState:
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the breaker for the store access that a kind of request needs; ``None`` if it needs none."""
+        """Return the breaker for a kind of request's store access; ``None`` if it needs none."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
@@ -119,7 +119,7 @@ class ExecutorState:
         return places
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Learn from an answer to a request made at ``made_s``, except from what may be a sample's fault."""
+        """Learn from an answer to a request of ``made_s``, but not what may be a sample's fault."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
@@ -131,8 +131,8 @@ class ExecutorState:
         if worked:
             self.breaker.worked()
         elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
-            why = next(iter(event.messages.values()), "no sample could be produced")
-            self.breaker.failed(why, made_s, now)
+            reason = next(iter(event.messages.values()), "no sample could be produced")
+            self.breaker.failed(reason, made_s, now)
 
     def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
         """Learn from a failed request."""
@@ -188,11 +188,11 @@ class EligibleExecutors:
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
-        """Return whether any executor takes one more request, if only for samples in the store."""
-        return self.places(now) > 0 or any(each.places(now) > 0 for each in self.store_only)
+        """Return whether any executor takes one more request, if only for stored samples."""
+        return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get; one, as a trial, if it was set aside."""
+        """Return how many more requests an executor may get; one, for trial, if set aside."""
         places = executor.places(now)
         if not self._is_set_aside(executor):
             return places
@@ -203,7 +203,7 @@ class EligibleExecutors:
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether the inputs of :func:`pick`, except time, have changed since the last call."""
+        """Return whether inputs of :func:`pick`, except time, changed since the last call."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
@@ -245,7 +245,7 @@ class EligibleExecutors:
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield the times at which executors that are full now may take more without an event."""
+        """Yield when executors that are full now may take more without an event."""
         for executor in (*self.executors, *self.store_only):
             if self.places_of(executor, now) > 0:
                 continue
@@ -259,7 +259,7 @@ class EligibleExecutors:
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
-        """Return until when an executor gets no requests; that is soon if there is no better one."""
+        """Return until when an executor gets no requests; soon, if there is no better one."""
         if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
@@ -273,7 +273,7 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """The need for ``samples``: the first in ``slack_s`` seconds; at or below 0, a reader waits for it.
+    """The need for ``samples``: the first in ``slack_s`` seconds; at 0 or less, a reader waits.
 
     Only samples needed ``soon`` are requested without delay while latency is unknown.
     """
@@ -305,7 +305,7 @@ def pick(
         return None, math.inf
     if deadline.slack_s <= 0:  # a reader waits: no trials of executors that were set aside
         free = [executor for executor in free if executors.is_sound(executor)] or free
-    elif cheaper := [each for each in able[: able.index(free[0])] if executors.is_sound(each)]:
+    elif cheaper := [executor for executor in able[: able.index(free[0])] if executors.is_sound(executor)]:
         models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
         # Allow for a slow request there and, since it may fail, another one here.
@@ -348,12 +348,12 @@ class Fleet:
 
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
         """Return the group of all executors except those with the given numbers."""
-        found = self._groups.get(ineligible)
-        if found is None:
-            able = [each for each in self.executors if each.decodes and each.number not in ineligible]
-            store_only = [each for each in self.executors if not each.decodes]
-            found = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
-        return found
+        group = self._groups.get(ineligible)
+        if group is None:
+            able = [member for member in self.executors if member.decodes and member.number not in ineligible]
+            store_only = [member for member in self.executors if not member.decodes]
+            group = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
+        return group
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
@@ -378,12 +378,12 @@ class Fleet:
         turn it is, the one with the earliest deadline. ``turn`` returns ``None`` for teams that get nothing
         more.
         """
-        found: Soonest | None = None
+        best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():
                 deadline_s = ranks.soonest_s()
-                if deadline_s is None or (when := turn(team)) is None:
+                if deadline_s is None or (team_turn := turn(team)) is None:
                     continue
-                if (found is None or (when, deadline_s) < found[:2]) and eligible.has_place(now):
-                    found = Soonest(when, deadline_s, ranks)
-        return found
+                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_place(now):
+                    best = Soonest(team_turn, deadline_s, ranks)
+        return best

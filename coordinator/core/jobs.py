@@ -36,7 +36,7 @@ _BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
-"""Factors by which a stall widens a cursor's look-ahead and a complete batch narrows it, and the maximum."""
+"""Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Cursor:
         bisect.insort(self.pending, ahead, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """Record that a batch was read; reads may be out of order, and reports may be lost."""
+        """Record a read batch; reads may be out of order, and reports may be lost."""
         self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
@@ -155,7 +155,7 @@ class Cursor:
             return
         before = self.watermark
         self.read_ahead.add(position)
-        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost: do not wait for it
+        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost
             self.watermark = min(self.read_ahead)
         while self.watermark in self.read_ahead or self._has_nothing():
             self.read_ahead.discard(self.watermark)
@@ -166,7 +166,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past empty batches that were given out, since no report comes for them."""
+        """Move the watermark past empty batches given out: no report comes for them."""
         while self._has_nothing():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)

@@ -51,10 +51,10 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.Enum):
-    """The reasons why a batch can be late; `super_wire.waits` maps the values to names for users."""
+    """Why a batch can be late; `super_wire.waits` maps the values to names for users."""
 
     COLD_START = "cold_start"
-    """Functions were starting, or the job itself: nothing can be ready before its first batches."""
+    """Functions or the job were starting: nothing can be ready before its first batches."""
     THROTTLE = "throttle"
     """Executors took fewer concurrent requests than they have functions."""
     SOURCE = "source"
@@ -76,7 +76,7 @@ class Cause(enum.Enum):
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position; ``wait_us`` is between its attempts."""
+    """A batch that a reader waited for, by rank, epoch and position; ``wait_us``: between attempts."""
 
     rank: int
     epoch: int
@@ -198,7 +198,7 @@ class _Fading:
 
 @dataclass(slots=True)
 class Thrash:
-    """The share of needed samples that had been dropped before; old samples count less and less."""
+    """The share of needed samples that had been dropped; old samples count ever less."""
 
     reproduced_samples: int = 0
     """Count since the start, random recipes included."""
@@ -209,7 +209,7 @@ class Thrash:
         self._datasets.setdefault(dataset, _Fading()).note(samples, 0, now)
 
     def produced_again(self, dataset: bytes, samples: int, now: float) -> bool:
-        """Count requested samples that had been dropped before, and return whether thrash begins."""
+        """Count requested samples that had been dropped; return whether thrash begins."""
         return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
 
     def forget(self) -> None:

@@ -35,7 +35,7 @@ _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
 UNPRICED_REQUESTS = 4
-"""Maximum number of requests in flight at an executor before its first bill, if there is a spending cap."""
+"""Most requests in flight at an executor before its first bill, under a spending cap."""
 
 
 class Spending(enum.StrEnum):
@@ -112,10 +112,10 @@ class Ledger:
         self, prices: Sequence[Prices], *, max_usd: float, max_usd_per_hour: float, spent_usd: float = 0.0
     ) -> None:
         self._prices = tuple(prices)
-        self._billed = any(each.billed for each in prices)
-        self._hour_usd = sum(each.hour for each in prices)
-        self._coordinator_share = sum(each.coordinator_hour for each in prices) / (self._hour_usd or 1.0)
-        self._record_gb_usd = max(each.record_gb for each in prices)
+        self._billed = any(price.billed for price in prices)
+        self._hour_usd = sum(price.hour for price in prices)
+        self._coordinator_share = sum(price.coordinator_hour for price in prices) / (self._hour_usd or 1.0)
+        self._record_gb_usd = max(price.record_gb for price in prices)
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
         self.capped = min(max_usd, max_usd_per_hour) < math.inf
@@ -210,9 +210,9 @@ class Ledger:
         name = job if job in pool.produced or len(pool.produced) < _JOBS_MAX else NOBODY
         pool.produced[name] = pool.produced.get(name, 0) + samples
         pool.produced_total += samples
-        each = usd / samples
+        sample_usd = usd / samples
         known_usd = self._sample_usd[executor]
-        self._sample_usd[executor] += (each - known_usd) * (_SMOOTHING if known_usd else 1.0)
+        self._sample_usd[executor] += (sample_usd - known_usd) * (_SMOOTHING if known_usd else 1.0)
 
     def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
         """Record samples that a job has read, and bill their transfer."""
@@ -295,7 +295,7 @@ class Ledger:
         return Spending.FREELY
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """Return when the hourly cap alone will allow free spending again; ``None`` if it does now."""
+        """Return when the hourly cap will allow free spending again; ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd

@@ -1,4 +1,4 @@
-"""Look-ahead: the length of a rank's window, and the samples in it that must be requested."""
+"""Look-ahead: the length of a rank's window, and its samples that must be requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 WINDOW_SHARE = 0.5
-"""Share of the budget that all look-ahead windows together may fill; the rest keeps samples that recur."""
+"""Share of the budget for all look-ahead windows; the rest keeps samples that recur."""
 
 _SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
@@ -36,16 +36,16 @@ def _window_end(state: State, cursor: Cursor) -> int:
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
-        asked = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
-        unanswered = sum(asker.job == job.name for asker in asked)
+        askers = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
+        unanswered = sum(asker.job == job.name for asker in askers)
         return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
     batch_bytes = samples.sample_bytes * job.plan.batch_size
-    wanted = batches_wanted(state, cursor, caution=cursor.caution)
-    state.want(cursor, int(wanted * batch_bytes * share_in_cache(job, samples)))
+    batches = batches_wanted(state, cursor, caution=cursor.caution)
+    state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
-    end = max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
+    end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
 
@@ -55,7 +55,7 @@ def share_of(batches: int, scarcity: float) -> int:
 
 
 def _stride(cursor: Cursor, end: int) -> int:
-    """Return the number of batches below which a rank waits: looking at several at once is much cheaper."""
+    """Return the number of batches below which a rank waits: several at once are much cheaper."""
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
@@ -73,7 +73,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """Return the next absent samples in a rank's window, pending ones first; ``None`` if there are none.
+    """Return a rank's next absent samples, pending ones first; ``None`` if there are none.
 
     The look-ahead passes over samples that are resident or on their way. Samples in an unknown state are
     audited first, and come back to the rank if they are absent.
@@ -100,7 +100,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
-        # The first batches one by one, since the deadlines of a span are that of its first batch.
+        # The first batches one by one, as a span has the deadline of its first batch.
         batches = 1 if cursor.lookahead - cursor.watermark < LEAST_BATCHES else _SPAN_BATCHES
         stop = min(position + min(batches, end - cursor.lookahead), job.plan.batches_per_epoch)
         span = job.plan.span(epoch, position, stop, cursor.rank)
@@ -114,7 +114,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # else it would never be saved
+        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # or it is never saved
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
 
 SLOTS_MAX: Final = 2**31 - 2**24
-"""Maximum number of samples in an epoch of a mix: the product of two, with padding, fits into 63 bits."""
+"""Most samples in an epoch of a mix: the product of two, with padding, fits into 63 bits."""
 
 
 class Mixing:
@@ -49,15 +49,15 @@ class Mixing:
         self.count, self._run = counts[member], run
         """Number of an epoch's slots that belong to this dataset."""
         self._others: list[tuple[int, int]] = []
-        """The slots that each dataset before this one takes, and the number it takes them from."""
-        left = self.slots // run
+        """The slots that each earlier dataset takes, and the number it takes them from."""
+        remaining = self.slots // run
         for count in counts[:member]:
-            self._others.append((count // run, left))
-            left -= count // run
-        self._own, self._left = self.count // run, left
+            self._others.append((count // run, remaining))
+            remaining -= count // run
+        self._own, self._left = self.count // run, remaining
 
     def before(self, slots: Ints) -> Ints:
-        """Return how many of the first ``slots`` slots belong to this dataset; epochs follow one another."""
+        """Return how many of the first ``slots`` slots are this dataset's; epochs follow one another."""
         if self._run == 1:
             return self._runs_before(slots)
         runs, rest = np.divmod(slots, self._run)
@@ -66,14 +66,14 @@ class Mixing:
         return own
 
     def _runs_before(self, runs: Ints) -> Ints:
-        for count, left in self._others:
-            runs = runs - runs * count // left
+        for count, available in self._others:
+            runs = runs - runs * count // available
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of this dataset's samples, counted from the first; inverts :meth:`before`."""
+        """Return the slots of this dataset's samples, from the first; inverts :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
-        for count, left in reversed(self._others):
-            runs = runs * left // (left - count)
+        for count, available in reversed(self._others):
+            runs = runs * available // (available - count)
         return runs * self._run + rest

@@ -53,7 +53,7 @@ def runs_of(
     *,
     whole: Bools | None = None,
 ) -> Ints | None:
-    """Return the places in a catalog where runs begin, ascending from 0; ``None`` if every run is one sample.
+    """Return where runs begin in a catalog, ascending from 0; ``None`` if each is one sample.
 
     A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
     read, unless a sample has more than half of that. A row group, which is read whole, is a run.
@@ -87,7 +87,7 @@ def with_their_neighbours(
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Return the first samples to decode with the absent rest of their runs, or ``wanted`` unchanged.
+    """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
 
     Whatever is not returned is left for later.
 
@@ -127,9 +127,9 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
     that have never failed.
     """
     most = state.most_samples(samples.key)
-    taken, left = wanted[:0], wanted
-    while left.size and taken.size < wanted.size:
-        start, stop = _piece(runs, samples.state.size, int(left[0]), most)
+    taken, remaining = wanted[:0], wanted
+    while remaining.size and taken.size < wanted.size:
+        start, stop = _piece(runs, samples.state.size, int(remaining[0]), most)
         near = np.arange(start, stop)
         others = near[
             (samples.state[near] == SampleState.ABSENT)
@@ -137,16 +137,16 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
             & ~samples.stored(near)
             & np.isfinite(next_use_s(samples.key, near, state.jobs.values()))
         ]
-        is_near = (left >= start) & (left < stop)
-        run = np.union1d(left[is_near], others)
+        is_near = (remaining >= start) & (remaining < stop)
+        run = np.union1d(remaining[is_near], others)
         if taken.size + run.size <= most:
             taken = np.concatenate((taken, run))
-        left = left[~is_near]
+        remaining = remaining[~is_near]
     return taken
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run; if it has more than ``most``, those of the sample's equal part."""
+    """Return the bounds of a sample's run, or of its equal part if the run exceeds ``most``."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -155,9 +155,11 @@ def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
 
 
 def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> float:
-    """Return the seconds that functions need for all samples that are neither cached nor stored."""
+    """Return the seconds that functions need for all that is neither cached nor stored."""
     missing = samples.state.size - max(samples.resident_count, samples.stored_count)
-    functions = sum(one.concurrency.capacity for one in state.eligible_for(samples.key.dataset).executors)
+    functions = sum(
+        member.concurrency.capacity for member in state.eligible_for(samples.key.dataset).executors
+    )
     return missing * executor.latency.sample_s / max(functions, 1)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
 
 SIZE_MAX: Final = 2**40
-"""The largest size that is supported (and tested); more needs wider hashes in the rounds."""
+"""The largest supported (and tested) size; more needs wider hashes in the rounds."""
 
 PREFIX_SIZE_MAX: Final = 256
 """Up to this size the permutation is a small table; above, a Feistel network."""
@@ -40,8 +40,8 @@ KEY_BYTES_MAX: Final = 64
 """The longest key that BLAKE2b takes."""
 
 _ROUNDS: Final = 8
-# Chi-squared tests over neighbours and over positions one radix apart see 4 rounds and do not see 6.
-_BLOCK: Final = 8192  # values per pass: the five arrays of a block stay in a core's own cache
+# Chi-squared tests over neighbours, and positions one radix apart, see 4 rounds and not 6.
+_BLOCK: Final = 8192  # values per pass: its five arrays fit into a core's own cache
 _WORDS_PER_DIGEST: Final = 8
 
 # The multipliers of splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014).
@@ -93,7 +93,7 @@ class Permutation:
         return self._cipher.apply(checked_elements(indices, "indices", self.size), decrypt=True)
 
 
-@lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry is a few hundred bytes, at most 4 KiB
+@lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry has at most 4 KiB
 def order_of(size: int, seed: int, epoch: int) -> Permutation:
     """Return the order of one epoch; its key is BLAKE2b over seed and epoch."""
     return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
@@ -148,7 +148,7 @@ class _FeistelCipher:
         This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the
         value itself, which is in range, and fewer than ``left_radix`` values that are not.
         """
-        # A fresh array, contiguous so that reshape gives a view: the work in place must reach `walked`.
+        # Fresh and contiguous, so that reshape gives a view: work in place must reach `walked`.
         walked = np.array(values, dtype=np.uint64, order="C")
         flat = walked.reshape(-1)
         self._apply(flat, decrypt=decrypt)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.draws import Draws
 
 NEVER_SOON: Final = 2**62
-"""Distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
+"""Distance of samples with no known next use: far beyond others, safe to add to in int64."""
 
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
@@ -161,7 +161,7 @@ class Plan:
         return self.length if self._mixing is None else self._mixing.slots
 
     def _before(self, slots: int) -> int:
-        """Return how many order positions of this plan are in the first ``slots`` slots of an epoch."""
+        """Return how many of this plan's order positions are in an epoch's first ``slots`` slots."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
     def _batches_of(self, places: Ints) -> Ints:
@@ -173,7 +173,7 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Number of order positions in an epoch: its samples, or its draws with their repetitions."""
+        """Number of order positions in an epoch: samples, or draws with repetitions."""
         return self.size if self._drawing is None else self._drawing.length
 
     @property
@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Samples that all ranks together deliver a second time, as padding; fewer than the replicas."""
+        """Samples that the ranks deliver again, as padding; fewer than the replicas."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
@@ -254,7 +254,7 @@ class Plan:
         return Span(self._indices(epoch, places), padding, offsets)
 
     def is_empty(self, position: int, rank: int) -> bool:
-        """Return whether a rank reads nothing at a position: its part is all from other datasets of a mix."""
+        """Return whether a rank reads nothing at a position: its part is all of other datasets."""
         if self._mixing is None:
             return False
         slots, lengths = self._slices(position, position + 1, rank)
@@ -288,7 +288,7 @@ class Plan:
             return distance
         places = self._places(epoch, indices)
         used = self._batches_of(places)
-        # The samples that open the epoch come again in its last batch if that is padded with them.
+        # The samples that open the epoch come again in its last batch, as padding.
         reopened = (places < self.padding_per_epoch) & (used < position)
         used[reopened] = batches - 1
         distance = used - position
@@ -299,7 +299,7 @@ class Plan:
         return distance
 
     def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return each sample's first global batch from ``position`` on in the epoch, or `NEVER_SOON`."""
+        """Return each sample's first global batch from ``position`` in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.

@@ -208,7 +208,7 @@ class RoomSearch:
     """The time of the next check for teams that hold more than their share."""
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
-        """Record that a search for samples needed later than ``later_than_s`` freed too little."""
+        """Record that a search among samples needed after ``later_than_s`` freed too little."""
         self.until_s = now + _PAUSE_S + _PAUSE_PER_JOB_S * jobs
         self.events = events
         self.later_than_s = later_than_s
@@ -227,19 +227,19 @@ class RoomSearch:
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when searches become worthwhile without another event; ``None`` if they do not."""
+        """Return when searches become worthwhile without an event; ``None`` if never."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests in flight by the time at which they become stragglers, and the number that were raced."""
+    """Requests in flight by when they become stragglers, and the number that were raced."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
         self.look_again_s = 0.0
-        """No check for stragglers that readers wait for before this time, since it takes a while."""
+        """No check for stragglers that readers wait for before this time: it takes a while."""
         self.hedges = 0
 
     def __len__(self) -> int:
@@ -274,7 +274,7 @@ class Stragglers:
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges stay within a share of all requests that have ended."""
+        """Return how many more hedges stay within a share of all ended requests."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
@@ -317,8 +317,8 @@ class UnsavedQueue:
                 waiting.appendleft((since_s, indices[count:]))
             taken.append(indices[:count])
             count -= taken[-1].size
-        found = np.concatenate(taken)
-        self._is_here[key][found] = False
+        samples = np.concatenate(taken)
+        self._is_here[key][samples] = False
         if not waiting:
             del self._waiting[key], self._is_here[key]
-        return found
+        return samples

@@ -1,4 +1,4 @@
-"""The life of a rank: it opens a job, requests batches, reads or misses them, falls silent, is forgotten.
+"""A rank's life: it opens a job, requests, reads or misses batches, falls silent, is forgotten.
 
 Reports come from the network and may be late, lost, or older than a restarted coordinator; a report about a
 batch that is not in the plan is ignored. Requests for batches and read reports renew a rank's lease. When the
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNREPORTED_BATCHES = 256
-"""Maximum number of batches given out but unread; earlier ones count as read even without a report."""
+"""Most batches given out but unread; earlier ones count as read even without a report."""
 
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
@@ -35,7 +35,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank to it; looking ahead begins at once, at the event's epoch and position."""
+    """Open a job or add a rank; looking ahead begins at once, at the event's place."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -54,14 +54,14 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         state.room_search.reset()
     if cursor is not None:
         cursor.reach = max(cursor.reach, start)
-    if cursor is not None and start < cursor.watermark:  # another process, which starts again
+    if cursor is not None and start < cursor.watermark:  # another process starts again
         cursor.seek(start, now)
     if cursor is None:
         cursor = Cursor(
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
-        # Readers likely see a directory; if their first page says otherwise, restoring is quick.
+        # Readers likely see a directory; if their first page denies it, restoring is quick.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.sees_store_changed()
@@ -71,7 +71,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Forget a rank, and with its last rank the job; its cached samples stay until memory is short."""
+    """Forget a rank, and with the last the job; cached samples stay until memory is short."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -152,7 +152,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if not job.plan.covers(event.epoch):
         return
     position = job.absolute(event.epoch, event.position)
-    # No one can have read a batch not given out; an earlier coordinator may have given out a little more.
+    # No one reads what was not given out; an earlier coordinator may have given out a bit more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)
@@ -192,19 +192,19 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     dropped = samples.among(spoilt, SampleState.ABSENT)
     if dropped.size:  # a tombstone does not replace a record, so make way for it
         state.actions.append(Drop(key, dropped))
-    wanted = state.unique(batch[missed])
-    batch_missed(state, place, samples, wanted, now)
-    state.misses.report(place, key, wanted, now)
+    missing = state.unique(batch[missed])
+    batch_missed(state, place, samples, missing, now)
+    state.misses.report(place, key, missing, now)
     # The report may be older than the sample, or forged, so the cache is asked before a record is believed
     # spoilt or lost.
     audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
-    audit(state, key, wanted[_DOUBTFUL[samples.state[wanted]]], place)
+    audit(state, key, missing[_DOUBTFUL[samples.state[missing]]], place)
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:
     """Renew a rank's lease."""
     cursor.last_seen_s = now
-    if cursor.lapsed or cursor.key not in state.leases:  # one entry each; when due, it is checked again
+    if cursor.lapsed or cursor.key not in state.leases:  # one entry each, checked again when due
         state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False

@@ -55,7 +55,7 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Request absent samples from an executor, by producing or restoring them, and charge a job."""
+    """Have an executor produce or restore absent samples, and charge a job."""
     indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
@@ -72,7 +72,7 @@ def make(
 
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
-    """Request that cached samples be written to a pack, and charge a job that reads them, if there is one."""
+    """Have cached samples written to a pack, and charge a job that reads them, if any."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
         next(state.numbers),
@@ -123,7 +123,7 @@ def _send(state: State, request: Request, now: float) -> None:
 
 
 def _late_at_s(state: State, request: Request, now: float) -> float | None:
-    """Return when a request that is sent now becomes a straggler; ``None`` if that is unknown."""
+    """Return when a request sent now becomes a straggler; ``None`` if unknown."""
     order, executor = request.order, state.fleet.executors[request.order.executor]
     samples, quantile = order.indices.size, state.settings.hedge_quantile
     if order.kind is RequestKind.RESTORE:
@@ -164,7 +164,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
-    raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; and one pack is enough
+    raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; one pack is enough
     order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
     _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
@@ -232,10 +232,10 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
-    if not_restored:  # decode instead, as what crashes or hangs one function would do so again
+    if not_restored:  # decode: what crashes or hangs one function would again
         unsettled = request.order.indices[ended.left | request.claim.unsettled]
         restoring.forget(state, state.set_of(request.order.samples), unsettled)
-    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store also delays writers
+    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store delays writers
         restoring.distrust(state, request, message, now)
     if ended.left.any():
         retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)
@@ -256,7 +256,7 @@ class Ended(NamedTuple):
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Finish a request at its first answer or failure: free its place, bill it, settle its samples.
+    """Finish a request at its first answer or failure: free its place, bill, settle samples.
 
     Return ``None`` for a request that is not in flight: this is a second answer.
     """
@@ -272,9 +272,9 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         cached, late = unsettled & written, written & ~unsettled
         failed = unsettled & (event.outcomes == TOMBSTONE)
     raced = request.rival in state.requests  # the rival may still bring the rest
-    left = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
+    remaining = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
     order, claim = request.order, request.claim
-    claim.unsettled &= ~(cached | failed | left)
+    claim.unsettled &= ~(cached | failed | remaining)
     # A rival of a request for pointers still writes records over them.
     if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
         state.reserved_bytes -= claim.reserved_bytes
@@ -293,7 +293,7 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         counters.samples_produced += produced if order.kind.decodes else 0
         state.fleet.executors[order.executor].samples += int(np.count_nonzero(cached | late))
         state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
-    return Ended(request, cached, failed, left, late)
+    return Ended(request, cached, failed, remaining, late)
 
 
 def _give_back_place(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> None:

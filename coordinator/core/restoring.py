@@ -49,7 +49,7 @@ _WRITING = (
 
 
 class Way(NamedTuple):
-    """Samples that come in one way, decoded or from the store, from one of these executors; and the rest."""
+    """Samples to decode or to restore, by one of these executors; and the rest."""
 
     indices: Ints
     rest: Ints
@@ -62,12 +62,12 @@ class Way(NamedTuple):
 
     def without(self, count: int) -> Ints:
         """Return all samples except the first ``count`` of this way."""
-        left = self.indices[count:]
-        return np.concatenate((left, self.rest)) if self.rest.size else left
+        remaining = self.indices[count:]
+        return np.concatenate((remaining, self.rest)) if self.rest.size else remaining
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record places in the store. For a dataset that no job has opened, they will be sent again."""
+    """Record places in the store. For a dataset without a job, they will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -84,7 +84,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget the places of these samples; straight ranks look again, as they may have skipped them."""
+    """Forget places; straight ranks look again, as they may have skipped these samples."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -104,7 +104,7 @@ def all_straight(state: State, dataset: bytes) -> bool:
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers if a reader may not be able to follow them, and have those ranks look again."""
+    """Drop all pointers if a reader may be unable to follow them; those ranks look again."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -119,19 +119,19 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
     """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
     absent; a ``whole`` audit comes from a reader that tried to.
     """
-    there: Bools = event.record_bytes > 0
+    present: Bools = event.record_bytes > 0
     if event.pointers is None:
-        return there
+        return present
     if whole and event.pointers.any():
         samples.pointers_from_s = now + _NO_POINTERS_S
     may_follow = not whole and all_straight(state, samples.key.dataset)
-    return there if may_follow else there & ~event.pointers
+    return present if may_follow else present & ~event.pointers
 
 
 def take_in(
     state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
 ) -> Ints:
-    """Mark the samples that are in the cache, as records or pointers; return those with records."""
+    """Mark the cached samples, as records or pointers; return those with records."""
     if event.pointers is None:
         samples.store(indices[there], event.record_bytes[there])
         return indices[there]
@@ -169,7 +169,7 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """Yield the ways to get absent samples: first by decoding, which takes longer, then from the store."""
+    """Yield the ways to get absent samples: first decoding, which takes longer, then the store."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
@@ -185,7 +185,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Return the executors that can restore, or ``None``; without those set aside, if another works."""
+    """Return the executors that can restore, or ``None``; not those set aside, if another works."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
@@ -199,7 +199,7 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used: after trouble and a pause, by one request until that succeeds."""
+    """Return whether the store can be used; after trouble and a pause, by one request for trial."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
@@ -221,19 +221,19 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
         inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
         if parts and count + inside.size > most:
             break
-        mine = wanted[packs == pack]
-        parts += [mine, np.setdiff1d(inside, mine)[: most - count - mine.size]]
+        requested = wanted[packs == pack]
+        parts += [requested, np.setdiff1d(inside, requested)[: most - count - requested.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
-    asked = np.isin(taken, wanted)
+    is_wanted = np.isin(taken, wanted)
     uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
-    return taken[asked | np.isfinite(uses_s)]
+    return taken[is_wanted | np.isfinite(uses_s)]
 
 
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose the kind of a request for absent samples, by what the executor and their readers see."""
+    """Choose the kind of a request, by what the executor and the readers see."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store

@@ -43,17 +43,17 @@ _EXPIRED_EARLY = (
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
 _UNANSWERED_MAX = 5
-"""Maximum number of unanswered requests before a sample is suspected, while functions begin late."""
+"""Most unanswered requests before a sample is suspected, while functions begin late."""
 
 _OUTAGES_PER_WARNING = 8
-_GOLDEN = (5**0.5 - 1) / 2  # the fractional parts of its multiples are evenly spread over 0 to 1
+_GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 
 BLAMED_ON_EXECUTOR_MAX = 2
-"""Maximum number of a sample's failures that are blamed on a set-aside executor, if there is another."""
+"""Most failures of a sample that a set-aside executor is blamed for, if there is another."""
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the outage, and the source's own if samples were decoded; a restore proves nothing about it."""
+    """End the outage; the source's too if samples were decoded, as a restore proves nothing."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
@@ -107,7 +107,7 @@ def want_again(
 def retry_rest(
     state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
 ) -> None:
-    """Retry samples that an answer did not bring: at once, after a wait, or when their source is back."""
+    """Retry what an answer did not bring: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
     expired_early = _expired_early(state, request, event, now)
     uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
@@ -124,13 +124,13 @@ def retry_rest(
     await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
     if expired_early:  # else they would be requested, and paid for, forever
         messages = _with_clocks(state, request, messages, now)
-    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it delays all others in its function
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone: it delays its whole function
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
-    """Withhold memory after the cache refused samples that should have had room, so the account is wrong.
+    """Withhold memory after the cache refused samples for which it should have had room.
 
     All that seems free is withheld, plus the size of the refused samples, which is then dropped, until the
     next checks of the servers correct it (:func:`superdl.coordinator.core.auditing.cache_resized`).
@@ -142,7 +142,7 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 
 
 def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
-    """Return whether a function began nothing because its time was over, long before it was by our clock."""
+    """Return whether a function began nothing, out of time long before our clock says so."""
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
     return is_early and bool((event.outcomes == _EXPIRED).all())
 
@@ -284,7 +284,7 @@ def _turn_elsewhere(
 
 
 def _outage_wait_s(state: State, reason: str, now: float) -> float:
-    """Return the wait after a failure that no sample is to blame for; it grows while nothing succeeds."""
+    """Return the wait after a failure of no sample's; it grows while nothing succeeds."""
     outage = state.outage
     if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
         text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault: {reason}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _UNNEEDED_SHARE = 1 / 32
-"""Share of the budget freed by one search among samples that no job needs, so that searches are few."""
+"""Share of the budget that a search frees of unneeded samples, so that searches are few."""
 
 _NEEDED_SHARE = 1 / 128
 """The same for samples that will be needed again."""
@@ -58,7 +58,7 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def relieve(state: State, now: float) -> None:
-    """Return to the budget after records were larger than expected or others took more of the cache.
+    """Return to the budget after records were larger than expected or others took memory.
 
     Samples that readers wait for stay. Otherwise, if others' records filled the cache, no batch would ever be
     complete.
@@ -68,7 +68,7 @@ def relieve(state: State, now: float) -> None:
 
 
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
-    """Return how many of ``count`` more samples fit, dropping those needed later than in ``later_than_s``."""
+    """Return how many of ``count`` samples fit, dropping those needed after ``later_than_s``."""
     size_bytes = state.set_of(key).sample_bytes
     missing = math.ceil(size_bytes * count) - state.free_bytes
     if missing > 0 and not state.room_search.futile(state.events, later_than_s, now):
@@ -151,7 +151,7 @@ def see_shares(state: State, now: float) -> None:
 
 
 def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
-    """Return batches from the slowest rank to each next use; ``NEVER_SOON`` if beyond the next epoch."""
+    """Return batches from the slowest rank to each next use; ``NEVER_SOON`` beyond the next epoch."""
     epoch, position = job.epoch_and_position(job.watermark)
     if key.epoch == EVERY_EPOCH:
         return job.plan.next_use(indices, epoch, position)
@@ -200,11 +200,11 @@ def choose_victims(
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
-    places, found, scores, sizes = [], [], [], []
+    places, indices, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        # Most samples of a random recipe are used up; samples needed again must not hide them.
+        # Most samples of a random recipe are used up; others must not hide them.
         step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
         candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:
@@ -212,20 +212,20 @@ def choose_victims(
         if candidates.size:
             places.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
-            found.append(candidates)
+            indices.append(candidates)
             stored = None if samples.packs is None else samples.stored(candidates)
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return {}
-    place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
+    place, index, score, size = map(np.concatenate, (places, indices, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
     by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
-    return {key: indices for key, indices in by_set.items() if indices.size}
+    return {key: victims for key, victims in by_set.items() if victims.size}
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:

@@ -30,7 +30,7 @@ _KEY_OVERHEAD_BYTES = 160
 
 
 class SetKey(NamedTuple):
-    """The name of a sample set: dataset (content of catalog and recipe), and epoch of a random recipe."""
+    """A sample set's name: dataset (content of catalog and recipe), epoch of a random recipe."""
 
     dataset: bytes
     epoch: int
@@ -151,15 +151,15 @@ class SampleSet:
 
     def among(self, indices: Ints, state: SampleState) -> Ints:
         """Return those of ``indices`` that are in ``state``, in their order."""
-        found: Ints = indices[self.state[indices] == state]
-        return found
+        matching: Ints = indices[self.state[indices] == state]
+        return matching
 
     def having(self, state: SampleState) -> Ints:
         """Return all samples in ``state``, ascending."""
         return np.flatnonzero(self.state == state)
 
     def doubt(self) -> None:
-        """Doubt all resident samples: the server evicted records on its own, and some may be gone."""
+        """Doubt all resident samples: the server evicted records on its own."""
         self._doubted = self.state == SampleState.RESIDENT
 
     def to_check(self, indices: Ints) -> Ints:
@@ -196,16 +196,16 @@ class SampleSet:
             order = np.argsort(self.packs, kind="stable")
             self._by_pack = order, self.packs[order]
         order, packs = self._by_pack
-        found: Ints = order[slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))]
-        still: Ints = found[self.packs[found] == pack]
-        return still
+        indexed: Ints = order[slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))]
+        current: Ints = indexed[self.packs[indexed] == pack]
+        return current
 
     def held(self) -> Ints:
         """Return all samples that are in the cache, on their way there, or may be, ascending."""
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
+        """Change the state of distinct ``indices``; ``RuntimeError`` for an illegal change, a bug."""
         if not indices.size:
             return
         before = self.state[indices]
@@ -247,7 +247,7 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def point(self, indices: Ints, record_bytes: Ints) -> None:
-        """Mark ``indices`` as resident pointers of these lengths, which say nothing about their records."""
+        """Mark resident pointers of these lengths, which say nothing about their records."""
         if not indices.size:
             return
         known = self.sample_bytes, self._stored_count
@@ -272,7 +272,7 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """True if nothing of this set is in the cache, on its way there or waiting for it."""
+        """True if nothing of this set is cached, on its way or waiting."""
         return not self.resident_count and not self.under_way
 
     @property

@@ -1,4 +1,4 @@
-"""Saving: executors that see the store write there what others, that do not, have decoded into the cache.
+"""Saving: executors that see the store write there what others decoded into the cache.
 
 A *save* has cached samples written to a pack, in the order in which they came. It has the lowest priority: an
 executor gets one only if it has an idle function, for at most half of its functions, and no save is large. No
@@ -45,17 +45,17 @@ def take_due(state: State, now: float) -> Iterator[Save]:
     """Take from the queue the saves that can be made now, longest waiting first. Request each before the
     next.
     """
-    while (found := due(state, now)) is not None:
-        key, executor = found
+    while (next_due := due(state, now)) is not None:
+        key, executor = next_due
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
         if samples is None:  # the whole set is gone
             continue
-        still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
+        resident = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
         for other in _saves(state):  # skip what was dropped and has come again since
             if other.samples == key:
-                still = still[~np.isin(still, other.indices)]
-        if still.size:
-            yield Save(executor, key, still)
+                resident = resident[~np.isin(resident, other.indices)]
+        if resident.size:
+            yield Save(executor, key, resident)
 
 
 def is_saving(state: State) -> bool:
@@ -70,7 +70,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return the set that has enough for a pack now, and an idle executor; ``None`` if there is none."""
+    """Return a set with enough for a pack, and an idle executor; ``None`` if there is none."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -120,12 +120,12 @@ def saved(event: RequestDone) -> Bools:
 
 
 def answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """Handle the answer to a save: retry the unsaved samples, except those no longer in the cache."""
-    left = ~saved(event) & (event.outcomes != _NOT_CACHED)
-    if left.any() and not event.store_trouble:
+    """Handle a save's answer: retry unsaved samples, except those no longer cached."""
+    unsaved = ~saved(event) & (event.outcomes != _NOT_CACHED)
+    if unsaved.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
         distrust(state, request, reason, now)
-    try_again(state, request, left, now)
+    try_again(state, request, unsaved, now)
 
 
 def try_again(state: State, request: Request, left: Bools, now: float) -> None:

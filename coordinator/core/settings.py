@@ -145,5 +145,5 @@ class CoreSettings:
             raise ConfigError("executors that decode are at least 1; not 0")
 
     def backoff_after_s(self, attempts: int) -> float:
-        """Return the wait in seconds before the next attempt, after ``attempts`` that failed."""
+        """Return the wait in seconds after ``attempts`` that failed."""
         return min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts, 1) - 1, 64))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.teams import Turn
 
 EPOCH_SETS_MAX = 8
-"""Maximum number of epochs of a random recipe that have a sample set, for each job that reads it."""
+"""Most epochs of a random recipe with a sample set, for each job that reads it."""
 
 _FAILURES_MAX = 10_000
 """Number of failure reasons remembered, the newest."""
@@ -115,7 +115,7 @@ class State:
     requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
-    """Ranks that have passed over samples while audits of them, requested by others, were in flight."""
+    """Ranks that passed over samples while others' audits of them were in flight."""
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     """Samples in state WAITING, by the time of their next attempt."""
     misses: ReportedMisses = field(default_factory=ReportedMisses)
@@ -148,7 +148,7 @@ class State:
     withheld_bytes: int = 0
     """Memory left unused, since the cache refused writes for lack of it."""
     emptied: bool = False
-    """True if the cache was seen to be emptied: samples never requested are then known to be absent."""
+    """True if the cache was seen emptied: samples never requested are then absent."""
     memory: CacheMemory = field(default_factory=CacheMemory)
     evictions: int = 0
     dropped_samples: int = 0
@@ -195,7 +195,7 @@ class State:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that neither records nor requests nor others have taken; negative under pressure."""
+        """Memory that no record, request or other has taken; negative under pressure."""
         taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
         return self.budget_bytes - taken
 
@@ -221,7 +221,7 @@ class State:
         return samples
 
     def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
-        """Note new resident samples; those in no pack will be saved by an executor that sees the store."""
+        """Note new resident samples; an executor that sees the store saves those in no pack."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
@@ -230,8 +230,8 @@ class State:
         """Return the state of each of ``indices``, without creating the sample set."""
         samples = self.sets.get(key)
         if samples is not None:
-            found: NDArray[np.uint8] = samples.state[indices]
-            return found
+            states: NDArray[np.uint8] = samples.state[indices]
+            return states
         absent = self.datasets[key.dataset].known_absent or self.emptied
         return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
 
@@ -261,7 +261,7 @@ class State:
         return True
 
     def need(self, key: SetKey) -> int:
-        """Return 2 if a rank reads samples of that set, 1 if one only looks ahead to some, otherwise 0."""
+        """Return 2 if a rank reads that set, 1 if one only looks ahead to it, else 0."""
         need = 0
         for cursor in self.reading(key.dataset):
             first, last = (
@@ -277,9 +277,9 @@ class State:
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return a rank's cursor; ``None`` if it is unknown (closed, or from before a restart)."""
-        found = self.jobs.get(job)
-        return found.cursors.get(rank) if found else None
+        """Return a rank's cursor; ``None`` if unknown (closed, or from before a restart)."""
+        open_job = self.jobs.get(job)
+        return open_job.cursors.get(rank) if open_job else None
 
     @property
     def cursors(self) -> list[Cursor]:
@@ -291,7 +291,7 @@ class State:
         return [cursor for cursor in self.cursors if cursor.job.dataset == dataset]
 
     def account(self, request: Request) -> JobCounters:
-        """Return the counters for a request: its job's, or those of all closed jobs once it has closed."""
+        """Return a request's counters: its job's, or those of all closed jobs."""
         payer = request.payer
         is_open = payer is not None and self.jobs.get(payer.name) is payer
         return payer.counters if payer is not None and is_open else self.closed.counters
@@ -374,6 +374,6 @@ class State:
         self.expiries.append((now + ttl_s, key, indices))
 
     def unique(self, indices: Ints) -> Ints:
-        """Return the indices without duplicates (padding repeats samples), in order of first appearance."""
+        """Return indices without duplicates (padding repeats samples), by first appearance."""
         _, first = np.unique(indices, return_index=True)
         return indices[np.sort(first)]

@@ -105,10 +105,10 @@ class Teams:
         return iter(self._states.values())
 
     def __getitem__(self, name: str) -> TeamState:
-        found = self._states.get(name)
-        if found is None:
-            found = self._states[name] = TeamState(Team(name))
-        return found
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = TeamState(Team(name))
+        return state
 
     @property
     def several(self) -> bool:
@@ -116,7 +116,7 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set the limits of teams; a team no longer listed keeps its limits for its open jobs."""
+        """Set teams' limits; a team no longer listed keeps its limits for its open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):
@@ -143,7 +143,7 @@ class Teams:
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for a request that has ended, with any result, after using a function for ``took_s``."""
+        """Account for an ended request, with any result, that used a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -153,7 +153,7 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford one more request, if each in flight costs ``request_usd``."""
+        """Return whether a team can afford a further request, at ``request_usd`` for each in flight."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd

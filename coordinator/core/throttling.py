@@ -36,7 +36,7 @@ OPEN_MAX_S = 30.0
 
 
 class Concurrency:
-    """The bound on requests in flight. ``backlog`` of them may wait at the executor for a free function."""
+    """The bound on requests in flight; ``backlog`` of them may wait for a free function."""
 
     def __init__(self) -> None:
         self.capacity = 0
@@ -62,7 +62,7 @@ class Concurrency:
         self._tokens, self._filled_s = self._burst, now
 
     def limit(self, now: float) -> int:
-        """Return how many concurrent requests the executor takes now; at least one, if it takes any."""
+        """Return how many requests the executor takes at once now; at least one, if any."""
         if not self.capacity:
             return 0
         bound = min(float(self.capacity), self._limit)
@@ -90,7 +90,7 @@ class Concurrency:
             self._tokens = max(0.0, self._tokens - (in_flight - self._warm))
             self._warm = in_flight
         self._peak = max(self._peak, in_flight)
-        if now - self._peak_since_s > _WARM_S:  # environments not used within this time are gone
+        if now - self._peak_since_s > _WARM_S:  # environments unused for this long are gone
             self._warm, self._peak, self._peak_since_s = self._peak, in_flight, now
 
     def throttled(self, in_flight: int, now: float) -> None:
@@ -117,12 +117,12 @@ class Concurrency:
             self.throttled(in_flight, now)
 
     def lost(self, in_flight: int, now: float) -> None:
-        """Record an unanswered request: it may have been dropped, since too many came before it."""
+        """Record an unanswered request: too many before it may have had it dropped."""
         if self._queues:
             self.throttled(in_flight, now)
 
     def was_crowded(self, since_s: float) -> bool:
-        """Return whether functions began late after ``since_s``, so that requests may have been dropped."""
+        """Return whether functions began late after ``since_s``: requests may have been dropped."""
         return self._crowded_s >= since_s
 
     def succeeded(self) -> None:
@@ -131,7 +131,7 @@ class Concurrency:
             self._limit += max(_RAISE_SHARE, 1.0 / self._limit)
 
     def more_at_s(self, now: float) -> float | None:
-        """Return when the ramp alone will allow another request; ``None`` if it holds nothing back."""
+        """Return when the ramp will allow another request; ``None`` if it holds nothing back."""
         if self._per_s == math.inf or self._warm >= min(self.capacity, self._limit):
             return None
         self._fill(now)
@@ -145,7 +145,7 @@ class Concurrency:
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures that no sample is to blame for, at most one counted in each wait."""
+    """Consecutive failures that no sample is to blame for; one counts in each wait."""
 
     failures: int = 0
     until_s: float = 0.0
@@ -220,7 +220,7 @@ class CircuitBreaker:
     def refused(self, reason: str, made_s: float, now: float) -> None:
         """Record that it took no request, made at ``made_s``: it is throttled, or gone."""
         self.reason = reason
-        if self.tripped and made_s <= self._tripped_s:  # requests in flight together fail together
+        if self.tripped and made_s <= self._tripped_s:  # requests fail together
             return
         self._pause_s = min(OPEN_MAX_S, 2 * self._pause_s or _FIRST_S)
         self._tripped_s = now

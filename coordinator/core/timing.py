@@ -49,7 +49,7 @@ class LatencyModel:
         self.answers = 0
 
     def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
-        """Add the answer to a request of that size; ``duration_s`` of the latency is the function's own."""
+        """Add an answer to a request of that size; ``duration_s`` of it is the function's own."""
         duration_s = min(duration_s, latency_s) or latency_s
         around_s = latency_s - duration_s
         self._around_s += (around_s - self._around_s) * (_SMOOTHING if self.answers else 1.0)
@@ -70,7 +70,7 @@ class LatencyModel:
         spread = self._weight * self._nn - self._n * self._n
         if spread >= _SPREAD_LEAST * self._n * self._n:
             slope_s = (self._weight * self._nt - self._n * self._t) / spread
-            self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # a line through noise may be too flat
+            self.sample_s = min(max(slope_s, mean_s / 4), mean_s)  # noise may make it too flat
         self._fixed_s = (self._t - self.sample_s * self._n) / self._weight
         # The least overhead has no queue in it.
         self.invocation_s = self._fixed_s + min(self._arounds)
@@ -85,7 +85,7 @@ class LatencyModel:
         return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
-        """Return the time in which that share of requests is answered; ``None`` before enough are known."""
+        """Return the time in which that share is answered; ``None`` before enough are known."""
         if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if own.cache_memory:
                 ranks.start_cache(own.cache_memory)
-            from superdl.coordinator import __main__ as command  # slow to import: the cache starts meanwhile
+            from superdl.coordinator import __main__ as command  # slow: the cache starts meanwhile
 
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:

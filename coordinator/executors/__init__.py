@@ -1,4 +1,4 @@
-"""Executors: ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
+"""Ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
 
 To add one, write its module, its row in that registry and, if it has settings, its line in
 :mod:`superdl.coordinator.server.settings`. The core decides which samples to request and when, and handles
@@ -50,8 +50,8 @@ __all__ = [
 def executor_class(name: str) -> type[Executor]:
     """Return the class of the executor that settings call ``name``."""
     module, _, attribute = EXECUTORS[name].implementation.partition(":")
-    found: type[Executor] = getattr(importlib.import_module(module), attribute)
-    return found
+    implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
+    return implementation
 
 
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:

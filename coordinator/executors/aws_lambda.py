@@ -151,11 +151,11 @@ class LambdaExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        asked = self._by_its_clock(request)
+        adjusted = self._by_its_clock(request)
         if self._outcomes is None:
-            result = await self._answer(asked, timeout_s)
+            result = await self._answer(adjusted, timeout_s)
         else:
-            result = await self._outcome(asked, self._outcomes, timeout_s)
+            result = await self._outcome(adjusted, self._outcomes, timeout_s)
         self._clock.told(result.clock_s)
         return result
 
@@ -165,7 +165,7 @@ class LambdaExecutor(Executor):
         self._client.close()
 
     def _by_its_clock(self, request: PrefetchRequest) -> PrefetchRequest:
-        """Return the request in the functions' clock. A function unlike the warmed one refuses it."""
+        """Return the request in the functions' clock. Other functions than the warmed refuse it."""
         return replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
@@ -190,12 +190,14 @@ class LambdaExecutor(Executor):
 
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
-        asked = replace(request, answer_to=outcomes.stream)
-        with outcomes.expecting(asked.request_id) as outcome:
+        event_request = replace(request, answer_to=outcomes.stream)
+        with outcomes.expecting(event_request.request_id) as outcome:
             # One request at a time, until an outcome has arrived through the stream.
             if not (self._reaches_stream or self._is_trying_stream):
-                return await self._try_stream(asked, outcome, until_s, timeout_s)
-            await self._call(asked.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event")
+                return await self._try_stream(event_request, outcome, until_s, timeout_s)
+            await self._call(
+                event_request.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event"
+            )
             taken_s = loop.time()
             try:
                 async with asyncio.timeout_at(until_s):
@@ -215,7 +217,7 @@ class LambdaExecutor(Executor):
     async def _try_stream(
         self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
     ) -> PrefetchResult:
-        """Run a request by a waiting call, to learn what keeps functions from appending outcomes."""
+        """Run a request by a waiting call, to learn what keeps outcomes from being appended."""
         self._is_trying_stream = True
         try:
             result = await self._answer(asked, timeout_s)

@@ -60,11 +60,11 @@ class ExecutorError(SuperError):
 
 
 class ConnectionLostError(ExecutorError):
-    """The connection for the answer broke, through no fault of a request; ``ran_s`` is an upper bound."""
+    """The answer's connection broke, by no request's fault; ``ran_s`` is an upper bound."""
 
 
 class FunctionCrashedError(ExecutorError):
-    """The process that ran the function is gone. The request may or may not have been carried out."""
+    """The function's process is gone. The request may or may not have been carried out."""
 
 
 class FunctionTimedOutError(ExecutorError):
@@ -72,7 +72,7 @@ class FunctionTimedOutError(ExecutorError):
 
 
 class FunctionLostError(ExecutorError):
-    """The request was sent, but no answer came: whether a function ran, or succeeded, is unknown."""
+    """The request was sent, but no answer came: whether a function ran is unknown."""
 
 
 class FunctionRaisedError(ExecutorError):
@@ -80,7 +80,7 @@ class FunctionRaisedError(ExecutorError):
 
 
 class PayloadTooLargeError(ExecutorError):
-    """The request or its result has more bytes than the executor carries: request fewer samples at once."""
+    """The request or its result has too many bytes: request fewer samples at once."""
 
 
 class ThrottledError(ExecutorError):
@@ -191,10 +191,10 @@ class Executor(Protocol):
     """Number of crashes, timeouts and restarts of slots."""
 
     keeps_shards: bool = False
-    """True if its functions keep shards in the context's directory ``scratch``; set once it has started."""
+    """True if its functions keep shards in the context's ``scratch``; set once it has started."""
 
     files_by_others: ClassVar[bool] = False
-    """True if its functions may read this machine's files as a user other than the coordinator's."""
+    """True if its functions may read this machine's files as another user."""
 
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
     """Advice for functions that cannot see a directory."""
@@ -208,7 +208,7 @@ class Executor(Protocol):
 
     @classmethod
     def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its functions reach the store at ``address``. A bucket is always reachable."""
+        """Return whether its functions reach the store at ``address``; always, if a bucket."""
         return address.startswith("s3://")
 
     async def start(self) -> None:
@@ -253,16 +253,16 @@ def check_settings(settings: Any) -> None:
     Raises:
         ConfigError: one does not; the message names it and its allowed values.
     """
-    for one in fields(settings):
-        value, choices = getattr(settings, one.name), one.metadata.get("choices", ())
-        low, high = one.metadata.get("low", 0), one.metadata.get("high", 0)
+    for option in fields(settings):
+        value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
+        low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)
         if choices and value not in choices:
-            raise ConfigError(f"{one.name} is one of {', '.join(choices)}; not {value!r}")
+            raise ConfigError(f"{option.name} is one of {', '.join(choices)}; not {value!r}")
         if high and not low <= value <= high:
-            raise ConfigError(f"{one.name} is from {low} to {high}; not {value}")
+            raise ConfigError(f"{option.name} is from {low} to {high}; not {value}")
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
-    """Return untrusted text as one printable line of at most ``most`` characters, for logs and replies."""
+    """Return untrusted text as one printable line of at most ``most`` characters."""
     # Joining words shortens the text, so look at more than fits.
     return shown(" ".join(text[: _SCAN * most].split()), most)

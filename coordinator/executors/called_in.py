@@ -43,7 +43,7 @@ FAILURES = ("crashed", "timed_out", "restarted")
 _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
 _MARGIN_S = 10.0
-"""Extra time for an answer beyond the request's own: the worker ends overdue requests itself."""
+"""Extra time for an answer: the worker ends overdue requests itself."""
 _KINDS: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "timed_out": FunctionTimedOutError,
@@ -74,7 +74,7 @@ class ConnectedWorker:
 
 
 class Workers:
-    """All connected workers, shared by the executor and the RPC ``Work``; for use from one event loop.
+    """All connected workers, shared by the executor and the RPC ``Work``; for one event loop.
 
     All decode alike. If another decoder may replace theirs, its workers wait for that.
 
@@ -108,7 +108,7 @@ class Workers:
         """Failures of slots, by kind, including those of workers that have left."""
         self.tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
-        """The decoder in use; empty until the first worker comes, unless the cache has records of one."""
+        """The decoder in use; empty until a worker comes, unless the cache has records of one."""
         self.refusal = ""
         """Reason that the newest worker was refused; empty once one was admitted."""
 
@@ -159,7 +159,7 @@ class Workers:
             self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to: the newest waiting worker's, once the time has come; else empty.
+        """Return the decoder to switch to: the newest waiting worker's, once it is time; else empty.
 
         Args:
             is_needed: a job is open, and must continue with its decoder.
@@ -181,7 +181,7 @@ class Workers:
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
-        """Return whether a worker sees the coordinator's store: same address, and for a directory same id."""
+        """Return whether a worker sees our store: same address, and for a directory same id."""
         if not self._store:
             return True
         return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
@@ -209,10 +209,10 @@ class Workers:
             pass  # it left at that moment
         call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         worker.calls[call] = answered
-        said = pb.WorkerRequest(
+        message = pb.WorkerRequest(
             call=call, request=request(worker.ahead_s, self.sees_store(worker)), timeout_s=timeout_s
         )
-        worker.say(request=said)
+        worker.say(request=message)
         try:
             async with asyncio.timeout(timeout_s + _MARGIN_S):
                 answer = await answered
@@ -257,8 +257,8 @@ class Workers:
         Raises:
             ConfigError: it cannot be admitted; the message gives the reason.
         """
-        if why := self._refusal(hello):
-            raise ConfigError(why)
+        if refusal := self._refusal(hello):
+            raise ConfigError(refusal)
         self.refusal = ""
         worker = ConnectedWorker(hello, next(self._numbers))
         self.fingerprint = self.fingerprint or worker.fingerprint

@@ -1,4 +1,4 @@
-"""Eligibility of executors for a dataset: finds out which can produce it, before a job waits for it.
+"""Eligibility of executors: finds out which can produce a dataset, before a job waits for it.
 
 Each executor whose functions run elsewhere gets a trial (:mod:`superdl.coordinator.executors.preflight`). If
 all fail, the error is raised, unless the cache holds samples, which proves that a function could make them: a
@@ -112,38 +112,38 @@ class Eligibility:
         return not is_open or dataset.content in self._told
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the executors, by number, that cannot produce it or are not known to yet; never all."""
+        """Return the numbers of executors that cannot produce it, or not for certain; never all."""
         able = self._able(dataset)
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
-        there = {number for number in able if not self._executors[number].absence}
+        present = {number for number in able if not self._executors[number].absence}
         unable = set(range(len(self._executors))) - set(able)
         # If all present executors are out, none is: some executor has to take the requests.
-        return frozenset(unable if there <= out else unable | out)
+        return frozenset(unable if present <= out else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Return the ineligible executors of an opened dataset; :meth:`tell_changes` reports changes."""
+        """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
         return ineligible
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the user's warnings for a listed dataset."""
-        told: dict[str, None] = {}
+        lines: dict[str, None] = {}
         able = self._able(dataset)
         for number, executor in enumerate(self._executors):
             trial = self._trials.get((dataset.content, number), _Trial())
             if number not in able:
-                told[
+                lines[
                     f"the executor {executor.name} is left out: its functions do not see "
                     f"{dataset.listing.source}, which is a directory of the coordinator's machine: "
                     f"{executor.files_remedy}"
                 ] = None
             elif trial.failure:
-                told[f"the executor {executor.name} is left out: {trial.failure}"] = None
+                lines[f"the executor {executor.name} is left out: {trial.failure}"] = None
             elif executor.absence:
-                told[f"the executor {executor.name} is missing: {executor.absence}"] = None
+                lines[f"the executor {executor.name} is missing: {executor.absence}"] = None
             else:
-                told.update(dict.fromkeys(trial.warnings))
-        return tuple(told)
+                lines.update(dict.fromkeys(trial.warnings))
+        return tuple(lines)
 
     @property
     def executors(self) -> Sequence[ManagedExecutor]:
@@ -158,37 +158,37 @@ class Eligibility:
             CacheError: functions may not write to the cache.
             ConfigError: functions refuse the request, for example a custom step.
         """
-        there = [number for number in self._able(dataset) if not self._executors[number].absence]
-        tasks = [task for number in there if (task := self._attempt(dataset, number)) is not None]
+        present = [number for number in self._able(dataset) if not self._executors[number].absence]
+        tasks = [task for number in present if (task := self._attempt(dataset, number)) is not None]
         if tasks:
             ended, _ = await asyncio.wait(tasks, timeout=wait_s)
             for task in ended:
                 task.result()  # raises only bugs
-        failures = [failure for number in there if (failure := self._failure(dataset, number))]
-        if failures and len(failures) == len(there) and not await self._was_produced(dataset):
+        failures = [failure for number in present if (failure := self._failure(dataset, number))]
+        if failures and len(failures) == len(present) and not await self._was_produced(dataset):
             # Drop all results, so that the next caller gets new trials.
             for number in self._able(dataset):
                 self._trials.pop((dataset.content, number), None)
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try newly started executors for open datasets, and report changed eligibility to the core.
+        """Try new executors for open datasets, and report changed eligibility to the core.
 
         The core must know of it before it learns that the executors accept requests.
         """
         # A single executor is never ineligible.
         if len(self._executors) == 1:
             return
-        told: dict[bytes, frozenset[int]] = {}
+        ineligible: dict[bytes, frozenset[int]] = {}
         for dataset in datasets:
             content = dataset.content
             for number in self._able(dataset):
                 if not self._executors[number].absence and self._failure(dataset, number) is None:
                     self._attempt(dataset, number)
-            told[content] = self.ineligible(dataset)
-            if told[content] != self._told.get(content):
-                post_event(ExecutorsIneligible(content, told[content]))
-        self._told = told
+            ineligible[content] = self.ineligible(dataset)
+            if ineligible[content] != self._told.get(content):
+                post_event(ExecutorsIneligible(content, ineligible[content]))
+        self._told = ineligible
 
     async def close(self) -> None:
         """Abandon what is in progress."""
@@ -211,13 +211,13 @@ class Eligibility:
     async def _try(self, trial: _Trial, dataset: Dataset, number: int) -> None:
         executor, source = self._executors[number], dataset.listing.source
         trial.again_at_s = self._clock() + _AGAIN_S
-        told = [await other_region(dataset, executor.region, self._threads, self._region_of)]
+        lines = [await other_region(dataset, executor.region, self._threads, self._region_of)]
         try:
-            told.append(await try_out(executor, dataset, self._cache))
+            lines.append(await try_out(executor, dataset, self._cache))
             # After a success, no other trial is needed.
             trial.again_at_s = math.inf
         except InconclusiveError as error:
-            told.append(str(error))
+            lines.append(str(error))
         except SuperError as error:
             _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
             trial.failure, trial.passed = error, False
@@ -225,18 +225,18 @@ class Eligibility:
         finally:
             trial.task = None
         trial.failure, trial.passed = None, True
-        trial.warnings = tuple(f"{source}: {words}" for words in told if words)
+        trial.warnings = tuple(f"{source}: {line}" for line in lines if line)
         for warning in trial.warnings:
             _log.warning("%s", warning)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether an executor is present but not known to be able to produce a dataset or not."""
+        """Return whether it is unknown if a present executor can produce a dataset."""
         trial = self._trials.get((dataset.content, number), _Trial())
         executor = self._executors[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _failure(self, dataset: Dataset, number: int) -> SuperError | None:
-        """Return why an executor cannot produce a dataset; ``None`` if it can, or if unknown."""
+        """Return why an executor cannot produce a dataset; ``None`` if unknown or it can."""
         return self._trials.get((dataset.content, number), _Trial()).failure
 
     async def _was_produced(self, dataset: Dataset) -> bool:

@@ -1,4 +1,4 @@
-"""Prices of executors. Only a table of the user's needs pydantic, whose import is a sixth of a start."""
+"""Prices of executors. Only a user's table needs pydantic, whose import is a sixth of a start."""
 
 from __future__ import annotations
 

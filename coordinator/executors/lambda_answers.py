@@ -97,10 +97,10 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
     try:
         if isinstance(answer, PrefetchFailure):
             # In the form of the Invoke API, which from_function() reads.
-            said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
-            raise from_function(said, target, memory_mb=answer.memory_mb)
-        if words := _mismatch(answer.function_version, target):
-            raise FunctionRaisedError(words)
+            payload = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
+            raise from_function(payload, target, memory_mb=answer.memory_mb)
+        if mismatch := _mismatch(answer.function_version, target):
+            raise FunctionRaisedError(mismatch)
     except ExecutorError as error:
         error.ran_s = billed_us / 1e6
         raise
@@ -125,7 +125,7 @@ def _mismatch(version: str, target: Target) -> str:
 def _answer(
     reply: Reply, target: Target, ran_s: float, cache: str = ""
 ) -> tuple[dict[str, Any], Report | None]:
-    """Return an answer's JSON and AWS's report. Without a report, a failure is billed as ``ran_s``."""
+    """Return an answer's JSON and AWS's report; without one, a failure is billed as ``ran_s``."""
     report = read_report(reply.log_result, reply.request_id) if reply.log_result else None
     try:
         if reply.function_error:
@@ -142,32 +142,32 @@ def from_function(payload: bytes, target: Target, *, memory_mb: int = 0, cache: 
 
     ``memory_mb`` is the function's, ``cache`` the address in a warm event, if known.
     """
-    kind, words = _told(payload)
-    said = f"{kind}: {words}" if kind else words
-    if kind == "Sandbox.Timedout" or _OUT_OF_TIME.search(words):
+    kind, message = _told(payload)
+    summary = f"{kind}: {message}" if kind else message
+    if kind == "Sandbox.Timedout" or _OUT_OF_TIME.search(message):
         return FunctionTimedOutError(
-            f"{target} ran out of its own time limit ({said}): raise its timeout, or lower request_samples"
+            f"{target} ran out of its own time limit ({summary}): raise its timeout, or lower request_samples"
         )
-    if kind in _CRASHES or (kind.startswith("Runtime.") and _KILLED.search(words)):
+    if kind in _CRASHES or (kind.startswith("Runtime.") and _KILLED.search(message)):
         memory = f" of {memory_mb} MB" if memory_mb else ""
-        is_short = kind == "Runtime.OutOfMemory" or "killed" in words
+        is_short = kind == "Runtime.OutOfMemory" or "killed" in message
         hint = f"; its memory{memory} may be too small" if is_short else ""
-        return FunctionCrashedError(f"{target} crashed ({said}){hint}")
+        return FunctionCrashedError(f"{target} crashed ({summary}){hint}")
     if kind == "Function.ResponseSizeTooLarge":
         return PayloadTooLargeError(
-            f"{target} answered more than Lambda carries ({said}): lower request_samples"
+            f"{target} answered more than Lambda carries ({summary}): lower request_samples"
         )
     if kind in _BROKEN:
         return FunctionRaisedError(
-            f"{target} does not start ({said}): build its package for its architecture and Python "
+            f"{target} does not start ({summary}): build its package for its architecture and Python "
             "(make lambda-zip), with the handler lambda_prefetch.handler.handler"
         )
     if cache and kind in _CACHE_ERRORS:
         return FunctionRaisedError(
-            f"{target} cannot use the cache at {cache} ({said}): see that it is in the cache's VPC, that the "
-            "security groups let it in, and its own SUPER_CACHE_* settings"
+            f"{target} cannot use the cache at {cache} ({summary}): see that it is in the cache's VPC, that "
+            "the security groups let it in, and its own SUPER_CACHE_* settings"
         )
-    return FunctionRaisedError(f"{target} raised {said}")
+    return FunctionRaisedError(f"{target} raised {summary}")
 
 
 def _told(payload: bytes) -> tuple[str, str]:
@@ -200,7 +200,7 @@ def read_report(log_result: str, request_id: str) -> Report | None:
 
     Args:
         log_result: the end of the function's log in base64, as the Invoke API returns it.
-        request_id: the invocation's. Reports on others, and similar output of the function, are skipped.
+        request_id: the invocation's. Reports on others, and what looks like one, are skipped.
     """
     try:
         lines = b64decode(log_result, validate=True).decode(errors="replace").splitlines()

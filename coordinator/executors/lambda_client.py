@@ -117,7 +117,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The function's address. As text for messages: ``the function super-prefetch (us-east-1)``."""
+    """The function's address; as text, ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""
@@ -162,7 +162,7 @@ class LambdaClient:
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             tcp_keepalive=True,
-            parameter_validation=False,  # requests are made only here, and each check takes time
+            parameter_validation=False,  # requests are made only here, checks take time
             disable_request_compression=True,
         )
         self.target = Target(target.function, region, target.endpoint_url)
@@ -212,7 +212,7 @@ class LambdaClient:
     def _mapped(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # its parser can raise anything on an answer that is not AWS's
+        except Exception as error:  # its parser can raise anything
             raise from_botocore(error, self.target) from error
 
 

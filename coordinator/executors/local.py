@@ -44,12 +44,12 @@ _LEAST_SHARD_BYTES = 2**24  # a block
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
-"""Prefixes of variables for calling coordinators. The worker's calls to its own coordinator need none."""
+"""Prefixes of variables for calling coordinators. The worker's own calls need none."""
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: its slots, their priority and start timeout, and their disk space."""
+    """Settings of the local executor: slots, their priority, start timeout and disk space."""
 
     slots: int = setting(
         1, "requests that the local executor runs at once, each in a process (1)", low=1, high=1024
@@ -138,7 +138,7 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.to_thread(self._scratch.remove)
 
     def _make_scratch(self) -> None:
-        """Create the directory for functions' shards. Without it, each function reads what it needs."""
+        """Create the directory for shards. Without it, each function reads what it needs."""
         if self._context.scratch is None:
             return
         try:

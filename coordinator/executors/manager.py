@@ -140,17 +140,17 @@ class ExecutorManager:
         """
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
         starting = self._starting[: len(self.decoding)]
-        left = set(starting)
+        pending = set(starting)
         # Wait until one has started, or all have failed.
-        while left and all(task.exception() for task in set(starting) - left):
-            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        while pending and all(task.exception() for task in set(starting) - pending):
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         # The others get a little more time.
         await asyncio.wait(self._starting, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):
             raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
-        """Admit the started executors whose decoder ``agree`` accepts, and keep retrying the others.
+        """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
 
         Args:
             agree: called with a fingerprint; raises ``ConfigError`` to reject it.
@@ -213,7 +213,7 @@ class ExecutorManager:
         agree: Callable[[str], Awaitable[object]],
         starting: asyncio.Task[None] | None,
     ) -> None:
-        """Retry starting a missing executor until it runs; ``starting``: an attempt in progress."""
+        """Retry a missing executor's start until it runs; ``starting``: an attempt in progress."""
         pause_s = _FIRST_PAUSE_S
         while executor.absence:
             if starting is None:

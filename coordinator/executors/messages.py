@@ -55,7 +55,7 @@ _SAME_S = 5.0
 
 
 class RecordPlaces(NamedTuple):
-    """Places of records in the store; ``pack_of`` is an index in ``packs`` plus one, and 0 if unknown."""
+    """Places of records in the store; ``pack_of``: an index in ``packs`` plus one, 0 if unknown."""
 
     packs: tuple[str, ...]
     pack_of: NDArray[np.uint32]
@@ -107,7 +107,7 @@ def request_for(
 
 
 def warm_event(cache: str) -> dict[str, Any]:
-    """Return the event that prepares a function, with a connection to ``cache`` unless that is empty."""
+    """Return the event that prepares a function, connected to ``cache`` unless that is empty."""
     return {"super_warm": _WARM_VERSION, "cache": cache}
 
 
@@ -168,7 +168,7 @@ def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchRe
 
 
 def gets_of(result: PrefetchResult) -> int:
-    """Return the number of requests to the source: one per sample unless the function reports fewer."""
+    """Return the number of source requests: one per sample unless the function reports fewer."""
     return result.source_requests or sum(size > 0 for size in result.source_bytes)
 
 
@@ -205,7 +205,7 @@ class FunctionClock:
         self.ahead_s = 0.0
 
     def told(self, clock_s: float) -> None:
-        """Note a function's clock in an answer that just arrived, in Unix time; 0 if it reported none."""
+        """Note the function's clock, Unix time, of an answer that just arrived; 0 for none."""
         if not clock_s:
             return
         ahead_s = clock_s - time.time()

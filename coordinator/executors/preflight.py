@@ -67,7 +67,7 @@ def check_source(executor: ManagedExecutor, source: str) -> None:
 
 
 async def try_out(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples, twice if the first attempt fails; return a warning, or nothing.
+    """Try to produce a few samples, twice if need be; return a warning, or nothing.
 
     Raises:
         SourceForbiddenError: functions may not read the source.
@@ -110,20 +110,20 @@ async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> 
 
 def _judged(result: PrefetchResult, source: str, cache: str) -> str:
     outcomes = set(result.outcomes)
-    said = next(iter(result.messages.values()), "")[:_MAX_WORDS]
+    reason = next(iter(result.messages.values()), "")[:_MAX_WORDS]
     if outcomes == {Outcome.REFUSED}:
-        raise SourceForbiddenError(f"functions may not read {source}: {said}")
+        raise SourceForbiddenError(f"functions may not read {source}: {reason}")
     if outcomes == {Outcome.CACHE_ERROR}:
-        _check_rights(said, cache)
+        _check_rights(reason, cache)
     # A tombstone is a success, too: the sample is bad, not the function.
     if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
         return ""
     if outcomes == {Outcome.EXPIRED}:
-        said += (
+        reason += (
             f"; a preflight lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
             "the function and of this machine differ, or the function's own time limit is too short"
         )
-    return f"functions could produce none of {counted(len(result.outcomes), 'sample')} tried: {said}"
+    return f"functions could produce none of {counted(len(result.outcomes), 'sample')} tried: {reason}"
 
 
 def _check_rights(said: str, cache: str) -> None:
@@ -137,7 +137,7 @@ def _check_rights(said: str, cache: str) -> None:
 async def other_region(
     dataset: Dataset, here: str, threads: CallingThreads, region_of: Callable[[str], str]
 ) -> str:
-    """Return a warning if the bucket is in another region, which works only if a network leads there."""
+    """Return a warning if the bucket is in another region, to which a network must lead."""
     bucket = dataset.catalog.bucket
     if not here or not bucket.startswith("s3://"):
         return ""
@@ -158,13 +158,13 @@ async def other_region(
 
 
 async def was_produced(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
-    """Return whether the cache holds any of a few samples; of a random recipe, its first epoch's."""
+    """Return whether the cache holds any of a few samples; if random, of the first epoch."""
     try:
-        found = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
+        lengths = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
     except CacheError as error:
         _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
         return False
-    return bool((found > 0).any())
+    return bool((lengths > 0).any())
 
 
 def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:

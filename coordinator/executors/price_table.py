@@ -1,4 +1,4 @@
-"""Price tables: ``prices.toml`` beside this file, and a file of the user's that overrides its entries.
+"""Price tables: ``prices.toml`` beside this file, and a user's file that overrides its entries.
 
 A table has a section ``about`` with region, date and source; one for each executor, with the fields of
 :class:`superdl.coordinator.core.Prices`; and sections for machines, cache nodes and other pieces of a
@@ -74,7 +74,7 @@ class Fargate:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Gateway:
-    """An interface endpoint in one zone, or a NAT gateway: the price of an hour and of a GB through it."""
+    """An interface endpoint in one zone, or a NAT gateway: prices of an hour and a GB."""
 
     hour: _Usd
     gb: _Usd

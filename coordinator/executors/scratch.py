@@ -1,4 +1,4 @@
-"""A coordinator's scratch directory, next to those of others, which is removed however its process ends."""
+"""A coordinator's scratch directory, next to others', removed however its process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scratch:
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        with _locked(parent, wait=True):  # no one must take a directory for abandoned before it is locked
+        with _locked(parent, wait=True):  # else it seems abandoned before it is locked
             host = f"{platform.node()}-"  # another host's locks may be invisible here
             for other in parent.glob(f"{glob.escape(host)}*"):
                 with contextlib.suppress(OSError), _locked(other):
@@ -45,12 +45,12 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of the disk's free space, capped since a network file system may report no limit."""
+        """A tenth of the free space, capped: a network file system may report no limit."""
         return min(shutil.disk_usage(self.path).free // 10, _MOST_BYTES)
 
     def remove(self) -> None:
         """Remove the directory and its contents."""
-        # The lock is held until the end, so that no other start removes the directory meanwhile.
+        # The lock is held to the end, so that no other start removes the directory.
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 

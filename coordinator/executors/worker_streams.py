@@ -43,7 +43,7 @@ _NO_SAVERS = (
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """Serves only workers: the RPC ``Work`` is one worker's stream, for as long as both sides live.
+    """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
 
     Args:
         workers: those that decode (``True``) and those that only restore and save (``False``), if allowed.
@@ -56,8 +56,8 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
         """Admit a worker by its hello, and yield the messages to it."""
-        async for said in _serve(self.workers, incoming, context):
-            yield said
+        async for message in _serve(self.workers, incoming, context):
+            yield message
 
 
 async def _serve(
@@ -66,9 +66,9 @@ async def _serve(
     context: grpc.aio.ServicerContext[Any, Any],
 ) -> AsyncIterator[pb.ToWorker]:
     hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
-    silence_s = min((one.silence_s for one in workers.values()), default=_SILENCE_S)
+    silence_s = min((group.silence_s for group in workers.values()), default=_SILENCE_S)
     await asyncio.wait([hello], timeout=silence_s)
-    if not hello.done():  # the end of the call ends the read, with an error that is this one
+    if not hello.done():  # the call's end ends the read, with this error
         hello.add_done_callback(asyncio.Future.exception)
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
         return
@@ -80,19 +80,19 @@ async def _serve(
         for each in workers.values():
             each.refusal = str(error)
         _log.warning("refused a worker: %s", error)
-        named = ((ERROR_METADATA_KEY, type(error).__name__),)
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
+        metadata = ((ERROR_METADATA_KEY, type(error).__name__),)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), metadata)
         return
     except Exception as error:  # noqa: BLE001  # gRPC raises several types for malformed bytes
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}")
         return
     stream = _Stream(home, worker, context)
-    # Never cancelled: gRPC would keep writing to what the read leaves behind. It ends with the stream.
+    # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
     home.tasks.start(stream.hear(incoming))
     try:
         worker.say(welcome=pb.Welcome())
-        while (said := await worker.outgoing.get()) is not None:
-            yield said
+        while (message := await worker.outgoing.get()) is not None:
+            yield message
     finally:
         stream.has_ended.set()
         home.leave(worker)

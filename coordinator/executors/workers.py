@@ -1,4 +1,4 @@
-"""The ``workers`` executor: functions in processes that call in (``superdl worker``), on any machine.
+"""The ``workers`` executor: functions in processes that call in (``superdl worker``), anywhere.
 
 Its capacity is the sum of their slots, and changes as workers come and go.
 """
@@ -99,7 +99,7 @@ class WorkersExecutor(Executor):
         return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
     async def close(self) -> None:
-        """End the workers' streams. Workers wait for the next coordinator, or exit on their own."""
+        """End the workers' streams. They wait for the next coordinator, or exit."""
         self._workers.close()
 
 

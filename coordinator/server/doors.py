@@ -61,8 +61,8 @@ class Reception(WorkServicer):
 
     async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if self.service is None:
-            why = "the coordinator is starting, and waits for the first worker to call in, or ends"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+            reason = "the coordinator is starting, and waits for the first worker to call in, or ends"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
         return await getattr(self.service, name)(request, context)
 
     async def EndRun(  # noqa: N802  # the protocol's name
@@ -70,8 +70,8 @@ class Reception(WorkServicer):
     ) -> pb.EndRunReply:
         """End the coordinator and its workers, if it was started for a single run."""
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
-            why = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+            reason = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         for workers in self.workers.values():
             workers.say_goodbye(request.exit_code)
         self._run_ended(request.exit_code)
@@ -95,8 +95,8 @@ class Doors:
         stack: contextlib.AsyncExitStack,
         run_ended: Callable[[int], None],
     ) -> None:
-        given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
-        self._tls = ServerTls(*given) if settings.tls_cert else None
+        files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+        self._tls = ServerTls(*files) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
         # With another executor a decoder stays: they decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
@@ -114,7 +114,7 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, if functions run in some; probes learn that the coordinator does not serve yet.
+        """Let workers in, if functions run in some; tell probes that nothing is served yet.
 
         Args:
             store: the address of the coordinator's store, or empty.
@@ -145,7 +145,7 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        """Stop answering samplers before their service ends, and release workers, which would wait."""
+        """Stop answering samplers before their service ends; release workers, which would wait."""
         self._health.end()
         self._reception.service = None
         for workers in self._all_workers.values():

@@ -63,7 +63,9 @@ class EmfLines:
                 "BusiestNodePercent": 100 * load.busiest_share,
                 "EvictedKeys": evicted_keys,
                 "Thrashing": int(self._core.thrashing),
-                "Throttles": sum(each.concurrency.throttled_lately(now) for each in state.fleet.executors),
+                "Throttles": sum(
+                    executor.concurrency.throttled_lately(now) for executor in state.fleet.executors
+                ),
                 "SpendingLimited": list(Spending).index(state.ledger.spending),
             }
         )

@@ -82,7 +82,7 @@ _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and the tasks that carry out its actions; create it on the event loop that it will run on.
+    """The core and the tasks that carry out its actions; create it on its event loop.
 
     ``failed`` gets the exception of anything that must not fail, a bug: the account is then wrong, and the
     coordinator should restart.
@@ -235,8 +235,8 @@ class Engine:
             _log.debug("%s", self.core.basis(action), extra={"job": action.job})
         if kind.writes_pack and not keeper.takes_packs:
             if kind is RequestKind.SAVE:
-                why = keeper.unwritten or "it makes room"
-                self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
+                reason = keeper.unwritten or "it makes room"
+                self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
                 return
             kind = RequestKind.DECODE
         at = dataset.content, action.indices
@@ -275,7 +275,7 @@ class Engine:
             self._tell_unavailable(action, result, dataset)
 
     def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that the source cannot provide now, and leave a note for their readers."""
+        """Warn about samples that the source cannot provide now; leave a note for readers."""
         places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not places:
             return
@@ -287,7 +287,7 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Leave a note in the cache that explains to readers of datasets why samples do not come."""
+        """Leave a note in the cache: why samples of datasets do not come."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports trouble with the cache
@@ -301,7 +301,7 @@ class Engine:
         if fault:
             error = FunctionRaisedError(fault)
             took_us = result.billed_us or result.duration_us
-            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # it is billed all the same
+            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # billed all the same
             raise error
         memory_gb = result.memory_mb / 1024 or self._memory_gb
         bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
@@ -334,10 +334,10 @@ class Engine:
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
-        while True:  # until the cache answers: the core waits for it, and readers have their own timeouts
+        while True:  # until the cache answers: the core waits, readers have timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
-                found = await look(ids)
+                lengths = await look(ids)
             except CacheError as error:
                 if not silent:
                     audited = counted(action.indices.size, "sample")
@@ -345,15 +345,15 @@ class Engine:
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
-                pointers = found >= A_POINTER
-                self.post(Audited(action.audit_id, found - A_POINTER * pointers, pointers))
+                pointers = lengths >= A_POINTER
+                self.post(Audited(action.audit_id, lengths - A_POINTER * pointers, pointers))
                 return
 
     async def _read_back(self, action: ReadBack) -> None:
         sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
         try:
             record = await self._cache.record(sample_id)
-        except CacheError:  # the next one will find it, and upkeep reports that the cache does not answer
+        except CacheError:  # the next one will find it, and upkeep reports the cache
             return
         if record is not None:
             fault = _fault_of(record, sample_id)
@@ -384,12 +384,12 @@ class Engine:
         warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
-        except CacheError as error:  # readers will report them as missing again, and the core retries
+        except CacheError as error:  # readers report them again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """Describe what is wrong with a new record; pointers, tombstones and other versions are not faults."""
+    """Describe a new record's fault; pointers, tombstones and other versions are none."""
     try:
         unpack(record, sample_id=sample_id)
     except RecordVersionError:

@@ -54,8 +54,8 @@ class JobHistory:
         """Load the history left by earlier coordinators of this cache."""
         if self._cache is not None:
             try:
-                found = read_history(await self._cache.history())
-                self.jobs = {(one.job, one.opened_s): one for one in found}
+                jobs = read_history(await self._cache.history())
+                self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
                 _log.warning("the history of jobs begins again, what the cache holds is none: %s", error)
 
@@ -79,6 +79,6 @@ def read_history(told: bytes) -> list[pb.JobStats]:
         jobs = list(pb.JobStatsList.FromString(told).history)
     except DecodeError as error:
         raise ValueError(str(error)) from error
-    times = [(one.opened_s, one.closed_s) for one in jobs]
-    good = [all(0 <= time_s < _TIME_MAX for time_s in both) for both in times]
-    return [one for one, fits in zip(jobs, good, strict=True) if one.job and fits][-_JOBS_MAX:]
+    times = [(job.opened_s, job.closed_s) for job in jobs]
+    is_valid = [all(0 <= time_s < _TIME_MAX for time_s in span) for span in times]
+    return [job for job, fits in zip(jobs, is_valid, strict=True) if job.job and fits][-_JOBS_MAX:]

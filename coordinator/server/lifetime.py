@@ -1,4 +1,4 @@
-"""Conditions, besides signals, that end a coordinator: its standard input closes, or its holders go."""
+"""What ends a coordinator besides signals: its standard input closes, or its holders go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Holders(Protocol):
     """The processes for which a coordinator runs."""
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Begin, in the running event loop; call ``stop`` when no process holds the coordinator any more."""
+        """Begin, in the running event loop; call ``stop`` when no process holds it any more."""
 
     def serving(self) -> None:
         """Note that the coordinator serves."""

@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
-_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each of its samplers
+_CALLS_PER_CONNECTION_MAX = 256  # a process has one, and a call per sampler
 _CONNECTIONS_MAX = 4096  # idle ones were measured at 45 KB each: 190 MB
 _OWN_FILES_MAX = 1024  # the cache's nodes, functions, S3, workers' pipes, listings
 _HANDSHAKE_TIMEOUT_MS = 20_000  # a silent client keeps no connection
-_IDLE_MS = 60_000  # without a call; a sampler calls every two seconds, and others reconnect unawares
+_IDLE_MS = 60_000  # without a call: samplers call every two seconds, others reconnect
 _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
@@ -51,7 +51,7 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class Health:
-    """The Check method of the standard health service, for any service name: there is only one service.
+    """The Check method of the standard health service, for any service name.
 
     The answer does not depend on the message, so none is read: a client that sends a large one, or only its
     beginning, ties up nothing. There is no Watch, which would stay open as long as the client likes.
@@ -114,8 +114,7 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         _: Any,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
-        # Cancelling a read would leave gRPC writing to freed memory, so end the call instead, which ends the
-        # read.
+        # A cancelled read leaves gRPC writing to freed memory: end the call, which ends the read.
         limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
         try:
             message = await context.read()
@@ -137,7 +136,7 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         ending.add_done_callback(self._ending.discard)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with contextlib.suppress(grpc.aio.AbortError):  # it is meant for the handler, which gets it too
+        with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"the call's message has not come in {self._timeout_s:g} s"
             )
@@ -227,7 +226,7 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit of open files to the system's maximum; the usual 1024 exists for old programs."""
+    """Raise the limit of open files to the maximum; the usual 1024 is for old programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -124,7 +124,7 @@ def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
     return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
 
 
-# A job's counters: the metric, and the job's attribute, preceded by the other label's value if it has one.
+# A job's counters: the metric, and the job's attribute, after the other label's value if any.
 _COUNTED = """
 batches_read batches_read
 samples_read cache=cache_hits store=samples_straight missed=cache_misses
@@ -140,8 +140,8 @@ record_bytes record_bytes
 """
 _OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job | ClosedJobs], float]]] = [
     (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
-    for name, *told in map(str.split, _COUNTED.strip().splitlines())
-    for label, _, counter in (one.rpartition("=") for one in told)
+    for name, *columns in map(str.split, _COUNTED.strip().splitlines())
+    for label, _, counter in (column.rpartition("=") for column in columns)
 ]
 _OF_JOBS += [("super_stalls_total", (wait,), partial(_stalled, wait)) for wait in WAITS]
 _OF_JOBS += [("super_wait_seconds_total", (wait,), partial(_waited_s, wait)) for wait in WAITS]
@@ -185,8 +185,10 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        told = {metric.name: metric for metric in METRICS}["super_call_seconds"]
-        self._calls = Histogram(*told[::3], told.labels, buckets=CALL_S, registry=self._registry)
+        call_metric = {metric.name: metric for metric in METRICS}["super_call_seconds"]
+        self._calls = Histogram(
+            *call_metric[::3], call_metric.labels, buckets=CALL_S, registry=self._registry
+        )
 
     def called(self, method: str, took_s: float) -> None:
         """Record an answered call; ``method`` is one of the service's."""
@@ -196,8 +198,8 @@ class Metrics:
         """Take a snapshot of all figures; return a function that makes its text, in any thread."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
-        found: list[Family] = list(self._registry.collect())
-        snapshot = type("Snapshot", (), {"collect": lambda _: found})()
+        families: list[Family] = list(self._registry.collect())
+        snapshot = type("Snapshot", (), {"collect": lambda _: families})()
         return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Family]:
@@ -235,9 +237,9 @@ class Metrics:
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
                 yield from self._gauges(job)
-        while len(self._rows) > JOBS_NAMED:  # the first belongs to the job that closed longest ago
+        while len(self._rows) > JOBS_NAMED:  # the first job closed longest ago
             del self._rows[next(iter(self._rows))]
-        # Figures once in a row never move to OTHER: a sum that moves there would look like a burst of work.
+        # Figures once in a row never move to OTHER, where they would look like a burst of work.
         # Sums in a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
@@ -256,19 +258,19 @@ class Metrics:
     def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
         members = core.state.fleet.executors
-        for told, member, executor in zip(
+        for stats, member, executor in zip(
             executor_stats(core, self._executors), members, self._executors, strict=True
         ):
             # The store-only executor may have the same name as one that decodes.
-            name = (told.name if member.decodes else f"{told.name} (store)",)
+            name = (stats.name if member.decodes else f"{stats.name} (store)",)
             for outcome in _OUTCOMES:
                 yield "super_requests_total", (*name, outcome), member.outcomes[outcome]
-            yield "super_requests_in_flight", name, told.in_flight
-            yield "super_concurrency_wanted", name, told.capacity
-            yield "super_concurrency_had", name, told.concurrency
-            yield "super_executor_trouble", name, bool(told.trouble)
-            yield "super_executor_samples_total", name, told.samples
-            yield "super_executor_usd_total", name, told.usd
+            yield "super_requests_in_flight", name, stats.in_flight
+            yield "super_concurrency_wanted", name, stats.capacity
+            yield "super_concurrency_had", name, stats.concurrency
+            yield "super_executor_trouble", name, bool(stats.trouble)
+            yield "super_executor_samples_total", name, stats.samples
+            yield "super_executor_usd_total", name, stats.usd
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
             waiting = sum(worker.waits for worker in executor.made.connected)
@@ -278,30 +280,30 @@ class Metrics:
                 yield "super_slot_failures_total", (*name, kind), count
 
     def _of_teams(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        for told in team_stats(self._engine.core):
-            team = (told.name or "-",)
-            yield "super_team_share", team, told.share
-            yield "super_team_requests_in_flight", team, told.in_flight
-            yield "super_team_requests_total", team, told.requests
-            yield "super_team_usd_total", team, told.usd
-            yield "super_team_stopped", team, told.stopped
+        for stats in team_stats(self._engine.core):
+            team = (stats.name or "-",)
+            yield "super_team_share", team, stats.share
+            yield "super_team_requests_in_flight", team, stats.in_flight
+            yield "super_team_requests_total", team, stats.requests
+            yield "super_team_usd_total", team, stats.usd
+            yield "super_team_stopped", team, stats.stopped
 
     def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         engine = self._engine
-        told = cache_stats(engine)
+        stats = cache_stats(engine)
         for name in ("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "thrashing"):
-            yield f"super_cache_{name}", (), getattr(told, name)
-        yield "super_cache_trouble", (), bool(told.cache_trouble)
+            yield f"super_cache_{name}", (), getattr(stats, name)
+        yield "super_cache_trouble", (), bool(stats.cache_trouble)
         yield "super_cache_fullest_node_ratio", (), engine.cache_load.fullest_share
         yield "super_cache_busiest_node_ratio", (), engine.cache_load.busiest_share
         yield "super_cache_evicted_keys_total", (), engine.cache_load.evicted_keys
-        yield "super_cache_samples", ("resident",), told.resident_samples
-        yield "super_cache_samples", ("in_flight",), told.in_flight_samples
-        yield "super_cache_dropped_samples_total", (), told.dropped_samples
-        yield "super_cache_reproduced_samples_total", (), told.reproduced_samples
+        yield "super_cache_samples", ("resident",), stats.resident_samples
+        yield "super_cache_samples", ("in_flight",), stats.in_flight_samples
+        yield "super_cache_dropped_samples_total", (), stats.dropped_samples
+        yield "super_cache_reproduced_samples_total", (), stats.reproduced_samples
         for name in ("used_bytes", "room_bytes", "packs"):
-            yield f"super_store_{name}", (), getattr(told, f"store_{name}")
-        yield "super_store_trouble", (), bool(told.store_trouble)
+            yield f"super_store_{name}", (), getattr(stats, f"store_{name}")
+        yield "super_store_trouble", (), bool(stats.store_trouble)
         costs = engine.core.state.ledger.spent()
         for kind in costs.__slots__:
             if kind == "earlier_usd":  # already counted by the series before the restart
@@ -309,11 +311,13 @@ class Metrics:
             # Sums in a different order differ in the last digit, and a counter must never fall.
             usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
             yield "super_usd_total", (kind.removesuffix("_usd"),), usd
-        yield "super_usd_per_hour", (), told.usd_per_hour
-        yield "super_spending_limited", (), list(Spending).index(Spending(told.spending))
-        listings = {id(one.listing): one.listing for one in engine.datasets if not one.listing.ended}
+        yield "super_usd_per_hour", (), stats.usd_per_hour
+        yield "super_spending_limited", (), list(Spending).index(Spending(stats.spending))
+        listings = {
+            id(dataset.listing): dataset.listing for dataset in engine.datasets if not dataset.listing.ended
+        }
         yield "super_listings", (), len(listings)
-        yield "super_listing_samples", (), math.fsum(one.listed for one in listings.values())
+        yield "super_listing_samples", (), math.fsum(listing.listed for listing in listings.values())
         warnings, _ = warned_of()
         for part in PARTS:
             yield "super_warnings_total", (part,), warnings[part]

@@ -1,4 +1,4 @@
-"""Pages of a plan, with ids, labels and status of batches, as ``NextBatches`` returns them; and of a catalog.
+"""Pages of a plan, with batches' ids, labels and status, for ``NextBatches``; and of a catalog.
 
 A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys are included if they fit. For
 readers that see the store, batches include their records' places in it.
@@ -51,7 +51,7 @@ class Occurrence(NamedTuple):
 
 
 class PlannedBatches:
-    """The batches planned most recently, by batch id, with the newest occurrences of each."""
+    """The batches planned most recently, by id, with the newest occurrences of each."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
@@ -81,7 +81,7 @@ def places_fit(plan: Plan, dataset: Dataset) -> bool:
 
 
 class _PagePlaces:
-    """The places of a page's records. Packs are listed once, in the order in which batches need them."""
+    """The places of a page's records. Packs are listed once, as batches need them."""
 
     def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
         self._page = page
@@ -96,14 +96,14 @@ class _PagePlaces:
         return new
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """Add the packs, and return the batch's fields; empty if none of its samples has a place."""
-        names, found = self._page.packs, self._found
+        """Add packs, and return the batch's fields; empty if no sample has a place."""
+        names, located = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
-        names.extend(found.packs[number - 1] for number in new)
-        pack_of = self._numbers[found.pack_of[first:end]]
+        names.extend(located.packs[number - 1] for number in new)
+        pack_of = self._numbers[located.pack_of[first:end]]
         if not pack_of.any():
             return {}
-        offsets, lengths = found.offsets[first:end].astype("<u8"), found.lengths[first:end].astype("<u4")
+        offsets, lengths = located.offsets[first:end].astype("<u8"), located.lengths[first:end].astype("<u4")
         return {"pack_of": pack_of.tobytes(), "offsets": offsets.tobytes(), "lengths": lengths.tobytes()}
 
 
@@ -133,9 +133,9 @@ def page_of(
     ids = dataset.ids(span.indices, epoch)
     states = core.state.states(job.samples_of(epoch), span.indices)
     page, size = pb.Page(), 0
-    found = places.of(dataset.content, span.indices) if places else None
-    placing = _PagePlaces(page, found) if found else None
-    states = states if found is None else np.where(found.pack_of > 0, SampleState.RESIDENT, states)
+    located = places.of(dataset.content, span.indices) if places else None
+    placing = _PagePlaces(page, located) if located else None
+    states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
@@ -170,7 +170,7 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return labels, and keys if requested, of samples from ``start`` on: as many as fit, at least one.
+    """Return labels, and keys if requested, of samples from ``start``: all that fit, at least one.
 
     Raises:
         PlanError: there is no such place.
@@ -185,11 +185,11 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start
         while stop < end and room > 0:
-            some = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
-            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(some)))
-            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in some])
+            names = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
+            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(names)))
+            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in names])
             fitting = int(np.searchsorted(sizes, room, side="right"))
-            keys += some[: max(fitting, 0 if keys else 1)]
+            keys += names[: max(fitting, 0 if keys else 1)]
             stop, room = start + len(keys), room - int(sizes[-1])
     return pb.Samples(
         labels=catalog.labels_at(np.arange(start, stop)),

@@ -1,4 +1,4 @@
-"""The plan that a request to open a job describes, and orders that are sent in parts before it."""
+"""The plan in a request to open a job, and orders that are sent in parts before it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT_BYTES_MAX = 512 * 2**20
 class Orders:
     """Orders drawn by users' samplers, as far as they have been received. Thread-safe.
 
-    Beyond 32 orders or 512 MiB, the oldest are dropped; they are sent again if their job needs them.
+    Beyond 32 orders or 512 MiB, the oldest are dropped, and sent again if needed.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Orders:
             return len(order) // _INDEX_BYTES
 
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
-        """Return the plan of a job on a dataset of ``size`` samples. Many draws take a second to prepare.
+        """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
 
         Raises:
             ConfigError, PlanError: the request describes no valid plan.
@@ -98,7 +98,7 @@ def check_job_id(name: str) -> None:
 
 
 def check_place(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` if a plan has no such place, ``UnknownJobError`` if its order is unknown."""
+    """Raise ``PlanError`` for no place of a plan, ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
     if not plan.covers(epoch):

@@ -38,7 +38,7 @@ _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
 
 class _Text(logging.Formatter):
-    """A formatter for terminals, where lines may contain keys, sources and errors from strangers."""
+    """A formatter for terminals: lines may contain keys, sources and errors from strangers."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -54,19 +54,19 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
-        told |= {"logger": record.name, "message": record.getMessage()}
-        told |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        entry: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
+        entry |= {"logger": record.name, "message": record.getMessage()}
+        entry |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json": _Json}
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its newest line, the Unix time of that line, and the count."""
+    """A cause of warnings or errors: its newest line, that line's Unix time, and the count."""
 
     at_s: float
     level: str
@@ -75,7 +75,7 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes all lines below warnings, but warnings and errors of one cause once a minute.
+    """A handler that writes warnings and errors of one cause once a minute, and all lines below.
 
     The first line of a cause is written at once. Those within a minute after it are counted, and the next one
     includes their number; if none comes, :meth:`tell_counts` logs it. Two lines have one cause if they differ
@@ -91,7 +91,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._clock = clock
         self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
-        """By cause: the time it was last written, the count since, and the newest record of these."""
+        """By cause: when it was last written, the count since, and the newest record of these."""
         self._minute_s = -_EVERY_S
         self._warnings = self._beyond = 0
         """Numbers written in this minute, and counted beyond those."""
@@ -108,21 +108,21 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
-            told_s, more, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
+            told_s, repeats, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
             if now_s - told_s < _EVERY_S:
-                self._told[cause] = told_s, more + 1, record
+                self._told[cause] = told_s, repeats + 1, record
                 return
             if now_s >= self._minute_s + _EVERY_S:
                 self._minute_s, self._warnings = now_s, 0
             if record.levelno == logging.WARNING and self._warnings >= _WARNINGS_MAX:
-                self._beyond += 1 + more
+                self._beyond += 1 + repeats
                 return
             self._warnings += 1
             self._told[cause] = now_s, 0, record
             if len(self._told) > _CAUSES_MAX:
                 del self._told[next(iter(self._told))]
-            if more:
-                record = _with(record, f" ({more:,} times more since it was last told)")
+            if repeats:
+                record = _with(record, f" ({repeats:,} times more since it was last told)")
         super().emit(record)
 
     def _note(self, cause: tuple[str, int, str], record: logging.LogRecord) -> None:
@@ -140,16 +140,16 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         """
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
-            return self._counts.copy(), [one for one in self._latest.values() if one.at_s >= since_s]
+            return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
     def tell_counts(self) -> None:
         """Write what was counted for a minute; call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
-            for cause, (told_s, more, record) in list(self._told.items()):
-                if more and now_s - told_s >= _EVERY_S:
+            for cause, (told_s, repeats, record) in list(self._told.items()):
+                if repeats and now_s - told_s >= _EVERY_S:
                     self._told[cause] = now_s, 0, record
-                    late = _with(record, f" (the newest of {more:,} in {now_s - told_s:.0f} s)")
+                    late = _with(record, f" (the newest of {repeats:,} in {now_s - told_s:.0f} s)")
                     late.created = time.time()
                     late.msecs = late.created % 1 * 1000
                     super().emit(late)

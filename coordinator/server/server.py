@@ -75,7 +75,7 @@ _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run a coordinator until SIGTERM, SIGINT or the end of stdin, its run or its holders; then drain.
+    """Run until SIGTERM, SIGINT or the end of stdin, the run or the holders; then drain.
 
     Args:
         settings: the coordinator's settings.
@@ -156,7 +156,9 @@ async def _start(
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
-    outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
+    outcomes = (
+        OutcomeReader(cache) if any(executor.answers_by_stream(settings) for executor in executors) else None
+    )
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
@@ -209,14 +211,16 @@ async def _start(
         outcomes=outcomes,
     )
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
-    # Functions may take longer to start than a lock lasts, and others' memory must count from the start.
+    # Functions may start for longer than a lock lasts, and others' memory must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
 
     async def follow_executors() -> None:
         """Tell the core which executors come, go, grow and shrink, and what new ones can do."""
-        known = [one for content, one in datasets.opened.items() if content in engine.core.state.datasets]
+        known = [
+            dataset for content, dataset in datasets.opened.items() if content in engine.core.state.datasets
+        ]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
         keeper.step()
@@ -251,7 +255,7 @@ def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool)
 
 
 def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
-    """Return the tracing of requests, if any are traced; pending spans are sent at the end."""
+    """Return the tracing, if requests are traced; pending spans are sent at the end."""
     if not settings.trace:
         return None
     tracing = Tracing(settings.trace)
@@ -296,7 +300,7 @@ def _teams(tokens: Tokens, engine: Engine) -> _Steps:
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
-    """Return the registry of datasets, and the store's keeper, opened before functions look for the store."""
+    """Return the datasets, and the store's keeper, opened before functions look for the store."""
     choice, read_only = settings.store_choice, settings.store_read_only
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
@@ -312,12 +316,12 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
     prices_of, store = prices_of_executors(settings.prices), settings.store_choice.address
     classes = executor_classes(settings.executors)
     facts = [
-        ExecutorFacts(one.name, prices_of(one.name), sees_store=one.sees_store(settings, store))
-        for one in classes
+        ExecutorFacts(cls.name, prices_of(cls.name), sees_store=cls.sees_store(settings, store))
+        for cls in classes
     ]
-    for one, _ in settings.store_only:  # their machines' hours are already counted
-        of_its_work = replace(prices_of(one.name), hour=0.0, coordinator_hour=0.0)
-        facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
+    for executor, _ in settings.store_only:  # their machines' hours are already counted
+        of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))
     return tuple(facts)
 
 

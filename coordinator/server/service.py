@@ -1,4 +1,4 @@
-"""The gRPC service: checks requests, calls the engine, and maps errors to statuses. It makes no decisions.
+"""The gRPC service: checks requests, calls the engine, maps errors to statuses; decides nothing.
 
 Every call is idempotent. An error becomes a status with the message as details and the error's class in the
 trailing metadata.
@@ -169,7 +169,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # Nothing is awaited from here on, so that of two ranks with two plans the second is refused.
+        # Await nothing from here on, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
@@ -186,7 +186,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
             raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
         is_known = job is not None and request.rank in job.cursors
-        if not is_known and sum(len(one.cursors) for one in self._core.jobs) >= _MAX_RANKS:
+        if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
@@ -195,9 +195,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
         keeper = self._engine.keeper
-        more = [] if is_known else keeper.stored(dataset.content)
+        stored = [] if is_known else keeper.stored(dataset.content)
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
-        self._engine.post_all([opened, *more, *fills])
+        self._engine.post_all([opened, *stored, *fills])
         self._watch.look()
         store_id = keeper.store_id if places_fit(plan, dataset) else ""
         return pb.Job(
@@ -241,8 +241,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._planned.add(batch.batch_id, place)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
-        asked = (request.job, request.rank, request.epoch, request.position, stop, yielded)
-        self._engine.post(BatchesAsked(*asked, sees_store=sees_store))
+        span = (request.job, request.rank, request.epoch, request.position, stop, yielded)
+        self._engine.post(BatchesAsked(*span, sees_store=sees_store))
         return page
 
     @_typed_errors
@@ -252,15 +252,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
         if request.to_store and keeper.unwritten:
-            why = keeper.told or "start it with --store"
-            raise ConfigError(f"the coordinator has no store to fill now: {why}")
+            reason = keeper.told or "start it with --store"
+            raise ConfigError(f"the coordinator has no store to fill now: {reason}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
         self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))
         return filling(self._core, job, self._datasets[job.dataset])
 
     @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches; sample by sample, as long as the reply stays below 1 MiB."""
+        """Return the status of batches; sample by sample while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
@@ -268,8 +268,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             with_events = number < _STORIES_MAX  # each takes some milliseconds
-            found = self._planned.find(batch)
-            status = batch_status(self._engine, found, batch, room_bytes, with_events=with_events)
+            occurrences = self._planned.find(batch)
+            status = batch_status(self._engine, occurrences, batch, room_bytes, with_events=with_events)
             room_bytes -= status.ByteSize()
             reply.statuses.append(status)
         return reply

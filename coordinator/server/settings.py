@@ -178,17 +178,17 @@ def _is_there(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for each setting with help; :func:`load_settings` reads them."""
+    """Add ``--config`` and an option per setting with help; :func:`load_settings` reads them."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
-    for one in fields(Settings):
-        if one.metadata["help"]:
-            flag = f"--{one.name.replace('_', '-')}"
-            of_flag: dict[str, Any] = {}
-            if one.type == "bool":
-                of_flag = {"action": "store_const", "const": True}
-            elif one.name in {"tls_cert", "tls_key", "tls_client_ca", "token_file", "prices"}:
-                of_flag = {"metavar": "FILE"}
-            parser.add_argument(flag, help=one.metadata["help"].replace("%", "%%"), **of_flag)
+    for field in fields(Settings):
+        if field.metadata["help"]:
+            flag = f"--{field.name.replace('_', '-')}"
+            options: dict[str, Any] = {}
+            if field.type == "bool":
+                options = {"action": "store_const", "const": True}
+            elif field.name in {"tls_cert", "tls_key", "tls_client_ca", "token_file", "prices"}:
+                options = {"metavar": "FILE"}
+            parser.add_argument(flag, help=field.metadata["help"].replace("%", "%%"), **options)
 
 
 def load_settings(
@@ -207,10 +207,10 @@ def load_settings(
     """
     if environment.get("SUPER_WORKERS"):
         raise ConfigError("SUPER_WORKERS is called SUPER_SLOTS now")
-    known = {one.name: one for one in fields(Settings)}
+    known = {field.name: field for field in fields(Settings)}
     in_file = _read_file(file, known) if file is not None else {}
-    found: dict[str, Any] = {}
-    for name, one in known.items():
+    values: dict[str, Any] = {}
+    for name, option in known.items():
         sources = (
             (name, arguments.get(name)),
             (f"SUPER_{name.upper()}", environment.get(f"SUPER_{name.upper()}") or None),
@@ -218,8 +218,8 @@ def load_settings(
         )
         origin, value = next((source for source in sources if source[1] is not None), ("", None))
         if value is not None:
-            found[name] = _typed(one, origin, value)
-    return Settings(**found)
+            values[name] = _typed(option, origin, value)
+    return Settings(**values)
 
 
 def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
 
 
 def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
-    """Return the context of executors. Functions on this machine may do what the coordinator may."""
+    """Return the executors' context. Functions on this machine may do what we may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

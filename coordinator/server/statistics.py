@@ -56,7 +56,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return statistics of jobs and of the cache, recent warnings, and the coordinator's settings."""
+    """Return statistics of jobs and cache, recent warnings, and the settings."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -68,7 +68,7 @@ def stats(
         executors=executor_stats(core, executors),
         history=history,
         teams=team_stats(core),
-        warned=[pb.Warned(**one._asdict()) for one in warned_of()[1]],
+        warned=[pb.Warned(**warning._asdict()) for warning in warned_of()[1]],
         workers=[worker for executor in executors for worker in executor.made.connected],
     )
 
@@ -78,29 +78,29 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
-    told = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, team=job.team, **counters)
+    message = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, team=job.team, **counters)
     if job.cursors:  # else it has closed
         furthest = max(cursor.watermark for cursor in job.cursors.values())
-        told.epoch, told.position = job.epoch_and_position(furthest)
-        told.lookahead_batches, told.interval_s = core.lookahead_batches(job), job.interval_s
-        told.ranks = len(job.cursors)
-        told.lapsed_ranks = sum(cursor.lapsed for cursor in job.cursors.values())
+        message.epoch, message.position = job.epoch_and_position(furthest)
+        message.lookahead_batches, message.interval_s = core.lookahead_batches(job), job.interval_s
+        message.ranks = len(job.cursors)
+        message.lapsed_ranks = sum(cursor.lapsed for cursor in job.cursors.values())
     for name, (batches, wait_us) in job.stalls.by_wait().items():
-        told.stall_causes.add(cause=name, batches=batches, wait_s=wait_us / 1e6)
+        message.stall_causes.add(cause=name, batches=batches, wait_s=wait_us / 1e6)
     for stall in job.stalls.recent if with_stalls else ():
-        told.recent_stalls.add(
+        message.recent_stalls.add(
             rank=stall.rank,
             epoch=stall.epoch,
             position=stall.position,
             cause=wait_for(stall.cause.value),
             wait_s=stall.wait_us / 1e6,
         )
-    return told
+    return message
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
     """Describe this coordinator and its settings, without its secrets."""
-    told = pb.Coordinating(
+    message = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
         cache=settings.cache,
@@ -110,8 +110,8 @@ def coordinating(settings: Settings) -> pb.Coordinating:
     )
     for executor in executor_classes(settings.executors):
         for name in executor.told:
-            setattr(told, name, getattr(settings, name))
-    return told
+            setattr(message, name, getattr(settings, name))
+    return message
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
@@ -180,14 +180,14 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor does less than it could, or return ``""``. A single one is never set aside."""
+    """Explain why an executor does less than it could. A single one is never set aside."""
     several = len(core.state.fleet.executors) > 1
-    told = []
+    reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
-        told.append(f"throttled {times:,} times in the last minute")
+        reasons.append(f"throttled {times:,} times in the last minute")
     if member.breaker.reason and (several or times or member.breaker.corrupts):
-        told.append(member.breaker.reason)
-    return ": ".join(told)
+        reasons.append(member.breaker.reason)
+    return ": ".join(reasons)
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
@@ -201,15 +201,17 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return the progress of a job that fills the cache or the store, with its first few failures."""
-    told = core.filled(job)
-    answer = pb.Filling(there=told.there, failed=told.failed, size_bytes=told.size_bytes, ended=told.ended)
+    """Return the progress of a job that fills, with its first few failures."""
+    progress = core.filled(job)
+    answer = pb.Filling(
+        there=progress.there, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
+    )
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
-    some = failed[:_TOLD_FAILURES]
-    for index, name in zip(some.tolist(), dataset.catalog.names_at(some), strict=True):
-        why = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
-        answer.failures.add(key=name.decode(), state="failed", message=why)
+    shown = failed[:_TOLD_FAILURES]
+    for index, name in zip(shown.tolist(), dataset.catalog.names_at(shown), strict=True):
+        reason = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
+        answer.failures.add(key=name.decode(), state="failed", message=reason)
     return answer
 
 
@@ -238,13 +240,17 @@ def batch_status(
     status.resident = int(counts[SampleState.RESIDENT])
     status.in_flight = int(counts[SampleState.IN_FLIGHT])
     status.failed = int(counts[SampleState.FAILED])
-    for number, one in enumerate(reversed(places)):
-        message = pb.Occurrence(job=one.job, epoch=one.epoch, position=one.position, rank=one.rank)
+    for number, occurrence in enumerate(reversed(places)):
+        message = pb.Occurrence(
+            job=occurrence.job, epoch=occurrence.epoch, position=occurrence.position, rank=occurrence.rank
+        )
         status.occurrences.insert(0, message)
         if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
             continue
-        for at_s, what in core.history(one.job, one.rank, one.epoch, one.position):
-            status.events.add(occurrence=message, seconds_ago=now - at_s, what=what)
+        for at_s, text in core.history(
+            occurrence.job, occurrence.rank, occurrence.epoch, occurrence.position
+        ):
+            status.events.add(occurrence=message, seconds_ago=now - at_s, what=text)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
         status.details.extend(_details(core, engine.datasets[job.dataset], key, place.epoch, indices))
         if status.ByteSize() > room_bytes:

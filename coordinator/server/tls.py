@@ -1,4 +1,4 @@
-"""A coordinator's certificate: read, checked against its key, and read again when its files change.
+"""A coordinator's certificate: read, checked against its key, read again when its files change.
 
 gRPC requests the certificate at each handshake, so a certificate renewed on disk is shown to the next client
 without a restart; existing connections stay.
@@ -127,7 +127,7 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts the certificate with its key, and when it ends: gRPC reports neither.
+    """Check that OpenSSL accepts certificate and key, and when it ends: gRPC reports neither.
 
     Python's ssl reads only files: use one in memory where possible, since a key must not reach a disk.
     """
@@ -169,8 +169,8 @@ def _warn_of_the_end(path: str) -> None:
         return
     end_s = ssl.cert_time_to_seconds(str(read._test_decode_cert(path)["notAfter"]))  # noqa: SLF001
     end = dt.datetime.fromtimestamp(end_s, dt.UTC)
-    left = end - dt.datetime.now(dt.UTC)
-    if left < dt.timedelta():
+    remaining = end - dt.datetime.now(dt.UTC)
+    if remaining < dt.timedelta():
         _log.error("the certificate in tls_cert ended at %s: clients refuse it; renew it", end.isoformat())
-    elif left < dt.timedelta(days=_WARN_DAYS):
-        _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), left.days)
+    elif remaining < dt.timedelta(days=_WARN_DAYS):
+        _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), remaining.days)

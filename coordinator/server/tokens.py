@@ -60,7 +60,7 @@ class Tokens:
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
         self._teams = _teams_of(known, "token_file" if self._file else "token")
-        # A token may also be listed without a team, like a client's own in SUPER_TOKEN: it keeps its team.
+        # A token listed without a team too, like a client's own in SUPER_TOKEN, keeps its team.
         named = sorted(known, key=lambda one: "team" in one.rights)
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
@@ -76,16 +76,16 @@ class Tokens:
         return self._team(presented) is not None
 
     def team(self, presented: str) -> str:
-        """Return the team that a token names; :data:`NO_TEAM` if it names none, or is not accepted."""
+        """Return a token's team; :data:`NO_TEAM` if it names none, or is not accepted."""
         return self._team(presented) or NO_TEAM
 
     def _team(self, presented: str) -> str | None:
         self.teams_now()
-        digest, found = _digest(presented), None
+        digest, matched = _digest(presented), None
         for known, team in self._teams_by_digest.items():
             if hmac.compare_digest(digest, known):
-                found = team
-        return found
+                matched = team
+        return matched
 
     def _renew(self) -> None:
         try:
@@ -106,12 +106,12 @@ def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) 
 
 def is_named(tokens: Tokens | None, team: str) -> bool:
     """Return whether any token names a team now."""
-    return tokens is not None and any(one.name == team for one in tokens.teams_now())
+    return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return the limits of teams, as given by at least one token of each; several must agree."""
-    said: dict[str, dict[str, str]] = {}
+    """Return teams' limits, as given by at least one token of each; several must agree."""
+    rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):
         which = f"{origin}: token {place} of {len(tokens)}"
@@ -122,11 +122,11 @@ def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
             raise ConfigError(f"{which} has a share or the like: add team=NAME")
         if teams.setdefault(token, name) != name:
             raise ConfigError(f"{which} was listed before, as one of another team")
-        of_team = said.setdefault(name, {})
+        team_rights = rights_by_team.setdefault(name, {})
         for right, value in rights.items():
-            if of_team.setdefault(right, value) != value:
+            if team_rights.setdefault(right, value) != value:
                 raise ConfigError(f"{which} gives team {name} another {right} than a token before it")
-    return tuple(_team(origin, **rights) for rights in said.values())
+    return tuple(_team(origin, **rights) for rights in rights_by_team.values())
 
 
 def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd: str = "inf") -> Team:
@@ -135,8 +135,8 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
     except ValueError:
-        why = "share and max_usd are numbers, priority is a whole one"
-        raise ConfigError(f"{origin}: team {team[:64]}: {why}") from None
+        reason = "share and max_usd are numbers, priority is a whole one"
+        raise ConfigError(f"{origin}: team {team[:64]}: {reason}") from None
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
@@ -180,5 +180,5 @@ _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
 
 
 def _digest(token: str) -> bytes:
-    """Return a digest; all have one length, so comparing two reveals nothing about a token's length."""
+    """Return a digest: all have one length, so comparing two reveals no token's length."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: a share of requests, from the plan through the function to the first read.
+"""Traces by OpenTelemetry: a share of requests, from plan through function to first read.
 
 A request's span begins when the core has planned it and ends with its answer. The function's time in it comes
 from the answer, so that no function has to export anything; one with its own tracing finds the context in the
@@ -70,8 +70,8 @@ class Tracing:
         ending.join(_ENDING_S)
 
     def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
-        """Begin a request's span; return its context for the function, empty if it is not traced."""
-        about: dict[str, str | int] = {
+        """Begin a request's span; return the function's context, empty if it is not traced."""
+        attributes: dict[str, str | int] = {
             "super.job": action.job,
             "super.source": dataset.listing.source,
             "super.executor": executor,
@@ -80,12 +80,12 @@ class Tracing:
             "super.save": action.kind is RequestKind.SAVE,
             "super.hedge": action.hedge_of is not None,
         }
-        span = self._tracer.start_span("super.request", attributes=about)
+        span = self._tracer.start_span("super.request", attributes=attributes)
         if not span.is_recording():
             return ""
         context, first = span.get_span_context(), int(action.indices[0])
         self._requests[action.request_id] = span, action.samples, first
-        if action.kind.fills_cache:  # else it was there before, and its reads belong to another request
+        if action.kind.fills_cache:  # else its reads belong to an earlier request
             self._unread[action.samples][first] = context
             self._order.append((action.samples, first))
             if len(self._order) > _UNREAD_MAX:
@@ -98,7 +98,7 @@ class Tracing:
             return
         span, _, _ = self._requests.pop(event.request_id)
         now_ns = time.time_ns()
-        about = {
+        attributes = {
             "super.fetch_s": event.fetch_us / 1e6,
             "super.decode_s": event.decode_us / 1e6,
             "super.push_s": event.push_us / 1e6,
@@ -108,7 +108,7 @@ class Tracing:
             "super.gb_s": event.gb_s,
         }
         begun_ns = now_ns - event.duration_us * 1000
-        self._child("super.function", span.get_span_context(), begun_ns, now_ns, about)
+        self._child("super.function", span.get_span_context(), begun_ns, now_ns, attributes)
         span.end(now_ns)
 
     def failed(self, event: RequestFailed) -> None:
@@ -128,7 +128,7 @@ class Tracing:
             del self._unread[samples]
 
     def read(self, event: BatchRead, core: Core) -> None:
-        """Record that a batch was read; if it has a traced request's first sample, end that trace."""
+        """Record a read batch; if it has a traced request's first sample, end that trace."""
         cursor = core.state.cursor(event.job, event.rank) if event.done else None
         if cursor is None or not 0 <= event.position < cursor.job.plan.batches_per_epoch:
             return  # forged, or from a job that has closed
@@ -142,7 +142,7 @@ class Tracing:
                 self._forget(key, index)
                 now_ns = time.time_ns()
                 began_ns = now_ns - (event.read_us + event.wait_us) * 1000
-                about = {
+                attributes = {
                     "super.job": event.job,
                     "super.rank": event.rank,
                     "super.epoch": event.epoch,
@@ -151,7 +151,7 @@ class Tracing:
                     "super.hits": event.hits,
                     "super.wait_s": event.wait_us / 1e6,
                 }
-                self._child("super.read", context, began_ns, now_ns, about)
+                self._child("super.read", context, began_ns, now_ns, attributes)
 
     def _child(self, name: str, of: SpanContext, began_ns: int, ended_ns: int, about: dict[str, Any]) -> None:
         from opentelemetry.trace import NonRecordingSpan, set_span_in_context

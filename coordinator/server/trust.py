@@ -1,4 +1,4 @@
-"""Settings for the addresses of a coordinator and for its callers, and the rules that connect them.
+"""Settings for a coordinator's addresses and callers, and the rules that connect them.
 
 Beyond this machine a coordinator requires TLS and a token, and reaches its cache by TLS, unless ``insecure``
 is set. On loopback and unix sockets it needs neither. Credentials of the cache are not settings: see
@@ -91,7 +91,7 @@ class TrustSettings:
             )
 
     def lacks(self, name: str = "listen") -> str:
-        """Describe what a setting's address lacks if it is beyond this machine; empty if nothing."""
+        """Describe what an address lacks if it is beyond this machine; empty if nothing."""
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)

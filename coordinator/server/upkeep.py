@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 _REACH_TIMEOUT_S = 10.0
 _DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
-_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node of a cluster must not let the lock on another expire
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let another's lock expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
-_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less, it is about to drop more
+_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less it soon drops more
 _FREED_SHARE = 1 / 16
 _EVEN_S = 15.0  # period over which the CPU of the cache's nodes is averaged
-_RENEWED_S = 0.5  # a larger change of the expiry means a renewal: clocks and calls are not that uneven
+_RENEWED_S = 0.5  # a larger change of the expiry is a renewal
 
 
 async def take_over(cache: Cache) -> CacheInfo:
@@ -108,7 +108,7 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Check that functions decode as those that filled this cache; return ``True`` if it was empty.
+    """Check that functions decode as those that filled the cache; ``True`` if it was empty.
 
     Raises:
         ConfigError: they decode to different pixels.
@@ -128,7 +128,7 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 
 
 class DecoderReplacedError(Exception):
-    """Workers with another ``decoder`` replace the previous ones: the coordinator has to restart."""
+    """Workers with another ``decoder`` replace the previous: the coordinator must restart."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(f"workers that decode as {decoder} are used from now on")
@@ -136,7 +136,7 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop all records of another decoder from the cache; return whether there may have been any."""
+    """Drop all records of another decoder; return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
@@ -148,12 +148,12 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.replace_fingerprint(digest)  # last: a coordinator that ends here leaves a matching one
+    await cache.replace_fingerprint(digest)  # last: it matches even if this ends
     return True
 
 
 class Upkeep:
-    """The task that holds the cache's lock, watches its identity and memory, and reports changes to the core.
+    """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
     Args:
         cache: the cache server.
@@ -212,12 +212,12 @@ class Upkeep:
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
-            why = str(error) or "it does not answer in time"
+            reason = str(error) or "it does not answer in time"
             if not self._engine.cache_trouble:
-                _log.warning("waiting for the cache: %s", why)
+                _log.warning("waiting for the cache: %s", reason)
                 self._silent_since = time.strftime("%H:%M:%S UTC", time.gmtime())
             self._engine.cache_trouble = (
-                f"no answer since {self._silent_since}, and no report of readers: {why}"
+                f"no answer since {self._silent_since}, and no report of readers: {reason}"
             )
             return
         if self._engine.cache_trouble:
@@ -257,7 +257,7 @@ class Upkeep:
     def _lost(self, nodes: frozenset[str]) -> None:
         """Handle a server that was restarted, emptied or replaced."""
         self._kept_usd = 0.0
-        if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
+        if self._outcomes is not None:  # its node may be new, or lack the last entries
             self._outcomes.lost()
         if self._nodes & nodes and len(nodes) > 1:
             _log.warning(
@@ -294,13 +294,13 @@ class Upkeep:
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # Long-lived foreign memory may take a part of the headroom; the rest is for short-lived buffers.
+        # Long-lived foreign memory may take part of the headroom; the rest is for buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         wanted_bytes = self._wanted_bytes()
-        # Not at once: jobs from before a restart come back within seconds and own their records again.
+        # Not at once: after a restart, jobs come back within seconds and own their records.
         if (
             wanted_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
@@ -315,10 +315,10 @@ class Upkeep:
         samples were requested while the cache had hardly any room, or were dropped for others.
         """
         core = self._core
-        asked = sum(member.requests for member in core.state.fleet.executors)
-        producing = bool(core.state.requests) or asked > self._asked
+        requests = sum(member.requests for member in core.state.fleet.executors)
+        producing = bool(core.state.requests) or requests > self._asked
         dropping = core.state.dropped_samples > self._dropped
-        self._asked, self._dropped = asked, core.state.dropped_samples
+        self._asked, self._dropped = requests, core.state.dropped_samples
         short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         if not core.jobs or not (dropping or (producing and short)):
             return 0.0

@@ -86,7 +86,7 @@ class Watch:
         await self.history.keep()
 
     def look(self) -> None:
-        """Log which jobs were opened and closed; also called just before and after that may have happened."""
+        """Log opened and closed jobs; also called just before and after there may be some."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -110,7 +110,7 @@ class Watch:
 
     def ended(self) -> list[pb.JobStats]:
         """Return the figures of closed jobs, as far as they are remembered."""
-        return [one for key, one in self.history.jobs.items() if key not in self._opened_s.items()]
+        return [job for key, job in self.history.jobs.items() if key not in self._opened_s.items()]
 
     def _note(self, job: Job, closed_s: float = 0.0) -> None:
         dataset = self._engine.datasets.opened.get(job.dataset)
@@ -143,8 +143,8 @@ class Watch:
         times, about = concurrency.throttled_lately(now), {"executor": member.name}
         if times and now >= self._limited.get(member.number, -_EVERY_S) + _EVERY_S:
             self._limited[member.number] = now
-            wanted, had = concurrency.capacity, concurrency.limit(now)
-            words = f"{counted(times, 'request')} in 60 s, concurrency {wanted:,} wanted, {had:,} had"
+            capacity, limit = concurrency.capacity, concurrency.limit(now)
+            words = f"{counted(times, 'request')} in 60 s, concurrency {capacity:,} wanted, {limit:,} had"
             _log.warning(
                 "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}
             )

@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: choosing it, the places of its records, and its room."""
+"""The coordinator's side of the store: its choice, its records' places, its room."""
 
 from __future__ import annotations
 

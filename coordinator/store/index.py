@@ -1,4 +1,4 @@
-"""The index of a store: reads the segments and packs of a collection, and writes segments for others.
+"""The index of a store: reads a collection's segments and packs, and writes segments for others.
 
 Segments save a coordinator that opens a store from reading the index of each pack. Packs fill in what no
 segment lists. All of this blocks and runs in threads.
@@ -63,7 +63,7 @@ _LARGE = 2**20
 
 @dataclass(slots=True)
 class Known:
-    """Packs and segments of a collection that were read before, so that a look reads only new ones."""
+    """A collection's packs and segments read before, so that a look reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -99,26 +99,26 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     """
     before = frozenset(known.packs)  # excludes packs that are added to it during this look
     sizes = store.packs()
-    there = {name for name in sizes if name.startswith(collection)}
-    gone, new = before - there, there - before
+    present = {name for name in sizes if name.startswith(collection)}
+    gone, new = before - present, present - before
     names = [name for name in _segments_of(store, collection) if name not in known.segments] if new else []
     pieces = list(read_segments(store, names))
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
     indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
-        with contextlib.suppress(StoreError):  # on a full disk, for example: the packs can be read again
+        with contextlib.suppress(StoreError):  # a full disk: packs can be read again
             names += write_segments(store, collection, indexes)
-    told = _together([*pieces, *indexes])
+    merged = _together([*pieces, *indexes])
     usable = [
-        sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in told.packs
+        sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in merged.packs
     ]
     # A segment may list a pack newer than the listing: the next look finds it.
     useless = {
-        pack.name for pack, good in zip(told.packs, usable, strict=True) if not good and pack.name in sizes
+        pack.name for pack, good in zip(merged.packs, usable, strict=True) if not good and pack.name in sizes
     }
     known.segments.update(names)
-    known.packs = there | (known.packs - before)
-    return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
+    known.packs = present | (known.packs - before)
+    return Found(sizes, merged, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
 
 
 def segment_written(
@@ -137,7 +137,7 @@ def segment_written(
 
 
 def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> list[str]:
-    """Write the entries of some packs as segments of bounded size, to bound readers' memory; return names."""
+    """Write packs' entries as segments, bounded for readers' memory; return names."""
     names, group, entries = [], [], 0
     for piece in pieces:
         group.append(piece)
@@ -158,13 +158,13 @@ def merge_segments(store: Store, collection: str) -> None:
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
-    left, merged, kept = set(store.packs()), [], []
+    existing, merged, kept = set(store.packs()), [], []
     for name in names:
         segment = next(read_segments(store, [name]), None)
         if segment is not None and len(segment.entries) < _LARGE:
             # Each pack once, and only those that still exist.
-            kept.append(_only(segment, left))
-            left.difference_update(pack.name for pack in segment.packs)
+            kept.append(_only(segment, existing))
+            existing.difference_update(pack.name for pack in segment.packs)
             merged.append(name)
     if len(kept) > 1:
         write_segments(store, collection, kept)
@@ -177,7 +177,7 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
-    """Yield the segments that exist and can be read. For the others, packs hold the same entries."""
+    """Yield the segments that can be read. For others, packs hold the same entries."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
@@ -187,19 +187,19 @@ def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
-    """Yield the index of each pack, or the error that prevents its use; skip packs that vanish meanwhile."""
+    """Yield each pack's index, or the error that prevents its use; skip packs that vanish."""
 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
             index = store.read_index(*item)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # concerns this pack alone
             return error
-        return replace(index, entries=index.entries.copy())  # a view would keep everything read in memory
+        return replace(index, entries=index.entries.copy())  # a view would keep all that was read
 
     with threads(AT_ONCE) as pool:
-        for name, found in zip(packs, pool.map(read, packs.items()), strict=True):
-            if not isinstance(found, StoreGoneError):
-                yield name, found
+        for name, outcome in zip(packs, pool.map(read, packs.items()), strict=True):
+            if not isinstance(outcome, StoreGoneError):
+                yield name, outcome
 
 
 @contextlib.contextmanager
@@ -217,17 +217,19 @@ def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment
 
     Packs of others that may not be read are not broken.
     """
-    told: list[Segment] = []
+    segments: list[Segment] = []
     unread: dict[str, StoreError] = {}
-    for name, found in read_indexes(store, packs):
-        if isinstance(found, StoreError):
-            unread[name] = found
+    for name, outcome in read_indexes(store, packs):
+        if isinstance(outcome, StoreError):
+            unread[name] = outcome
         else:
-            told.append(Segment((SegmentPack(name, packs[name], found.meta),), segment_entries(found, 0)))
+            segments.append(
+                Segment((SegmentPack(name, packs[name], outcome.meta),), segment_entries(outcome, 0))
+            )
     if unread:
-        one = next(iter(unread.values()))
-        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), one)
-    return told, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
+        example = next(iter(unread.values()))
+        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
+    return segments, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def _together(pieces: Iterable[Segment]) -> Segment:
@@ -244,8 +246,8 @@ def _together(pieces: Iterable[Segment]) -> Segment:
 
 def _only(segment: Segment, wanted: set[str]) -> Segment:
     """Return a segment with the entries of some packs only."""
-    there = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
-    entries = segment.entries[there[segment.entries["pack"]]].copy()
-    entries["pack"] = (np.cumsum(there) - 1)[entries["pack"]]
+    is_wanted = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
+    entries = segment.entries[is_wanted[segment.entries["pack"]]].copy()
+    entries["pack"] = (np.cumsum(is_wanted) - 1)[entries["pack"]]
     packs = tuple(pack for pack in segment.packs if pack.name in wanted)
     return Segment(packs, entries)

@@ -1,7 +1,6 @@
-"""The keeper of the coordinator's store: opens it, tracks its packs and room, and informs the core.
+"""The keeper of the store: opens it, tracks packs and room, informs the core; waits in threads are bounded.
 
-Disk and network work runs in threads, and every wait for it is bounded. A store that does not answer costs
-decodes, never samples. Functions read and write their records themselves.
+A store that does not answer costs decodes, never samples. Functions read and write records themselves.
 """
 
 from __future__ import annotations
@@ -90,12 +89,12 @@ class StoreKeeper:
 
     @property
     def takes_packs(self) -> bool:
-        """Return whether functions should write packs now. False from the result on that fills the room."""
+        """Return whether functions should write packs now; not once the room is full."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Reason that no packs are written, for display; empty if they are, or while room is made."""
+        """Why no packs are written, for display; empty if they are, or while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -104,7 +103,7 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """The place of decoded records and its fill level, for display; empty if no store is configured."""
+        """The place of decoded records and its fill level, for display; empty without a store."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept in the cache alone: {reason}"
@@ -113,7 +112,7 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """The id of the store, with which readers prove that they see it; empty if they cannot see it."""
+        """The store's id, with which readers prove that they see it; empty if they cannot."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
@@ -125,7 +124,7 @@ class StoreKeeper:
         if not self.address:
             return None
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
-        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues in the background
+        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
             return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
@@ -143,7 +142,7 @@ class StoreKeeper:
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up a dataset about to be opened in the store, and wait for the result, bounded."""
+        """Look up a dataset that will be opened, and wait for the result, bounded."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
@@ -166,7 +165,7 @@ class StoreKeeper:
     def heard(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Take a function's result; return the number of the pack it wrote, or 0, and its samples' mask."""
+        """Take a function's result; return its pack's number, or 0, and the samples' mask."""
         if result.store_trouble:
             self.trouble = one_line(result.store_trouble, _MAX_WORDS)
             self._due_s["room"] = 0.0  # the store may be full
@@ -176,15 +175,15 @@ class StoreKeeper:
             return 0, None
         offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
-        there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
+        placed, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
         try:
-            segment = index.segment_written(dataset, there, result, self.fingerprint)
+            segment = index.segment_written(dataset, placed, result, self.fingerprint)
         except StoreFormatError as error:
             self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
             return 0, None
         self._pending[index.collection_in(dataset)].append(segment)
-        number = self.places.put_pack(dataset.content, result.pack, there, offsets, lengths)
-        self.room.wrote(result.pack, result.store_bytes, there.size)
+        number = self.places.put_pack(dataset.content, result.pack, placed, offsets, lengths)
+        self.room.wrote(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
             self.step()  # at once: until there is room, decoded records are not stored
         if dataset.content in self._known:
@@ -219,9 +218,8 @@ class StoreKeeper:
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
-        # Create a store again if it is gone, but not in the mount point of a missing disk.
         same = self._filesystem in (None, filesystem_of(self.address))
-        create = same and not self._read_only
+        create = same and not self._read_only  # never in the mount point of a missing disk
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
         self.room.found(store.packs(), self.room.sizes)
@@ -230,28 +228,27 @@ class StoreKeeper:
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
-        # The listing of this look may miss packs that are written during it.
-        packs_before = set(self.room.sizes)
+        packs_before = set(self.room.sizes)  # the look may miss packs that are written during it
         known = self._known.setdefault(content, index.Known())
 
         def looked() -> tuple[Joined, Any]:
-            found = index.look(store, collection, self.fingerprint, known)
-            joined = self.places.join(ids, found)
+            contents = index.look(store, collection, self.fingerprint, known)
+            joined = self.places.join(ids, contents)
             is_new = not (joined.indices.size or known.packs)
             dataset.moved = moved_line(store, dataset) if is_new else ""
-            return joined, found
+            return joined, contents
 
         try:
-            joined, found = await self._threads.run(looked)
+            joined, contents = await self._threads.run(looked)
         except StoreError as error:
             self._in_trouble(f"what it holds cannot be read: {error}")
             return
         self.trouble = ""
-        counts = np.bincount(found.told.entries["pack"], minlength=len(found.told.packs)).tolist()
-        self.room.records.update(zip((pack.name for pack in found.told.packs), counts, strict=True))
-        self.room.found(found.sizes, packs_before)
-        self.room.useless |= found.useless
-        self._lose(found.gone | found.useless)
+        counts = np.bincount(contents.told.entries["pack"], minlength=len(contents.told.packs)).tolist()
+        self.room.records.update(zip((pack.name for pack in contents.told.packs), counts, strict=True))
+        self.room.found(contents.sizes, packs_before)
+        self.room.useless |= contents.useless
+        self._lose(contents.gone | contents.useless)
         self.places.put(content, joined)
         if content in self._late:
             self._late.discard(content)
@@ -261,7 +258,7 @@ class StoreKeeper:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        """Run the due parts of the upkeep, each on its own: even on a full disk, room must be made."""
+        """Run due upkeep, each part on its own: even on a full disk, room must be made."""
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
@@ -285,7 +282,7 @@ class StoreKeeper:
                         self._post(event)
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
-        """Drop the handle of a directory that was removed or replaced. The next call reopens it."""
+        """Drop the handle of a removed or replaced directory. The next call reopens it."""
         gone = store is not None and await self._threads.run(partial(is_gone, self.address, self.store_id))
         self._in_trouble("its directory is gone" if gone else str(why))
         if not gone:
@@ -305,7 +302,7 @@ class StoreKeeper:
                 self.room.exhausted = self.room.excess_bytes > 0  # after a failure, retry a minute later
 
     async def _keep_marks(self, store: Store | None) -> None:
-        """Mark the store as open and the collections that jobs read as used; sweep what dead writers left."""
+        """Mark the store as open, collections that jobs read as used; sweep what dead writers left."""
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
         await self._threads.run(partial(store.touch, self._instance))
@@ -347,7 +344,7 @@ class StoreKeeper:
         room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
-        if not is_bucket(self.address) or room.excess_bytes:  # others write there too; S3 bills for lists
+        if not is_bucket(self.address) or room.excess_bytes:  # others write too; S3 bills lists
             packs_before = set(room.sizes)
             room.found(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
@@ -355,11 +352,10 @@ class StoreKeeper:
             used = await self._threads.run(store.used)
             listed = [
                 self._known[content].packs
-                for content, one in self._datasets.opened.items()
-                if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
+                for content, dataset in self._datasets.opened.items()
+                if content in self._known and dataset.catalog.whole_bucket and not dataset.listing.key_list
             ]
-            # Packs in progress when the store filled up arrive while packs are removed: check again.
-            while names := room.to_prune(
+            while names := room.to_prune(  # packs in progress arrive while others are removed: check again
                 used, self._open_collections(), room.live(self.places.live(), listed), time.time()
             ):
                 await self._remove(store, names)
@@ -375,7 +371,7 @@ class StoreKeeper:
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
-            await self._keep_marks(store)  # removing may take long; others must see the store in use
+            await self._keep_marks(store)  # others must see the store in use meanwhile
         if names:
             _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 
@@ -385,7 +381,11 @@ class StoreKeeper:
             self._post(PacksLost(lost))
 
     def _open_collections(self) -> set[str]:
-        return {index.collection_in(one) for one in self._datasets.opened.values() if not one.recipe.random}
+        return {
+            index.collection_in(dataset)
+            for dataset in self._datasets.opened.values()
+            if not dataset.recipe.random
+        }
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

@@ -84,11 +84,11 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of a directory's filesystem, or of its future one; 0 for a bucket."""
+    """Return the device number of a directory's (future) filesystem; 0 for a bucket."""
     if is_bucket(address):
         return 0
     path = Path(address)
-    return next(one for one in (path, *path.parents) if os.path.lexists(one)).lstat().st_dev
+    return next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)).lstat().st_dev
 
 
 def check_there(address: str, store_id: str) -> None:
@@ -128,18 +128,18 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         directory = Path(os.path.realpath(default_directory(environment)))
         # Raises for a name that messages cannot carry.
         str(directory).encode()
-        there = next(path for path in (directory, *directory.parents) if path.exists())
-        kind = network_filesystem(there)
-        read_only = read_only_reason(there)
-        free_bytes = shutil.disk_usage(there).free
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        kind = network_filesystem(existing)
+        read_only = read_only_reason(existing)
+        free_bytes = shutil.disk_usage(existing).free
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that is no text
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
     if kind:
-        return StoreChoice("", f"{there} is on a network filesystem ({kind})")
+        return StoreChoice("", f"{existing} is on a network filesystem ({kind})")
     if read_only:  # before the free room, which a read-only filesystem lacks
         return StoreChoice("", read_only)
     if free_bytes < _LEAST_FREE_BYTES:
-        return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
+        return StoreChoice("", f"{existing} has only {free_bytes / 2**30:.1f} GiB free")
     return StoreChoice(str(directory), by_default=True)
 
 
@@ -152,18 +152,18 @@ def read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
-    """Return the kind of network filesystem of a directory; empty for a local disk, or if unknown."""
+    """Return a directory's kind of network filesystem; empty if local or unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    real, found = Path(os.path.realpath(directory)), (-1, "")
+    real, best = Path(os.path.realpath(directory)), (-1, "")
     for line in lines:
         fields, _, rest = line.partition(" - ")
         _, _, _, _, place, *_ = [*fields.split(" "), *" " * 5]
         point = Path(_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), place))
         # Of equal mount points, the last one hides the others.
-        if (real == point or point in real.parents) and len(point.parts) >= found[0]:
-            found = len(point.parts), rest.split(" ")[0]
-    kind = found[1]
+        if (real == point or point in real.parents) and len(point.parts) >= best[0]:
+            best = len(point.parts), rest.split(" ")[0]
+    kind = best[1]
     return kind if kind in _NETWORK or kind.startswith("fuse.") else ""

@@ -34,11 +34,11 @@ _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"
 
 _SPOILT = np.uint32(2**31)
-"""Flag on a pack's number: the record there is damaged, but earlier requests may still refer to it."""
+"""Flag on a pack's number: the record is damaged, but earlier requests may refer to it."""
 
 
 class Joined(NamedTuple):
-    """Result of joining a dataset with entries: indices in its catalog, and the place of each record."""
+    """A dataset joined with entries: indices in its catalog, and the place of each record."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -64,7 +64,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return the number of a pack, from 1, never reused. A lost pack counts as present again."""
+        """Return a pack's number, from 1, never reused. A lost pack counts as present again."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -78,7 +78,7 @@ class Places:
     def join(self, ids: NDArray[np.uint8], found: Found) -> Joined:
         """Return which of a dataset's ids a look has found in usable packs."""
         usable = zip(found.told.packs, found.usable.tolist(), strict=True)
-        numbers = [self.number(pack.name) if good else 0 for pack, good in usable]
+        numbers = [self.number(pack.name) if is_usable else 0 for pack, is_usable in usable]
         return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32))
 
     def open(self, content: bytes, size: int) -> None:
@@ -177,8 +177,8 @@ class Places:
     def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the numbers of packs, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
-        good: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
-        return good
+        usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
+        return usable
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
@@ -193,17 +193,17 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     """
     usable = packs[entries["pack"]] > 0
     entries = entries if usable.all() else entries[usable]
-    wanted = np.ascontiguousarray(ids).view("<u8")
-    there = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
-    # Sort by the first half of an id, then compare the second. Two ids with one first half cost a decode.
-    order, by_need = np.argsort(there[:, 0], kind="stable"), np.argsort(wanted[:, 0])
+    id_halves = np.ascontiguousarray(ids).view("<u8")
+    entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
+    # Sort by an id's first half, then compare the second. A shared first half costs a decode.
+    order, by_need = np.argsort(entry_halves[:, 0], kind="stable"), np.argsort(id_halves[:, 0])
     # With a stable sort and side="right", this is the last of equal ids.
-    at = np.searchsorted(there[order, 0], wanted[by_need, 0], side="right") - 1
+    at = np.searchsorted(entry_halves[order, 0], id_halves[by_need, 0], side="right") - 1
     entry = order[np.maximum(at, 0)] if order.size else at[:0]
     by_need = by_need if order.size else by_need[:0]
-    found = (there[entry] == wanted[by_need]).all(axis=1)
-    entry_of = np.full(len(wanted), -1, dtype=np.int64)
-    entry_of[by_need[found]] = entry[found]
+    is_match = (entry_halves[entry] == id_halves[by_need]).all(axis=1)
+    entry_of = np.full(len(id_halves), -1, dtype=np.int64)
+    entry_of[by_need[is_match]] = entry[is_match]
     indices = np.flatnonzero(entry_of >= 0)
     chosen = entries[entry_of[indices]]
     return Joined(
@@ -215,7 +215,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has a directory's samples under another path; else empty.
+    """Return a line for the user if the store has the samples under another path.
 
     Looks at one pack of each of the newest collections, for seconds at most.
 
@@ -235,20 +235,20 @@ def moved_line(store: Store, dataset: Dataset) -> str:
     ):
         if isinstance(index, StoreError) or index.meta.recipe != recipe.json:
             continue
-        there = index.meta.bucket
-        if there == catalog.bucket or not there.startswith(_DIRECTORY):
+        bucket = index.meta.bucket
+        if bucket == catalog.bucket or not bucket.startswith(_DIRECTORY):
             continue
         # Deriving ids takes time, so bound their total.
         derived += len(catalog)
         if derived > _IDS_DERIVED:
             break
         # These are the samples' ids in the other directory.
-        ids = replace(catalog, bucket=there).sample_ids(recipe.digest, fields=recipe.beside)
+        ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:
             return (
-                f"{dataset.listing.source} has files of {there}, which the store holds decoded: it was moved "
-                "or copied, and is decoded again, since samples are known by their directory. "
+                f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
+                "moved or copied, and is decoded again, since samples are known by their directory. "
                 'SuperDataset(..., alias="a-name") knows them by a name, wherever they lie (docs/store.md)'
             )
     return ""

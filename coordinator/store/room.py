@@ -74,7 +74,7 @@ class Room:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes to remove before more are written, 0 if none. A margin allows for packs in progress."""
+        """Bytes to remove before more are written, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
@@ -92,7 +92,7 @@ class Room:
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Take over a listing's packs. Known packs that are not in ``before`` are newer than it, and stay."""
+        """Take over a listing's packs. Known packs not in ``before`` are newer, and stay."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
@@ -125,7 +125,7 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of packs' records that open catalogs have, if these list a whole bucket.
+        """Return the share of packs' records in open catalogs, if these list a whole bucket.
 
         In S3, another folder of the bucket may belong to another dataset. For directories there is no other.
         """
@@ -159,7 +159,7 @@ class Room:
 
 
 def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return a directory's limit: ``wanted_bytes``, or a quarter of the stored plus the free bytes.
+    """Return a directory's limit: ``wanted_bytes``, or a quarter of stored plus free bytes.
 
     The last tenth of the disk is never used.
     """
