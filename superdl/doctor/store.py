@@ -109,9 +109,8 @@ def _judged(store: Store) -> Finding:
     disk = shutil.disk_usage(store.address)
     measured["free_bytes"] = disk.free
     if disk.free < _LEFT_FREE * disk.total:
-        why = (
-            f"{summary}; only {disk.free / disk.total:.1%} of its disk is free, of which 10% stays so"
-        )
+        used = 1 - disk.free / disk.total
+        why = f"{summary}; its disk is {used:.1%} full, and the last 10% stays free"
         return doubtful(why, "make room, superdl store prune, or name another disk: SUPER_STORE", **measured)
     return good(f"{summary}; {size_text(disk.free)} free", **measured)
 

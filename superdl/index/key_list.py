@@ -158,9 +158,8 @@ class Labelling:
         if len(folders) > depth:
             return folders[depth]
         why = f"all samples lie in {'/'.join(common)!r}, and this one in no further folder, its class"
-        raise SourceError(
-            f"{_where(row)}: {why}: use --labels folder to label each by its own folder, or --labels none for label 0"
-        )
+        remedy = "use --labels folder to label each by its own folder, or --labels none for label 0"
+        raise SourceError(f"{_where(row)}: {why}: {remedy}")
 
 
 def _where(row: Row) -> str:
