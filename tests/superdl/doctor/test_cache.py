@@ -70,7 +70,7 @@ def test_nobody_there(capsys):
     [
         ("%R~super:r1:* %W~super:n1:* +get +xadd", 0, "may read records"),
         ("%R~super:r1:* %W~super:n1:* +get", 1, "%W~super:n1:* +xadd"),
-        ("%R~super:r1:* %W~super:n2:* +get +xadd", 1, "leave read reports"),
+        ("%R~super:r1:* %W~super:n2:* +get +xadd", 1, "write read reports"),
         ("%R~super:r9:* %W~super:n1:* +get +xadd", 1, "a reader needs GET on super:r1:*"),
     ],
 )
