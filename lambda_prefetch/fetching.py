@@ -105,10 +105,10 @@ def _share(rows: Rows, members: list[Arrived]) -> None:
 
 def _share_out(read_bytes: int, members: list[Arrived]) -> None:
     """Divide the bytes read for all members among them."""
-    share, left = divmod(read_bytes, len(members))
+    share, remainder = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
         # The first members take the remainder, so that the sum is exact.
-        member.beside_bytes = share + (place < left) - len(member.data)
+        member.beside_bytes = share + (place < remainder) - len(member.data)
 
 
 class Fetchers:
@@ -140,7 +140,7 @@ class Fetchers:
         if request.members:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
-            pieces = [(one.indices[0], one) for one in ranges]
+            pieces = [(member_range.indices[0], member_range) for member_range in ranges]
             # Parts that are whole objects, not members.
             pieces += [(index, None) for index, member in enumerate(request.members) if not member]
             count = len(pieces)

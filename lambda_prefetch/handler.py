@@ -283,17 +283,17 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 def _memory_mb(context: Any) -> int:
     """Return the function's memory, which Lambda gives as text; 0 elsewhere."""
-    told = getattr(context, "memory_limit_in_mb", None)
-    return int(told) if told is not None and str(told).isdecimal() else 0
+    limit_mb = getattr(context, "memory_limit_in_mb", None)
+    return int(limit_mb) if limit_mb is not None and str(limit_mb).isdecimal() else 0
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
     """Check, before any pixel is written, that this is the function that the coordinator first met."""
-    wanted = request.function_version
-    if wanted and wanted != installed_version():
+    expected = request.function_version
+    if expected and expected != installed_version():
         raise ConfigError(
-            f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
-            f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
+            f"this function is SUPER {installed_version()}, the coordinator is SUPER {expected[:80]}: deploy "
+            f"the function of {expected[:80]}, or start a coordinator of {installed_version()}"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(

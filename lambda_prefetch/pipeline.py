@@ -198,20 +198,20 @@ class _Decoders:
             self._columns.fetch_us[index] += arrived.fetch_us
             self._columns.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
             self._making[threading.current_thread()] = (time.monotonic(), index)
-        made = _attempt(partial(self._make, arrived))
+        result = _attempt(partial(self._make, arrived))
         took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
         if self._parts is not None:
             with self._claiming:
                 given_up = threading.current_thread() not in self._making
-                joined = None if given_up else self._parts.join(arrived.index, made, took_us)
+                joined = None if given_up else self._parts.join(arrived.index, result, took_us)
                 if joined is None:
                     self._making.pop(threading.current_thread(), None)
                     return took_us
-                made, decode_us = joined
-        if isinstance(made, SampleFailedError):
-            self._fail(index, made)
+                result, decode_us = joined
+        if isinstance(result, SampleFailedError):
+            self._fail(index, result)
             return took_us
-        packed = _attempt(partial(self._packed, made, index, decode_us))
+        packed = _attempt(partial(self._packed, result, index, decode_us))
         if isinstance(packed, SampleFailedError):
             self._fail(index, packed)
         elif self._claim():

@@ -108,13 +108,13 @@ class _Reader:
 
     def restore(self, piece: _Piece) -> int:
         """Restore the samples of a piece; return the number of bytes read."""
-        wanted = [index for index in piece.indices if self._is_place(index)]
-        size_bytes = sum(self._request.lengths[index] for index in wanted)
-        if not wanted or not self._may_begin(wanted):
+        indices = [index for index in piece.indices if self._is_place(index)]
+        size_bytes = sum(self._request.lengths[index] for index in indices)
+        if not indices or not self._may_begin(indices):
             return 0
         self._budget.acquire(size_bytes)
         try:
-            return self._read(piece.pack, wanted)
+            return self._read(piece.pack, indices)
         finally:
             self._budget.release(size_bytes)
 

@@ -68,11 +68,11 @@ def read_rows(
     Raises:
         SampleFailedError: none of them can be read; a single row's failure is returned in its place.
     """
-    first, found = indices[0], Rows()
+    first, result = indices[0], Rows()
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
     column = request.encodings[first].removeprefix(ROW_ENCODING)
     limit_bytes = request.limits.object_bytes
-    footer = _footer((request.bucket, key, version), bucket, found)
+    footer = _footer((request.bucket, key, version), bucket, result)
     span, unpacked_bytes, rows_at_a_time = _place_of(footer, group, column, limit_bytes)
     data = read_object(
         bucket,
@@ -82,8 +82,8 @@ def read_rows(
         reserve=lambda size_bytes: reserve(size_bytes + unpacked_bytes),
         span=span,
     )
-    found.requests += 1
-    found.read_bytes += len(data)
+    result.requests += 1
+    result.read_bytes += len(data)
     if len(data) < span.size_bytes:
         raise SampleFailedError(
             Outcome.CHANGED,
@@ -96,13 +96,13 @@ def read_rows(
         raise spoiled("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = [(request.member_lengths[index], index) for index in indices]
     file = _Piece(data, span), footer
-    _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, found.contents)
+    _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, result.contents)
     for row, index in rows:
-        if index not in found.contents:
-            found.contents[index] = SampleFailedError(
+        if index not in result.contents:
+            result.contents[index] = SampleFailedError(
                 Outcome.CHANGED, f"its row group {group} has no row {row}: {_LIST_AGAIN}"
             )
-    return found
+    return result
 
 
 def _decode(
@@ -118,8 +118,8 @@ def _decode(
     from pyarrow import parquet
 
     piece, footer = piece_and_footer
-    (group, column), left, begin, kept_bytes = place, iter(rows), 0, 0
-    row, index = next(left)
+    (group, column), remaining, begin, kept_bytes = place, iter(rows), 0, 0
+    row, index = next(remaining)
     try:
         # read_dictionary: values that many rows share would otherwise be copied per row. No pre_buffer:
         # pyarrow's threads that still hold the file at Python's exit would abort it by SIGABRT.
@@ -139,7 +139,7 @@ def _decode(
                     why = f"rows of one request unpack to more than {limit_bytes} bytes"
                     value = SampleFailedError(Outcome.SOURCE_ERROR, why)
                 contents[index] = value
-                row, index = next(left, (-1, -1))
+                row, index = next(remaining, (-1, -1))
                 if index < 0:
                     return
             begin += batch.num_rows
@@ -192,9 +192,9 @@ class _Piece(io.RawIOBase):
         begin = self._at - self._span.begin
         if begin < 0:
             raise OSError("a column lies elsewhere than its footer says")
-        found = bytes(self._data[begin : None if size < 0 else begin + size])
-        self._at += len(found)
-        return found
+        chunk = bytes(self._data[begin : None if size < 0 else begin + size])
+        self._at += len(chunk)
+        return chunk
 
 
 # Parsed footers and their lengths, by bucket, key and version, most recently used last.

@@ -104,8 +104,8 @@ def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
     """
     record = _bytes(answer)
     parts, size = [record], len(record)
-    wanted = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
-    while len(parts[-1]) == _SLICE_BYTES and size < wanted:
+    total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
+    while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:
         (answer,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
         parts.append(_bytes(answer))
         size += len(parts[-1])

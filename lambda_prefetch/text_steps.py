@@ -75,12 +75,12 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
         data = opened.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
         raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise ValueError(f"the tokenizer {file} is another than the recipe's, of SHA-256 {sha256}")
-    made: Tokenizer = Tokenizer.from_str(data.decode())
-    if getattr(made.model, "dropout", None):
+    tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
+    if getattr(tokenizer.model, "dropout", None):
         raise ValueError(f"the tokenizer {file} has dropout: a text would have other tokens each time")
-    made.no_truncation()
-    made.no_padding()
-    return made
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -54,13 +54,13 @@ def clip(
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
         )
-        wanted = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
-        taken = _frames(data, ticks, set(wanted.tolist()), size)
+        numbers = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
+        taken = _frames(data, ticks, set(numbers.tolist()), size)
     except MemoryError:
         raise  # also for absurd sizes, but no good video must become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
         raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
-    return np.stack([taken[number] for number in wanted.tolist()])
+    return np.stack([taken[number] for number in numbers.tolist()])
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:

@@ -103,7 +103,7 @@ class Checkpoint:
         if not 0 <= position <= self._batches:
             raise ConfigError(f"this state's position is {position}; an epoch has {self._batches} batches")
         if len(ahead) > _MAX_AHEAD or not all(
-            type(one) is int and position < one < self._batches for one in ahead
+            type(place) is int and position < place < self._batches for place in ahead
         ):
             raise ConfigError(
                 f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "

@@ -92,32 +92,36 @@ class MixSampler(SuperSampler):
         if draws is not None or run > 1:
             whole = sum(counts) if draws is None else whole_number("draws", draws, 1, 2**31)
             counts = tuple(run * count for count in _shared_out(max(1, whole // run), counts))
-        how = {
+        options = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "drop_last": drop_last,
             "coordinator": coordinator,
             **of_samplers,
         }
-        with ExitStack() as made:
+        with ExitStack() as stack:
             self.samplers = tuple(
-                made.enter_context(
+                stack.enter_context(
                     _Member(
                         member,
                         mix=(counts, number, run),
                         seed=_seed_of(seed, number),
-                        **how,
+                        **options,
                         **_drawn(size, count, shuffle=shuffle),
                     )
                 )
                 for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
             )
-            made.pop_all()
-        one = self.samplers[0]
+            stack.pop_all()
+        first = self.samplers[0]
         self.dataset = dataset
-        self.rank, self.num_replicas = one.rank, one.num_replicas
-        self.shuffle, self.seed, self.drop_last = shuffle, one.seed, drop_last
-        self.num_samples, self.total_size, self.batch_size = one.num_samples, one.total_size, one.batch_size
+        self.rank, self.num_replicas = first.rank, first.num_replicas
+        self.shuffle, self.seed, self.drop_last = shuffle, first.seed, drop_last
+        self.num_samples, self.total_size, self.batch_size = (
+            first.num_samples,
+            first.total_size,
+            first.batch_size,
+        )
         self.counts = counts
         """Samples of each dataset in an epoch, over all ranks."""
         self._pid = os.getpid()
@@ -250,8 +254,8 @@ class MixIterator(Iterator[MixedRef]):
         """Resume the pass that produced ``state``; raises as a SuperSampler's iterator."""
         states = _states_of(state, len(self._passes))
         self._taken = []
-        for own, one in zip(self._passes, states, strict=True):
-            own.load_state_dict(one)
+        for own_pass, own_state in zip(self._passes, states, strict=True):
+            own_pass.load_state_dict(own_state)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

@@ -144,7 +144,7 @@ class PrefetchBuffer:
         """Return the next batch to deliver, or ``None`` if there is none."""
         if not self._waiting:
             return None
-        position = next((one for one in self.reorderable() if one in self._ready), self.head)
+        position = next((place for place in self.reorderable() if place in self._ready), self.head)
         self._ready.discard(position)
         batch = self._waiting.pop(position)
         self._pass_delivered()

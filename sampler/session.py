@@ -134,13 +134,13 @@ class Session:
             warn_of(dataset, self._open(facts, job_start(), head), rank)
 
     def _check_fits(self, size: int) -> None:
-        wanted = self._spec.batch_size * self._spec.num_replicas
-        if self._spec.drop_last and wanted > size:
+        global_batch = self._spec.batch_size * self._spec.num_replicas
+        if self._spec.drop_last and global_batch > size:
             raise PlanError(
                 f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
-                f"of {wanted} samples, more than the {size} of {self._dataset.source}, and drop_last=True "
-                "leaves out the short one, so that nothing is left: choose a smaller batch_size or "
-                "drop_last=False"
+                f"of {global_batch} samples, more than the {size} of {self._dataset.source}, and "
+                "drop_last=True leaves out the short one, so that nothing is left: choose a smaller batch_size "
+                "or drop_last=False"
             )
 
     def _open(
@@ -327,11 +327,11 @@ def seen_store(address: str, store_id: str) -> str:
     if not address:
         return ""
     try:
-        found = DirectoryStore.open(address, create=False, read_only=True)
+        store = DirectoryStore.open(address, create=False, read_only=True)
     except StoreError as error:
         _LOG.info("the store is read by way of the cache: %s", error)
         return ""
-    if found.id != store_id:
+    if store.id != store_id:
         _LOG.info("the store is read by way of the cache: %s is another one here", address)
         return ""
-    return found.address
+    return store.address

@@ -268,8 +268,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Return a batch put together by ``collate_fn`` instead of its own; raises as an index does."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
-            made = collate_fn(self._each(images, labels, info))
-            return (made, info) if self._return_info else made
+            batch = collate_fn(self._each(images, labels, info))
+            return (batch, info) if self._return_info else batch
         if isinstance(self._transform, PerSample):
             images, labels = self._transform(images, labels, info)
         elif self._transform is not None:
@@ -281,8 +281,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
             raise UsageError(_MAKES_ITEM.format("collate_fn"))
-        made = rows_of(images) if transform is None else transform.samples(images, info)
-        return [*map(self._item, made, rows_of(labels, numbers=True))]
+        samples = rows_of(images) if transform is None else transform.samples(images, info)
+        return [*map(self._item, samples, rows_of(labels, numbers=True))]
 
     def _item(self, images: Any, labels: Any) -> Any:
         return (images, labels) if self._columns is None else in_columns(self._columns, images, labels)

@@ -138,8 +138,8 @@ class SuperMix(ConcatDataset[Any]):
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
         """Return a batch put together by ``collate_fn`` from the samples of all parts."""
-        made = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
-        return (collate_fn(made[0]), made[1]) if isinstance(made, tuple) else collate_fn(made)
+        joined = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
+        return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""

@@ -72,9 +72,9 @@ class End:
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
-            made = torch.empty(images.shape)
-            self.write(images.numpy(), made.numpy())
-            return made
+            converted = torch.empty(images.shape)
+            self.write(images.numpy(), converted.numpy())
+            return converted
         return self.looked_up(images)
 
     def looked_up(self, images: torch.Tensor) -> torch.Tensor:
@@ -148,9 +148,9 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
         return transform, None
 
     def call(image: Any) -> Any:
-        made = _in_turn(first, image)
-        is_ready = getattr(made, "mode", None) == "RGB" and (size is None or [*made.size] == size)
-        return _planes(made) if is_ready else _in_turn(last, made)
+        picture = _in_turn(first, image)
+        is_ready = getattr(picture, "mode", None) == "RGB" and (size is None or [*picture.size] == size)
+        return _planes(picture) if is_ready else _in_turn(last, picture)
 
     return call, end
 
@@ -169,7 +169,9 @@ def _planes(image: Image) -> Planes:
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
     """Return an End equivalent to ``last`` on the planes of an image; ``None`` if there is none."""
     values = np.arange(_VALUES, dtype=np.uint8)
-    pixels = np.stack([np.resize(one, size) for one in (values, values[::-1], np.roll(values, 99))], axis=-1)
+    pixels = np.stack(
+        [np.resize(channel, size) for channel in (values, values[::-1], np.roll(values, 99))], axis=-1
+    )
     if pixels[..., 0].size < _VALUES:
         return None
     probe = to_pil(pixels)
@@ -183,8 +185,8 @@ def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
         if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):
             continue
         end = End(scale, tuple(moments))
-        made = torch.empty(planes.shape, dtype=end.dtype)
-        end.write(planes, made.numpy())
-        if made.dtype == expected.dtype and torch.equal(made, expected):
+        actual = torch.empty(planes.shape, dtype=end.dtype)
+        end.write(planes, actual.numpy())
+        if actual.dtype == expected.dtype and torch.equal(actual, expected):
             return end
     return None

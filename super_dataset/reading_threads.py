@@ -118,7 +118,7 @@ class ReadingThreads:
         """Announce the next batch when one is about to be read: the disk can fetch it during the copy."""
         waiting = self._waiting
         with self._lock:
-            while any(one is ref for one in waiting) and waiting.popleft() is not ref:
+            while any(queued is ref for queued in waiting) and waiting.popleft() is not ref:
                 pass  # another thread has it
             following = waiting[0] if waiting else None
         if following is not None:

@@ -68,18 +68,18 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
     """Return images of one size with their end still to come; others as :func:`batched` does."""
-    made: list[Any] = [next(results)]
-    if isinstance(made[0], Planes):
-        shape = made[0].pixels.shape
+    head: list[Any] = [next(results)]
+    if isinstance(head[0], Planes):
+        shape = head[0].pixels.shape
         stacked = empty_batch((count, *shape), torch.uint8, torch.device("cpu"))
-        for at, result in enumerate(chain([made.pop()], results)):
+        for at, result in enumerate(chain([head.pop()], results)):
             if not isinstance(result, Planes) or result.pixels.shape != shape:
-                made = [*map(Planes, stacked[:at].numpy()), result]
+                head = [*map(Planes, stacked[:at].numpy()), result]
                 break
             np.copyto(stacked[at].numpy(), result.pixels)
         else:
             return Unfinished(stacked, end)
-    return batched(chain(made, results), count, end)
+    return batched(chain(head, results), count, end)
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
@@ -175,9 +175,9 @@ def _is_alike(result: object, first: torch.Tensor) -> bool:
 def _finished(result: Any, end: End | None) -> Any:
     if end is None or not isinstance(result, Planes):
         return result
-    made = torch.empty(result.pixels.shape, dtype=end.dtype)
-    end.write(result.pixels, made.numpy())
-    return made
+    finished = torch.empty(result.pixels.shape, dtype=end.dtype)
+    end.write(result.pixels, finished.numpy())
+    return finished
 
 
 def _listed(results: list[Any]) -> list[Any]:

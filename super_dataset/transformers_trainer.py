@@ -75,25 +75,25 @@ class SuperTrainerMixin:
     def _super_loader(self: Any, given: Any, *, training: bool = False) -> Loader:
         """Return a given loader as it is; for a dataset, the loader first created for it."""
         if not isinstance(given, SuperDataset | SuperMix):
-            theirs: Loader = given
-            return theirs
-        made: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
-        if (id(given), training) not in made:
+            loader: Loader = given
+            return loader
+        loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
+        if (id(given), training) not in loaders:
             args = self.args
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "batch_size": args.train_batch_size if training else args.eval_batch_size,
                 "shuffle": training,
                 "drop_last": training and args.dataloader_drop_last,
                 "seed": args.seed if args.data_seed is None else args.data_seed,
             }
-            made[id(given), training] = SuperLoader(
+            loaders[id(given), training] = SuperLoader(
                 given,
-                coordination("SuperTrainerMixin").SuperSampler(given, **how),
+                coordination("SuperTrainerMixin").SuperSampler(given, **options),
                 num_workers=args.dataloader_num_workers or None,
                 collate_fn=partial(_inputs, label_name=self.label_names[0]),
                 pin_memory=args.dataloader_pin_memory,
             )
-        return made[id(given), training]
+        return loaders[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of an epoch, over all ranks."""

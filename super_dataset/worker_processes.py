@@ -175,17 +175,17 @@ class ProcessPass:
         if self.batches is None:
             raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
         try:
-            made = next(self.batches, None)
+            batch = next(self.batches, None)
         except Exception:
             self.passed += 1
             raise
-        if made is None:
+        if batch is None:
             raise self._trouble or StopIteration
         self.passed += 1
-        if made.left_out:
-            raise BatchLeftOut from made.cause
+        if batch.left_out:
+            raise BatchLeftOut from batch.cause
         mover = self._processes.mover
-        return mover.receive(mover.send(made.item))
+        return mover.receive(mover.send(batch.item))
 
     def next_ref(self) -> Any:
         """Return the sampler's next item; keep its error for the end of the pass."""

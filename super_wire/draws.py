@@ -96,7 +96,7 @@ class Draws:
             # The same draws then have the same digest, and pack smaller.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
-        indices, weights = (b"" if one is None else one.tobytes() for one in (places, shares))
+        indices, weights = (b"" if array is None else array.tobytes() for array in (places, shares))
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod

@@ -172,10 +172,10 @@ class UsageError(SuperError, TypeError):
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
-    found = {root.__name__: root}
+    classes = {root.__name__: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        classes |= _tree(child)
+    return classes
 
 
 def error_from_name(name: str, message: str) -> SuperError:

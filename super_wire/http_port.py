@@ -87,11 +87,11 @@ async def _answer(
                 status, kind, body = refusal(head, pages, accepts), _TEXT, b""
                 if not status:
                     page = pages[_path(head)]
-                    made = page.look()
-                    if made is None:
+                    render = page.look()
+                    if render is None:
                         status = "503 Service Unavailable"
                     else:
-                        kind, body = page.kind, await asyncio.to_thread(made)
+                        kind, body = page.kind, await asyncio.to_thread(render)
                 body = f"{status}\n".encode() if status else body
                 lines = (
                     f"HTTP/1.1 {status or '200 OK'}",

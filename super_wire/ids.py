@@ -121,8 +121,8 @@ def digest_version(size: int, digest: bytes) -> str:
 
 def size_of_digest(version: str) -> int | None:
     """Return the size in a version from :func:`digest_version`; ``None`` for any other version."""
-    found = _DIGEST_VERSION.fullmatch(version)
-    return int(found[1]) if found else None
+    match = _DIGEST_VERSION.fullmatch(version)
+    return int(match[1]) if match else None
 
 
 def shown_name(key: str, member: str) -> str:

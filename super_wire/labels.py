@@ -89,8 +89,8 @@ class RaggedLabels(Sequence[Any]):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
         if isinstance(wanted, int | np.integer):
-            found = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
-            return found.get("", found)
+            by_name = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
+            return by_name.get("", by_name)
         rows, values = self.rows[wanted], {}
         for name in self.values:
             ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
@@ -104,8 +104,8 @@ class RaggedLabels(Sequence[Any]):
 
     def of_rows(self, name: str) -> NDArray[Any]:
         """Return a field's column of ``rows``."""
-        found: NDArray[Any] = self.rows[name] if name else self.rows
-        return found
+        column: NDArray[Any] = self.rows[name] if name else self.rows
+        return column
 
     def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> RaggedLabels:
         """Return the same labels with ``change`` applied to the items of every list."""
@@ -169,9 +169,9 @@ def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
-        found = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
-        if size in {None, len(found)}:
-            return found
+        labels = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
+        if size in {None, len(labels)}:
+            return labels
     except ValueError as error:
         wrong = f": {error}"
     whose = "samples" if size is None else f"{size} samples"
@@ -193,11 +193,11 @@ def _unpacked(
         at += values[name].nbytes
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes are left over")
-    found = RaggedLabels(rows, values)
+    labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
-    if size and label_sizes(found, text).max() > MAX_LABEL_BYTES:
+    if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
         raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
-    return found
+    return labels
 
 
 def joined(parts: Sequence[Labels]) -> Labels:

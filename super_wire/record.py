@@ -295,10 +295,10 @@ def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
     """Raise :class:`RecordError` unless ``payload`` has the header's xxh3-64."""
-    found = payload_hash(payload)
-    if found != header.payload_hash:
+    actual = payload_hash(payload)
+    if actual != header.payload_hash:
         raise RecordError(
-            f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
+            f"the payload's xxh3-64 is {actual:016x}; the header says {header.payload_hash:016x}"
         )
 
 

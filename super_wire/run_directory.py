@@ -77,10 +77,10 @@ class RunDirectory:
     def identity(self) -> tuple[int, int] | None:
         """Return an identity that differs from a later directory at this path; ``None`` if it is gone."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def remove(self) -> None:
         """Remove the directory and the start lock, which is held."""
@@ -152,11 +152,11 @@ def _parent() -> Path:
 
 
 def _newest_first(parent: Path) -> list[Path]:
-    found = []
+    stamped = []
     with contextlib.suppress(OSError):  # there is none, or a run has just ended
         if _is_private(parent.lstat()):
-            found = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+            stamped = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
+    return [path for _, path in sorted(stamped, reverse=True)]
 
 
 def _listens(path: Path) -> bool:
@@ -174,13 +174,13 @@ def _is_private(found: os.stat_result) -> bool:
 def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError as error:
         raise EmbeddedError(
             f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
         ) from error
-    if not _is_private(found):
+    if not _is_private(status):
         raise EmbeddedError(
-            f"{directory} is not a directory of this user alone (owner {found.st_uid}, "
-            f"mode {stat.filemode(found.st_mode)}): remove it, or set TMPDIR to another place"
+            f"{directory} is not a directory of this user alone (owner {status.st_uid}, "
+            f"mode {stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another place"
         )

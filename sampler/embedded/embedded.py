@@ -250,14 +250,14 @@ class Embedded:
         """Wait until the coordinator fails or dies, then start another at the same paths."""
         while True:
             try:
-                said = _read_line(hold)
+                line = _read_line(hold)
             except OSError:
-                said = None
+                line = None
             if self._released.is_set():
                 return
             self._sockets.close(hold)
             try:
-                hold = self._revived(said)
+                hold = self._revived(line)
             except EmbeddedError as error:
                 if self._released.is_set():
                     return

@@ -236,8 +236,8 @@ class _Connections:
 
     def to(self, address: str, credentials: CoordinatorCredentials) -> Connection:
         with self._lock:
-            made = Connection(address, credentials, self._threads)
-            return self._known.setdefault((address, credentials), made)
+            connection = Connection(address, credentials, self._threads)
+            return self._known.setdefault((address, credentials), connection)
 
     def _before_fork(self) -> None:
         """Close all channels and wait until grpc has shut down, which takes some ten milliseconds."""

@@ -55,12 +55,12 @@ def random_boxes(
     tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
     fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
     first, every = fits.argmax(axis=0), np.arange(len(draws))
-    found = fits[first, every]
+    fitted = fits[first, every]
     central_heights, central_widths = _central(heights, widths, ratio)
-    height = np.where(found, tried_heights[first, every], central_heights)
-    width = np.where(found, tried_widths[first, every], central_widths)
-    top = np.where(found, below(bits[-2], heights - height + 1), (heights - height) // 2)
-    left = np.where(found, below(bits[-1], widths - width + 1), (widths - width) // 2)
+    height = np.where(fitted, tried_heights[first, every], central_heights)
+    width = np.where(fitted, tried_widths[first, every], central_widths)
+    top = np.where(fitted, below(bits[-2], heights - height + 1), (heights - height) // 2)
+    left = np.where(fitted, below(bits[-1], widths - width + 1), (widths - width) // 2)
     return np.stack([top, left, height, width])
 
 

@@ -67,8 +67,8 @@ class BatchRandom:
             for block in range(-(-count // _WORDS))
         ]
         key = np.frombuffer(b"".join(keys), dtype="<u4").reshape(-1, 2).T.astype(np.uint64)[:, :, None]
-        made = philox4x32(self._counter, key)  # (words, blocks, samples)
-        return made.transpose(1, 0, 2).reshape(-1, len(self))[:count]
+        words = philox4x32(self._counter, key)  # (words, blocks, samples)
+        return words.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Return ``count`` draws per sample, from 0 (included) to 1 (excluded): shape (count, samples)."""

@@ -142,13 +142,13 @@ class Augment:
         flips = draws.uniform("flip", 1)[0] < self._flip
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
-        made = empty_batch((len(images), *size, channels), self._dtype, device)
+        output = empty_batch((len(images), *size, channels), self._dtype, device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             if device.type == "cpu":
-                self._on_host(images, boxes, flips, jitter, made)
+                self._on_host(images, boxes, flips, jitter, output)
             else:
-                self._on_device(images, boxes, flips, jitter, made)
-        return made.movedim(-1, 1)
+                self._on_device(images, boxes, flips, jitter, output)
+        return output.movedim(-1, 1)
 
     def _on_host(
         self,
@@ -270,7 +270,8 @@ def _described(images: Images) -> str:
 
 def _are_numbers(*values: object) -> bool:
     return all(
-        isinstance(one, (int, float)) and not isinstance(one, bool) and math.isfinite(one) for one in values
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
     )
 
 

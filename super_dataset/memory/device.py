@@ -63,15 +63,15 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
     if device is None:
         return Mover()
     try:
-        wanted = torch.device(device)
-        if wanted.type == "cpu":
+        target = torch.device(device)
+        if target.type == "cpu":
             return Mover()
-        if wanted.type == "cuda":
-            return _CudaStream(wanted)
-        torch.empty(0, device=wanted)
+        if target.type == "cuda":
+            return _CudaStream(target)
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not to be had: {error}") from error
-    return _Copy(wanted)
+    return _Copy(target)
 
 
 class _Copy(Mover):

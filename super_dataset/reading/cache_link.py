@@ -74,15 +74,15 @@ class CacheLink:
         if self.nodes.stale:
             self.nodes.refresh(left_s)
         self.out_of_memory = False
-        asked = self._by_node(wanted, offsets)
+        groups = self._by_node(wanted, offsets)
         asking: set[int] = set()
         trouble = None
         for _ in range(MAX_ROUNDS):
-            trouble = self._ask(wanted, asked, asking, left_s) or trouble
-            asked, asking = self._redirected(wanted.buffer, asked)
-            if not asked:
+            trouble = self._ask(wanted, groups, asking, left_s) or trouble
+            groups, asking = self._redirected(wanted.buffer, groups)
+            if not groups:
                 return trouble
-        count = sum(map(len, asked.values()))
+        count = sum(map(len, groups.values()))
         return CacheUnreachableError(
             f"the cluster at {self.nodes.address} sent us from node to node {MAX_ROUNDS} times for "
             f"{count} samples: its slots are being moved"
@@ -116,11 +116,11 @@ class CacheLink:
         keys = cache_keys(wanted.sample_ids)
         places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
         owners = nodes.slots.owners
-        found: dict[Node, list[int]] = {}
+        groups: dict[Node, list[int]] = {}
         for offset in offsets:
             # A slot without a known owner has owner -1, the last place.
-            found.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
-        return found
+            groups.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
+        return groups
 
     def _ask(
         self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
@@ -156,10 +156,10 @@ class CacheLink:
         self, buffer: BatchBuffer, asked: Mapping[Node, Sequence[int]]
     ) -> tuple[dict[Node, list[int]], set[int]]:
         """Return the new nodes of redirected samples, and those that need an ``ASK``."""
-        found: dict[Node, list[int]] = {}
+        groups: dict[Node, list[int]] = {}
         asking: set[int] = set()
         if not buffer.errors or self.nodes.slots is None:
-            return found, asking
+            return groups, asking
         for node, offsets in asked.items():
             for offset in offsets:
                 text = buffer.errors.get(offset, "")
@@ -169,10 +169,10 @@ class CacheLink:
                     continue
                 del buffer.errors[offset]
                 buffer.replies[offset] = ReplyKind.NONE
-                found.setdefault(self.nodes.place(redirection.node), []).append(offset)
+                groups.setdefault(self.nodes.place(redirection.node), []).append(offset)
                 if redirection.kind == "ASK":
                     asking.add(offset)
-        return {node: sorted(offsets) for node, offsets in found.items()}, asking
+        return {node: sorted(offsets) for node, offsets in groups.items()}, asking
 
     def _heed(self, connection: CacheConnection) -> None:
         """Check replies to earlier reports, whose errors may show that slots have moved."""

@@ -76,8 +76,8 @@ class SeenRecords:
         """Return those of ``offsets`` whose record is not the one that was hashed before."""
         slots, upper = _slots_of(sample_ids)
         differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
-        found: list[int] = offsets[differs].tolist()
-        return found
+        changed: list[int] = offsets[differs].tolist()
+        return changed
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
         """Remember the records at ``offsets`` as hashed and correct."""
@@ -157,13 +157,13 @@ def _check_payloads(
     """Compare digests with the headers', computing those that are still missing."""
     digests = buffer.digests
     hashed = np.array([offset in digests for offset in places.tolist()], dtype=np.bool_)
-    left = places[~hashed]
-    late = left.tolist() if seen is None else seen.unlike(sample_ids, buffer, left)
+    unhashed = places[~hashed]
+    late = unhashed.tolist() if seen is None else seen.unlike(sample_ids, buffer, unhashed)
     for offset in late:
         _verify_one(buffer, offset, checked)
     taken = places[hashed]
-    found = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
-    for offset in taken[found != buffer.headers["payload_hash"][taken]].tolist():
+    computed = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
+    for offset in taken[computed != buffer.headers["payload_hash"][taken]].tolist():
         _verify_one(buffer, offset, checked)
     if seen is not None:
         fresh = [offset for offset in (*taken.tolist(), *late) if offset not in checked.corrupt]

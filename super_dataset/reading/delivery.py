@@ -78,17 +78,17 @@ def delivered_order(
     Raises:
         BadSampleError: the policy is ``raise``.
     """
-    wanted = list(range(len(ref)))
+    offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
-        wanted = np.flatnonzero(~ref.padding_mask()).tolist() or wanted[:1]
+        offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
-        return wanted if len(wanted) < len(ref) else None
+        return offsets if len(offsets) < len(ref) else None
     if policy == "raise":
         raise bad_sample_error(ref, bad)
-    good = [offset for offset in wanted if offset not in bad]
+    good = [offset for offset in offsets if offset not in bad]
     if policy == "skip" or not good:
         return good
-    return [good[bisect_left(good, offset) % len(good)] for offset in wanted]
+    return [good[bisect_left(good, offset) % len(good)] for offset in offsets]
 
 
 def check_label_dtype(name: str) -> None:
@@ -173,7 +173,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
     if len(names := {tuple(places) for places in samples}) > 1:
         raise UsageError(
             "a recipe gives the same fields for each sample; in this batch some have "
-            + ", others ".join("(" + (", ".join(one) or "one array without a name") + ")" for one in names)
+            + ", others ".join("(" + (", ".join(keys) or "one array without a name") + ")" for keys in names)
         )
     # All fields lie in one block, which a worker sends as one: first all of one name, then of the next.
     columns = {name: [places[name] for places in samples] for name in samples[0]}
@@ -182,7 +182,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
     }
     sizes = {name: [place.stop - place.start for place in column] for name, column in columns.items()}
     pieces = [[sum(sizes[name])] if alike[name] else sizes[name] for name in columns]
-    flats = iter(cut_up(buffer.memory, [size for some in pieces for size in some]))
+    flats = iter(cut_up(buffer.memory, [size for piece in pieces for size in piece]))
     tensors: dict[str, _Tensors] = {}
     for name, column in columns.items():
         first = column[0]

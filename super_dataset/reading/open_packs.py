@@ -67,10 +67,10 @@ class OpenPacks:
         """
         key = (store, pack)
         with self._lock:
-            found = self._packs.get(key)
-            if found is not None:
+            cached = self._packs.get(key)
+            if cached is not None:
                 self._packs.move_to_end(key)
-                return found
+                return cached
         opened = OpenPack(self._open(store, pack))
         with self._lock:
             self._packs[key] = opened
@@ -103,17 +103,17 @@ class OpenPacks:
         self._packs.clear()
 
     def _open(self, store: str, pack: str) -> int:
-        found = self._stores.get(store)
-        if found is None:
-            found = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
+        directory = self._stores.get(store)
+        if directory is None:
+            directory = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
         try:
-            return found.open_pack(pack)
+            return directory.open_pack(pack)
         except StoreError as error:  # no local name for the cause: that cycle would keep packs open
             if not _is_of_many_files(error.__cause__):
                 raise
         with self._lock:  # other code needs files too
             self._packs.clear()
-        return found.open_pack(pack)
+        return directory.open_pack(pack)
 
 
 def _was_removed(pack: OpenPack) -> bool:

@@ -273,9 +273,9 @@ class _NotThereError(Exception):
 
 
 def _check_length(header: bytearray, length: int) -> None:
-    told = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
-    if told != length:
-        raise _NotThereError(f"a record of {told} bytes is where one of {length} should be")
+    record_bytes = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
+    if record_bytes != length:
+        raise _NotThereError(f"a record of {record_bytes} bytes is where one of {length} should be")
 
 
 def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:

@@ -103,11 +103,11 @@ class BatchProgress:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)
         pointers = self.pointers
-        told = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
-        self.corrupt |= told
-        self.not_hit.update(told)
+        notes = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
+        self.corrupt |= notes
+        self.not_hit.update(notes)
         self.pointers = {}
-        return told
+        return notes
 
     def sort(self) -> None:
         """Sort the missing samples by the result of the last attempt.
@@ -116,13 +116,13 @@ class BatchProgress:
             CacheError: the cache refused.
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
-        asked, buffer = self.missing, self.buffer
-        replies = buffer.replies[asked].tolist()
-        whole = replies.count(ReplyKind.RECORD) == len(asked)
+        requested, buffer = self.missing, self.buffer
+        replies = buffer.replies[requested].tolist()
+        whole = replies.count(ReplyKind.RECORD) == len(requested)
         records = (
-            asked
+            requested
             if whole
-            else [at for at, reply in zip(asked, replies, strict=True) if reply == ReplyKind.RECORD]
+            else [at for at, reply in zip(requested, replies, strict=True) if reply == ReplyKind.RECORD]
         )
         checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
@@ -133,15 +133,15 @@ class BatchProgress:
         self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
         self.pointers = checked.pointers
         self.astray = checked.astray
-        for offset in asked if buffer.errors else ():
+        for offset in requested if buffer.errors else ():
             if offset in buffer.errors:
                 self._sort_error(offset, buffer.errors.pop(offset))
         if whole and not self.corrupt and not self.pointers:
             self.missing = []
             return
         good = set(records).difference(self.corrupt, self.pointers)
-        self.missing = [offset for offset in asked if offset not in good]
-        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == ReplyKind.NIL]
+        self.missing = [offset for offset in requested if offset not in good]
+        nil = [offset for offset, reply in zip(requested, replies, strict=True) if reply == ReplyKind.NIL]
         self.not_hit.update(nil, self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:

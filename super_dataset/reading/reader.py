@@ -297,13 +297,13 @@ class BatchReader:
         began_s = self._clock()
         # An idle connection may be dead, because the cache closes such or was restarted: then another
         # attempt follows at once.
-        asked: Sequence[int] = read.missing
+        requested: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
-            read.trouble = self._gather(state, read, wanted, asked)
+            read.trouble = self._gather(state, read, wanted, requested)
             if read.trouble is None or self._clock() >= wanted.deadline_s:
                 break
-            asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
-            if not asked:  # the connection failed after all replies had come
+            requested = [offset for offset in requested if replies[offset] == ReplyKind.NONE]
+            if not requested:  # the connection failed after all replies had come
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s

@@ -193,15 +193,15 @@ class CacheConnection:
                 return [b"OK"] * count
         while len(answers) < self.owed + count:
             try:
-                found = parse_reply(received, at)
+                parsed = parse_reply(received, at)
             except MalformedReplyError as error:
                 raise no_redis(self.address, received[at:], error) from error
-            if found is None:
+            if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
                     raise self._failure(ProtocolDoubtError("an endless answer"))
                 continue
-            answer, at = found
+            answer, at = parsed
             answers.append(answer)
         late, answers = answers[: self.owed], answers[self.owed :]
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]

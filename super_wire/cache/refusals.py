@@ -92,9 +92,9 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
     reason = error.reason or str(error)
     place = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
-        said = getattr(error, "verify_message", "") or reason
+        detail = getattr(error, "verify_message", "") or reason
         return CacheError(
-            f"{place} showed a certificate that was not accepted: {said} (SUPER_CACHE_CA_FILE names the "
+            f"{place} showed a certificate that was not accepted: {detail} (SUPER_CACHE_CA_FILE names the "
             "authorities to trust, in PEM; the certificate must be for the host in the address)"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):

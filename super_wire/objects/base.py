@@ -259,8 +259,8 @@ def check_version(found: str, version: str) -> None:
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
     """Refuse bytes other than those of a span, which may only be cut off by the object's end."""
-    found = _CONTENT_RANGE.fullmatch(told)
-    first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
+    match = _CONTENT_RANGE.fullmatch(told)
+    first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,

@@ -65,14 +65,14 @@ class Directory(Bucket):
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
             _check_status(status, version)
-            found = Span(0, status.st_size) if span is None else span.within(status.st_size)
-            before(found.size_bytes)
-            data = _read_exactly(descriptor, found.size_bytes, found.begin)
+            clipped = Span(0, status.st_size) if span is None else span.within(status.st_size)
+            before(clipped.size_bytes)
+            data = _read_exactly(descriptor, clipped.size_bytes, clipped.begin)
             # Concurrent writing would mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
-        if len(data) != found.size_bytes:
+        if len(data) != clipped.size_bytes:
             raise ObjectError(
-                Fault.FAILED, f"it has {found.size_bytes} bytes, but only {len(data)} could be read"
+                Fault.FAILED, f"it has {clipped.size_bytes} bytes, but only {len(data)} could be read"
             )
         if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()

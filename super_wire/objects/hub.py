@@ -82,8 +82,8 @@ class Dataset(Bucket):
         """Return the bucket of the commit that its branch or tag currently has."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
-            said, _ = self._json(f"revision/{commit}?expand=sha")
-            commit = str(said.get("sha")) if isinstance(said, dict) else ""
+            revision, _ = self._json(f"revision/{commit}?expand=sha")
+            commit = str(revision.get("sha")) if isinstance(revision, dict) else ""
             if not _COMMIT.fullmatch(commit):
                 raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
         return f"hf://{self._name}@{commit}"
@@ -103,14 +103,14 @@ class Dataset(Bucket):
             place = self._place(key)
             if version:
                 check_version(place.version, version)
-            found = span.within(place.size) if span is not None and span.begin < 0 else span
+            bounded = span.within(place.size) if span is not None and span.begin < 0 else span
             of_hub = self._is_hubs(place.url)
             own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
-            with answered("GET", place.url, {**own, **range_header(found)}, follow) as answer:
+            with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
                     if answer.size != place.size or (of_hub and answer.etag() != place.version):
                         raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
-                    return answer.content(found, before)
+                    return answer.content(bounded, before)
                 self._places.pop(key, None)
                 if not may_be_old:  # else its URL may have expired
                     raise self._failure(answer)
@@ -162,10 +162,10 @@ class Dataset(Bucket):
             content = answer.read(_ANSWER_BYTES + 1)
             following = _NEXT.search(answer.headers.get("Link", ""))
         try:
-            said = json.loads(content) if len(content) <= _ANSWER_BYTES else None
+            parsed = json.loads(content) if len(content) <= _ANSWER_BYTES else None
         except (ValueError, RecursionError):
-            said = None
-        return said, urlsplit(following[1]).query if following else ""
+            parsed = None
+        return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
         """Report whether a redirect stays at the Hub, as for a renamed dataset; then it gets the token."""

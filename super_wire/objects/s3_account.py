@@ -160,8 +160,8 @@ class Account:
                         self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
-            found: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
-            return found
+            frozen: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
+            return frozen
 
 
 @contextmanager

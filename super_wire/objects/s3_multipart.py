@@ -66,6 +66,6 @@ def _send_parts(send: _Send, key: str, body: BinaryIO, upload: dict[str, str], p
     whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>".encode()
     digest = hashlib.sha256(whole).hexdigest()
     joined = send(Request("POST", key, query_of(upload), body=whole, digest=digest))
-    if "ETag" not in (said := fields_of(joined.data.lstrip())):
+    if "ETag" not in (fields := fields_of(joined.data.lstrip())):
         # S3 may fail after status 200, and sends white space while it works.
-        raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {said.get('Code', '')}")
+        raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {fields.get('Code', '')}")

@@ -136,8 +136,8 @@ class Answer(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the whole object."""
-        found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
-        return int(found[3]) if found else self.number("Content-Length")
+        match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:
         """Return the size in a header; ``ObjectError`` if it has none."""
@@ -152,8 +152,8 @@ class Answer(NamedTuple):
 
     def failure(self, remedy: str = "") -> ObjectError:
         """Return the error for an answer without an object."""
-        said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
-        return ObjectError(fault_of(self.status), said + remedy)
+        words = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
+        return ObjectError(fault_of(self.status), words + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
         """Return the bytes of the requested span; ``before`` as in ``Bucket.read``."""

@@ -81,15 +81,15 @@ class BucketStore(Store):
 
         Spans may be cut off, as by :meth:`read`.
         """
-        found = [b""] * len(spans)
+        contents = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
             end = max(offset + length for offset, length in (spans[place] for place in group))
             data = memoryview(self._get(_key(PACKS, pack), begin, end - begin))
             for place in group:
                 offset, length = spans[place]
-                found[place] = bytes(data[offset - begin : offset - begin + length])
-        return found
+                contents[place] = bytes(data[offset - begin : offset - begin + length])
+        return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
         """Begin to write a pack; it stays invisible until it is committed."""
@@ -127,7 +127,7 @@ class BucketStore(Store):
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
-            return next((found.key for page in pages for found in page.objects), "")
+            return next((entry.key for page in pages for entry in page.objects), "")
 
     def _count(self) -> None:
         with self._lock:
@@ -170,11 +170,11 @@ class BucketStore(Store):
         with self._failures(folder):
             for page in self._bucket.pages(prefix):
                 self._count()
-                for found in page.objects:
-                    name = found.key.removeprefix(prefix)
+                for entry in page.objects:
+                    name = entry.key.removeprefix(prefix)
                     if is_name(folder, name):
-                        changed_s = datetime.fromisoformat(found.modified).timestamp()
-                        files.append(Listed(name, found.size, changed_s))
+                        changed_s = datetime.fromisoformat(entry.modified).timestamp()
+                        files.append(Listed(name, entry.size, changed_s))
         return files
 
     @contextlib.contextmanager

@@ -103,10 +103,10 @@ def pack_segment(segment: Segment) -> bytes:
     numbers = {meta: number for number, meta in enumerate(metas)}
     rows = [[pack.name, pack.bytes, numbers[pack.meta]] for pack in packs]
     table = {"metas": [asdict(meta) for meta in metas], "packs": rows}
-    told = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % _ALIGNMENT)  # spaces may follow JSON
-    body = told + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
-    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(told), len(entries), 0, b"")[:_HEAD_HASHED]
+    packed_table = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    packed_table += b" " * (-len(packed_table) % _ALIGNMENT)  # spaces may follow JSON
+    body = packed_table + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
+    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(packed_table), len(entries), 0, b"")[:_HEAD_HASHED]
     digest = xxhash.xxh3_64(numbered)
     digest.update(body)
     return numbered + digest.intdigest().to_bytes(8, "little") + bytes(_HEAD.size - _HEAD_HASHED - 8) + body
