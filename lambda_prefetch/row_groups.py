@@ -40,7 +40,7 @@ _LIST_AGAIN = "the object was cut off, or the key list is of another; list its m
 
 @dataclass(slots=True)
 class Rows:
-    """The contents or failures of rows of a row group, by index in the request, and the reads for them."""
+    """Contents or failures of rows, by index in the request, and the reads for them."""
 
     contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
     requests: int = 0
@@ -135,7 +135,7 @@ def _decode(
             while row < begin + batch.num_rows:
                 value = _leaf(batch.column(0), row - begin)
                 kept_bytes += len(value) if isinstance(value, bytes) else 0
-                if kept_bytes > limit_bytes:  # rows share values; in another request each may well fit
+                if kept_bytes > limit_bytes:  # each may fit in another request
                     why = f"rows of one request unpack to more than {limit_bytes} bytes"
                     value = SampleFailedError(Outcome.SOURCE_ERROR, why)
                 contents[index] = value
@@ -188,7 +188,7 @@ class _Piece(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return bytes of the span; ``OSError`` before it, if a column is not where the footer says."""
+        """Return bytes of the span; ``OSError`` for a place before it."""
         begin = self._at - self._span.begin
         if begin < 0:
             raise OSError("a column lies elsewhere than its footer says")
@@ -204,7 +204,7 @@ _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueD
 
 
 def _footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
-    """Return pyarrow's metadata of an object's footer, and count its reads; one thread reads it."""
+    """Return pyarrow's metadata of an object's footer, and count its reads."""
     with _kept_lock:
         # Weak values: the lock goes with the last thread that holds it.
         reading = _reading.setdefault(place, threading.Lock())
@@ -259,7 +259,7 @@ def _parsed(footer: bytes | bytearray) -> Any:
 
 
 def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int, int]:
-    """Locate a column of a row group by the footer: its span, its bytes unpacked, and rows per batch."""
+    """Return a column chunk's span, its bytes unpacked, and rows per batch."""
     if group >= footer.num_row_groups:
         raise SampleFailedError(
             Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"

@@ -90,7 +90,7 @@ def _save_some(
 
 
 def _slice(sample_id: bytes, start: int) -> Command:
-    """Return the command for a slice of a record; the reply is empty if the record is missing."""
+    """Return the command for a slice of a record; the reply is empty without one."""
     key = cache_key(sample_id)
     return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_TEXT_BYTES", "tokenize"]
 
 MAX_TEXT_BYTES = 16 * 2**20
-"""Maximum size of a text: while its tokens are made they take about a hundred times its bytes."""
+"""Maximum size of a text; making tokens takes about a hundred times its bytes."""
 
 _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
@@ -68,7 +68,7 @@ def tokenize(
 
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
-    """Load the tokenizer in a file, without its truncation and padding: ``length`` decides those."""
+    """Load a tokenizer without truncation and padding: ``length`` decides those."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
     with Path(file).open("rb") as opened:

@@ -60,9 +60,9 @@ class OpenJobs:
             left_s = until_s - time.monotonic()
             if pid != os.getpid() or address in deaf or left_s <= 0:
                 continue
-            once = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
+            single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
             try:
-                client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), once)
+                client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
             except SuperError as error:
                 _LOG.debug("job %s could not be closed at exit: %s", job, error)
                 deaf.add(address)

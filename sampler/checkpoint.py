@@ -128,11 +128,11 @@ class Checkpoint:
             )
         if state.get("mix") != here.get("mix"):
             differ.append("the mix has other datasets, sizes or proportions in the state than here")
-        then, now = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
-        if then != now:
+        saved, current = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
+        if saved != current:
             differ.append(
-                f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {then} in the "
-                f"state and {here['batch_size']} x {here['world_size']} ranks = {now} here"
+                f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {saved} in the "
+                f"state and {here['batch_size']} x {here['world_size']} ranks = {current} here"
             )
         if differ:
             hint = (

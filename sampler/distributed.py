@@ -64,11 +64,11 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
     group = _place_in_group()
     if group is None:
         return
-    here = tuple(
+    place = tuple(
         detected if default else own
         for detected, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
     )
-    if here != (rank, num_replicas):
+    if place != (rank, num_replicas):
         raise UsageError(
             f"this SuperSampler was made for rank {rank} of {num_replicas}, and torch.distributed says that "
             f"this is rank {group[0]} of {group[1]}: it was made before the process group was, and some "
@@ -80,7 +80,7 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 def check_schedules(num_replicas: int) -> None:
     """Raise ``UsageError`` if Accelerate would step a learning-rate schedule once per rank.
 
-    Accelerate's own prepared loaders count the batches of all ranks, SUPER's count those of one.
+    Accelerate's own loaders count the batches of all ranks, SUPER's those of one.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:
@@ -93,8 +93,8 @@ def check_schedules(num_replicas: int) -> None:
         if times > 1 and candidate.step_with_optimizer and not candidate.split_batches:
             raise UsageError(
                 f"Accelerate would step the prepared {type(candidate.scheduler).__name__} {times} times for "
-                f"each batch, since it supposes that len(loader) counts the batches of all {times} ranks; with "
-                "SUPER it counts those of one, so that the schedule would be over too soon: make "
+                f"each batch, since it supposes that len(loader) counts the batches of all {times} ranks; "
+                "with SUPER it counts those of one, so that the schedule would be over too soon: make "
                 "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)), which steps it "
                 "once, or leave the schedule out of prepare() (docs/frameworks.md)"
             )

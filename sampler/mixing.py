@@ -265,18 +265,18 @@ class MixIterator(Iterator[MixedRef]):
 
 def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
     """Make each dataset query its size, as a sampler created now will see it."""
-    wholes = {}
+    datasets = {}
     for member in members:
-        whole = member
-        while isinstance(whole, Subset):
-            whole = whole.dataset
-        if not hasattr(whole, "bind"):
-            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(whole).__name__}")
-        wholes[id(whole)] = whole
-    for whole in wholes.values():
+        dataset = member
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        if not hasattr(dataset, "bind"):
+            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(dataset).__name__}")
+        datasets[id(dataset)] = dataset
+    for dataset in datasets.values():
         if coordinator is not None:
-            whole.coordinator = coordinator
-        whole.bind(describe(whole, renew=True))
+            dataset.coordinator = coordinator
+        dataset.bind(describe(dataset, renew=True))
 
 
 def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:

@@ -255,8 +255,8 @@ class Pager:
         with self._wake:
             head, count = buffer.head, len(buffer.reorderable())
         try:
-            how = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
-            batches = self._ask(buffer.epoch, head, count, **how).batches
+            options = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
+            batches = self._ask(buffer.epoch, head, count, **options).batches
         except SuperError as error:  # statuses are hints; the next page will report the error
             _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
             batches = ()

@@ -191,7 +191,7 @@ def planned_batch(
     :class:`BatchRef`.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
-    for what, length, right in (
+    for field, length, right in (
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
@@ -202,7 +202,7 @@ def planned_batch(
         ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
         if not right:
-            raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
+            raise ValueError(f"batch {batch.position} of {size} samples has {length} {field}")
     places = None
     try:
         unpack_labels(batch.labels, binding.label_dtype, size)

@@ -160,8 +160,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
         whole, spec, drawn = plan.dataset, plan.spec, plan.spec.draws
         run = run_id()
-        where = whole.coordinator if coordinator is None else coordinator
-        client = client_of(where, run, alone=plan.num_replicas == 1)
+        address = whole.coordinator if coordinator is None else coordinator
+        client = client_of(address, run, alone=plan.num_replicas == 1)
         listed = getattr(whole, "listed_as", None)
         self._session = Session(client, whole, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
         try:
@@ -170,7 +170,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         except BaseException:
             self._session.close()  # nothing will read what this job would have decoded
             raise
-        whole.coordinator = where
+        whole.coordinator = address
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
         if plan.rank == 0:

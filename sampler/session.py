@@ -139,8 +139,8 @@ class Session:
             raise PlanError(
                 f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
                 f"of {global_batch} samples, more than the {size} of {self._dataset.source}, and "
-                "drop_last=True leaves out the short one, so that nothing is left: choose a smaller batch_size "
-                "or drop_last=False"
+                "drop_last=True leaves out the short one, so that nothing is left: choose a smaller "
+                "batch_size or drop_last=False"
             )
 
     def _open(

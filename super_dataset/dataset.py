@@ -343,10 +343,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
         binding = self._binding
         if binding is not None and binding.dataset_id == ref.dataset_id:
             return
-        ours = "none yet" if binding is None else binding.dataset_id.hex()
+        own_id = "none yet" if binding is None else binding.dataset_id.hex()
         raise UsageError(
             f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self.source} "
-            f"is bound to {ours}: give the DataLoader the dataset that its sampler was made with"
+            f"is bound to {own_id}: give the DataLoader the dataset that its sampler was made with"
         )
 
 

@@ -177,14 +177,14 @@ class SuperLoader(Generic[_Ref]):
             if batch_size is None and not of_batches:
                 raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
             make = coordination("a SuperLoader without a sampler").SuperSampler
-            how = {
+            options = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
                 **({} if own_order is None else {"sampler": own_order}),
                 **of_sampler,
             }
-            self.sampler = self._made = make(dataset, **how)
+            self.sampler = self._made = make(dataset, **options)
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
@@ -197,15 +197,15 @@ class SuperLoader(Generic[_Ref]):
             self._readers = WorkerProcesses(
                 load, mover, self.num_workers, finished_elsewhere=elsewhere, how=of_workers
             )
-            by = f"worker processes: {self.num_workers}"
+            readers = f"worker processes: {self.num_workers}"
         else:
             self.num_workers = num_workers or 0
             count = threads or min(max(1, self.num_workers), self.prefetch + 1, _MAX_THREADS)
             self._readers = ReadingThreads(
                 load, mover, count, finished_elsewhere=elsewhere, prefetch=self.prefetch
             )
-            by = f"threads: {count}"
-        self._by = f"{by}, since {why}"
+            readers = f"threads: {count}"
+        self._by = f"{readers}, since {why}"
         _LOG.info("a SuperLoader of %r reads by %s", dataset, self._by)
         weakref.finalize(self, self._readers.stop)
 
@@ -382,10 +382,10 @@ def _check_agreed(
     drop_last: bool,
 ) -> None:
     """Raise ``ConfigError`` for arguments that contradict the given sampler."""
-    kind, theirs = type(sampler).__name__, getattr(sampler, "batch_size", None)
-    if batch_size not in (None, theirs):
+    kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
+    if batch_size not in (None, own_size):
         raise ConfigError(
-            f"batch_size={batch_size}, and the {kind} beside it makes batches of {theirs}: leave out "
+            f"batch_size={batch_size}, and the {kind} beside it makes batches of {own_size}: leave out "
             "batch_size, or the sampler"
         )
     given = ["shuffle"] if shuffle else []

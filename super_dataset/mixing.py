@@ -112,11 +112,11 @@ class SuperMix(ConcatDataset[Any]):
         """Return the samples of each dataset in an epoch, for datasets of these sizes."""
         if self.proportions is None:
             return tuple(sizes)
-        lasting = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
+        lengths = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
         if self.stopping_strategy == "all_exhausted":
-            counts = tuple(math.ceil(part * max(lasting) * (1 - _ROUNDING)) for part in self.proportions)
+            counts = tuple(math.ceil(part * max(lengths) * (1 - _ROUNDING)) for part in self.proportions)
         else:
-            counts = tuple(math.floor(part * min(lasting) * (1 + _ROUNDING)) for part in self.proportions)
+            counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
                 f"of {self._members[counts.index(0)]!r} an epoch of this mix would have no sample: its "

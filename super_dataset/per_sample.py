@@ -181,8 +181,8 @@ class PerSample:
     @property
     def may_draw(self) -> str:
         """Return the transform's name if it may draw from the global generators, else ""."""
-        is_told = self._seed is None or self._generators
-        return name_of(self._transform) if not is_told and may_draw(self._transform) else ""
+        is_safe = self._seed is None or self._generators
+        return name_of(self._transform) if not is_safe and may_draw(self._transform) else ""
 
     def _made(
         self,

@@ -192,11 +192,11 @@ def _end_threads() -> None:
     """Stop the threads at exit, and wait a moment for them."""
     # A thread that the interpreter ends within torch's C++ aborts the process.
     threads = list(_running)
-    for each in threads:
-        each.stop()
+    for thread in threads:
+        thread.stop()
     until_s = time.monotonic() + _EXIT_S
-    for each in threads:
-        each.join(max(0.0, until_s - time.monotonic()))
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:

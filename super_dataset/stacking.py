@@ -48,18 +48,22 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
     results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
-        like = torch.empty((), dtype=end.dtype).expand(first.pixels.shape)
+        template = torch.empty((), dtype=end.dtype).expand(first.pixels.shape)
     elif isinstance(first, torch.Tensor):
-        like = first
+        template = first
     else:
         return _in_structure([first, *results])
-    stacked = empty_batch((count, *like.shape), like.dtype, like.device)
+    stacked = empty_batch((count, *template.shape), template.dtype, template.device)
     for at, result in enumerate(chain([first], results)):
         if isinstance(result, Planes) and end is not None:
-            if result.pixels.shape == like.shape and end.dtype == like.dtype and like.device.type == "cpu":
+            if (
+                result.pixels.shape == template.shape
+                and end.dtype == template.dtype
+                and template.device.type == "cpu"
+            ):
                 end.write(result.pixels, stacked[at].numpy())
                 continue
-        elif _is_alike(result, like):
+        elif _is_alike(result, template):
             stacked[at].copy_(result)
             continue
         return _listed([_finished(sample, end) for sample in chain(stacked[:at], [result], results)])

@@ -66,8 +66,8 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
     generator = given.pop("generator", None)
     if generator is not None:
         given.setdefault("seed", (generator.initial_seed() + 2**63) % 2**64 - 2**63)
-    taken = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
-    return {name: value for name, value in taken.items() if value}
+    options = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
+    return {name: value for name, value in options.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Recipe:
             self.parts = _parts(steps, augment_seed)
             self.steps = self.parts[MAIN_FIELD].steps
             named: Any = {name: part.steps for name, part in self.parts.items()}
-            hashed: Any = {name: [*map(_without_place, theirs)] for name, theirs in named.items()}
+            hashed: Any = {name: [*map(_without_place, field_steps)] for name, field_steps in named.items()}
         else:
             self.parts = {}
             self.steps = named = _steps(steps)

@@ -232,7 +232,7 @@ class PrefetchRequest:
             raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
-        if clean_text(every := "".join((*texts, request.store, *lists))) != every:
+        if clean_text(text := "".join((*texts, request.store, *lists))) != text:
             raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
         return request
 

@@ -35,7 +35,7 @@ class RayWorker:
         return socket.gethostname()
 
     def work(self, settings: dict[str, Any]) -> str:
-        """Work until the coordinator is gone or refuses this worker; return the reason, or empty text."""
+        """Work until the coordinator is gone or refuses; return the reason, or empty text."""
         logging.basicConfig(level=logging.INFO)
         host = socket.gethostname()
         try:

@@ -171,7 +171,7 @@ class Client:
         self._probing_left_s = _PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
-        tell_s = begin_s + _TELL_FIRST_S
+        warn_s = begin_s + _TELL_FIRST_S
         while attempt < patience.attempts and not stopped.is_set():
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if attempt and left_s <= 0:
@@ -191,9 +191,9 @@ class Client:
                 return answer
             attempt += 1
             left_s = patience.total_s - (time.monotonic() - begin_s)
-            if time.monotonic() >= tell_s:
+            if time.monotonic() >= warn_s:
                 _LOG.warning("waiting for the coordinator at %s, %.0f s more: %s", self.address, left_s, last)
-                tell_s = time.monotonic() + _TELL_EVERY_S
+                warn_s = time.monotonic() + _TELL_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
             raise CallStoppedError
@@ -280,24 +280,24 @@ class Client:
             )
         moved_s = time.monotonic()
         while not facts.ready:
-            so_far, asked_s = facts.listed, time.monotonic()
-            if asked_s - moved_s > silence_s or asked_s >= end_s:
+            so_far, polled_s = facts.listed, time.monotonic()
+            if polled_s - moved_s > silence_s or polled_s >= end_s:
                 raise SourceError(
                     f"the listing of {dataset.source} stands at {so_far} samples and has not moved for "
-                    f"{asked_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
+                    f"{polled_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
                 )
-            poll_s = min(_LONG_POLL_S, silence_s, end_s - asked_s)
+            poll_s = min(_LONG_POLL_S, silence_s, end_s - polled_s)
             poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=so_far, wait_s=poll_s)
-            still = patience.until(end_s)
+            retries = patience.until(end_s)
             try:
-                facts = self.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
+                facts = self.call("GetDataset", poll, retries, wait_s=poll_s, stopped=stopped)
             except UnknownJobError:  # the coordinator was restarted meanwhile; the request is idempotent
-                facts = self.call("RegisterDataset", request, still, stopped=stopped)
+                facts = self.call("RegisterDataset", request, retries, stopped=stopped)
             for warning in () if facts.ready else facts.warnings:
                 _LOG.warning("%s", shown_lines(warning))
             if facts.listed > so_far or facts.packing:
                 moved_s = time.monotonic()
-                end_s += moved_s - asked_s
+                end_s += moved_s - polled_s
             if facts.listed > so_far:
                 listed(facts.listed)
         if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them

@@ -81,9 +81,9 @@ class Jitter:
                     change(images, factors[number])
                     continue
                 rows = torch.from_numpy(chosen).to(images.device)
-                some = images[rows]
-                change(some, factors[number, rows])
-                images[rows] = some
+                chosen_images = images[rows]
+                change(chosen_images, factors[number, rows])
+                images[rows] = chosen_images
 
 
 def _brightness(images: torch.Tensor, factors: torch.Tensor) -> None:

@@ -75,11 +75,11 @@ class BadSamples:
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
         """Record the bad samples of one batch, by offset with the reason, and how they were handled."""
-        met = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
+        entries = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
-            self._note(met)
+            self._note(entries)
             return
-        lines = "".join(f"{json.dumps(entry)}\n" for entry in met)
+        lines = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         with _locked(self._file):
             os.write(self._file, lines.encode())
 

@@ -137,8 +137,8 @@ class CacheLink:
                 left_s = min(left_s, wanted.deadline_s - wanted.clock())
                 connection = nodes.connection(node, left_s)
                 connection.limit_wait(left_s)
-                theirs = asking.intersection(offsets)
-                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=theirs)
+                need_asking = asking.intersection(offsets)
+                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=need_asking)
                 share.ask()
                 shares[node] = share
             except CacheUnreachableError as error:

@@ -132,17 +132,17 @@ def check_records(
     prefixes = id_prefixes(sample_ids)
     first = _check_one(buffer, sample_ids, offsets[0], checked)
     if first is None or first.kind is RecordKind.ARRAYS:  # whose layout is in the payload
-        strangers = offsets[1:]
+        unlike = offsets[1:]
     else:
         layout = layout_columns(buffer.raw_headers[places])
         lengths = buffer.record_bytes[places]
         alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
         alike &= buffer.headers["id_prefix"][places] == prefixes[places]
-        strangers = places[~alike].tolist()
-    for offset in strangers:
+        unlike = places[~alike].tolist()
+    for offset in unlike:
         _check_one(buffer, sample_ids, offset, checked)
-    if others := {*checked.corrupt, *checked.tombstones, *checked.pointers}:
-        places = np.array([offset for offset in offsets if offset not in others], np.intp)
+    if settled := {*checked.corrupt, *checked.tombstones, *checked.pointers}:
+        places = np.array([offset for offset in offsets if offset not in settled], np.intp)
     _check_payloads(buffer, sample_ids, places, seen, checked)
     return checked
 
@@ -183,8 +183,8 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
             checked.tombstones[offset] = read_tombstone(raw_header + bytes(buffer.payload(offset)))
             return None
         if header.kind is RecordKind.POINTER:
-            whole = raw_header + bytes(buffer.payload(offset))
-            checked.pointers[offset] = read_pointer(whole, sample_id=sample_id)
+            record = raw_header + bytes(buffer.payload(offset))
+            checked.pointers[offset] = read_pointer(record, sample_id=sample_id)
             return None
         if header.kind is RecordKind.ARRAYS:
             array_places(buffer.payload(offset))

@@ -129,8 +129,8 @@ def _is_of_many_files(error: BaseException | None) -> bool:
 
 def _allowed_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
-    return max(_LEAST_OPEN, min(_MOST_OPEN, most))
+    allowed = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
+    return max(_LEAST_OPEN, min(_MOST_OPEN, allowed))
 
 
 OPEN_PACKS = OpenPacks()  # shared by all datasets of the process

@@ -67,11 +67,11 @@ class StoreTroubleLog:
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
         """Count the samples of a batch that could not be read, and log them if it is time."""
-        told_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
+        logged_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
         now_s, count = self._clock(), count + len(failed)
-        is_due = not now_s - told_s < _LOG_EVERY_S  # a half-written time may be NaN
-        told_and_count = (now_s, 0) if is_due else (told_s, count)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *told_and_count)
+        is_due = not now_s - logged_s < _LOG_EVERY_S  # a half-written time may be NaN
+        state = (now_s, 0) if is_due else (logged_s, count)
+        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *state)
         if not is_due:
             return
         first = min(failed)
@@ -118,8 +118,8 @@ def read_pointed(
         for offset, place in pointers.items()
         if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
     ]
-    nowhere = pointers.keys() - {place[0] for place in placed}
-    reading.failed |= dict.fromkeys(nowhere, "no record can lie there" if store else "no store is seen here")
+    unplaced = pointers.keys() - {place[0] for place in placed}
+    reading.failed |= dict.fromkeys(unplaced, "no record can lie there" if store else "no store is seen here")
     reading.run(sorted(placed, key=itemgetter(1, 2)))
     return reading.came, reading.failed
 
@@ -206,13 +206,13 @@ class _Reading:
                 continue
             slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
             try:
-                got = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
+                size = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
             except OSError as error:
-                got = 0
+                size = 0
                 if error.errno in _CANNOT_TELL:
                     packs.cannot_tell.add(self._store)
                     at_once = 0
-            if got == length:
+            if size == length:
                 digests[offset] = payload_hash(slot)
                 came.append(offset)
                 row += HEADER_BYTES

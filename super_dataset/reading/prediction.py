@@ -93,8 +93,8 @@ class PredictedReplies:
             self.complete = row
         if self._at % 2 and self._part:
             start = row * stride
-            come = min(self._part, len(frame))
-            if rows[start : start + come] != frame[:come]:
+            size = min(self._part, len(frame))
+            if rows[start : start + size] != frame[:size]:
                 return 2 * row + 1
         return 0
 

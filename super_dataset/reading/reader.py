@@ -133,12 +133,12 @@ class ReaderState:
 
     def learn(self, buffer: BatchBuffer) -> None:
         """Remember the size of records for the next batch, and whether they are uniform."""
-        came = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
-        if len(came):
-            usual = int(came[0])
-            alike = bool((came == usual).all())
-            self.record_bytes = usual if alike else int(np.median(came))
-            self.uniform = alike or len(buffer.own) <= len(came) // 2
+        sizes = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
+        if len(sizes):
+            first = int(sizes[0])
+            alike = bool((sizes == first).all())
+            self.record_bytes = first if alike else int(np.median(sizes))
+            self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     @property
     def connected(self) -> bool:

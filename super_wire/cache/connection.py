@@ -221,10 +221,10 @@ class CacheConnection:
         time.
         """
         pieces = [received, self._next_piece(began_s, until_s)]
-        more = len(pieces[1])
-        while more < len(received) and (self.pending or self._is_readable()):
+        size = len(pieces[1])
+        while size < len(received) and (self.pending or self._is_readable()):
             pieces.append(self._next_piece(began_s, until_s))
-            more += len(pieces[-1])
+            size += len(pieces[-1])
         return b"".join(pieces)
 
     def _is_readable(self) -> bool:

@@ -56,13 +56,13 @@ def parse_page(content: bytes) -> ListPage:
     """
     objects: list[Listed] = []
     # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
-    others = content if b"<!" in content else _OBJECT.sub(b"", content)
-    if b"<Contents" not in others:
+    remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
+    if b"<Contents" not in remainder:
         objects = [
             Listed(key.decode(), etag.decode(), int(size), modified.decode())
             for key, modified, etag, size in _OBJECT.findall(content)
         ]
-        content = others
+        content = remainder
     folders: list[str] = []
     fields: dict[str, str] = {}
     texts: list[str] = []

@@ -133,7 +133,7 @@ class Signer:
             key = hmac.digest(key, word.encode(), "sha256")
         scope = f"{day}/{self._region}/s3/aws4_request"
         token = (f"x-amz-security-token:{frozen.token}",) if frozen.token else ()
-        more = (*self._payer, *token)
-        moment = _Moment(second, f"x-amz-date:{date}", scope, key, frozen.access_key or "", more)
+        headers = (*self._payer, *token)
+        moment = _Moment(second, f"x-amz-date:{date}", scope, key, frozen.access_key or "", headers)
         self._moment = moment  # if two threads both compute it, the results are equal
         return moment

@@ -218,8 +218,8 @@ def answered(
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
-        lasting = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
-        fault = Fault.FAILED if lasting else Fault.UNAVAILABLE
+        permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
+        fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
     raise ObjectError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
 

@@ -180,15 +180,15 @@ class BucketStore(Store):
     @contextlib.contextmanager
     def _failures(self, key: str) -> Iterator[None]:
         """Turn errors of the bucket, and those of the temporary file, into ours."""
-        what = f"{self.address}/{key}"
+        address = f"{self.address}/{key}"
         try:
             yield
         except ObjectError as error:
-            raise error.of_store(what) from error
+            raise error.of_store(address) from error
         except StoreError:
             raise
         except OSError as error:
-            raise system_failure(error)(f"{what}: {error}") from error
+            raise system_failure(error)(f"{address}: {error}") from error
 
 
 def _key(folder: str, name: str) -> str:
@@ -198,17 +198,17 @@ def _key(folder: str, name: str) -> str:
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
     """Yield groups of spans that one request reads, by index; the bytes read for nothing are bounded."""
     group: list[int] = []
-    begin = end = vain = 0
+    begin = end = wasted = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):
         offset, length = spans[place]
         gap, bytes_of_all = max(0, offset - end), max(end, offset + length) - begin
-        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and vain + gap <= end - begin - vain)
+        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and wasted + gap <= end - begin - wasted)
         if group and not (near and bytes_of_all <= _MAX_GET_BYTES):
             yield group
             group = []
         if not group:
-            begin, end, vain, gap = offset, offset, 0, 0
+            begin, end, wasted, gap = offset, offset, 0, 0
         group.append(place)
-        end, vain = max(end, offset + length), vain + gap
+        end, wasted = max(end, offset + length), wasted + gap
     if group:
         yield group

@@ -246,10 +246,10 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
     """Read ``length`` bytes, or fewer if the file ends or the disk cannot read; a record's check detects
     both.
     """
-    parts, got = [], 0
-    while got < length:
+    parts, size = [], 0
+    while size < length:
         try:
-            data = os.pread(descriptor, length - got, offset + got)
+            data = os.pread(descriptor, length - size, offset + size)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
@@ -257,7 +257,7 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
         if not data:
             break
         parts.append(data)
-        got += len(data)
+        size += len(data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
