@@ -118,7 +118,7 @@ def _order_from(
     drop_last: bool,
     others: list[str],
 ) -> tuple[Any, UserOrder]:
-    """Return the dataset itself and what draws its epochs; ``others`` are arguments that conflict."""
+    """Return the dataset itself and what draws its epochs; ``others`` conflict."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("sampler and batch_sampler both say what an epoch has: give one of them")
     source: Any = sampler
@@ -170,7 +170,7 @@ def samples_of_a_rank(size: int, spec: JobSpec) -> int:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return ``value`` as an int in ``[low, high)``; numpy's and torch's are accepted, booleans are not."""
+    """Return ``value``, also numpy's or torch's, as an int in ``[low, high)``; no booleans."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:

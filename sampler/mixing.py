@@ -165,7 +165,7 @@ class MixSampler(SuperSampler):
             sampler.set_epoch(epoch)
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Return the position of training: the states of all samplers, which agree on the place."""
+        """Return the position of training: the agreeing states of all samplers."""
         return _together([sampler.state_dict(batches_consumed) for sampler in self.samplers])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class MixSampler(SuperSampler):
             sampler.load_state_dict(own)
 
     def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
-        """Return the samplers' states; raise ``ConfigError``, before any is loaded, if one does not fit."""
+        """Return the samplers' states; ``ConfigError`` if one does not fit."""
         states = _states_of(state, len(self.samplers))
         for sampler, own in zip(self.samplers, states, strict=True):
             sampler._checkpoint.place_in(own)  # noqa: SLF001 # of the same class
@@ -218,7 +218,7 @@ class MixIterator(Iterator[MixedRef]):
     def __next__(self) -> MixedRef:
         if not self._taken:
             self._take_first()
-        while len(self._taken) < len(self._passes):  # a pass's error propagates; the next call resumes there
+        while len(self._taken) < len(self._passes):  # after an error, the next call resumes
             self._taken.append(next(self._passes[len(self._taken)]))
         taken, self._taken = self._taken, []
         if len({(ref.epoch, ref.position) for ref in taken}) > 1:
@@ -229,7 +229,7 @@ class MixIterator(Iterator[MixedRef]):
         try:
             self._taken.append(next(self._passes[0]))
         except StopIteration:
-            # End the others too: a pass that never began would still be in this epoch when the next begins.
+            # End the others too: one that never began would still be in this epoch.
             if any(next(own, None) is not None for own in self._passes[1:]):
                 raise UsageError(_APART) from None
             raise
@@ -280,7 +280,7 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
 
 
 def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
-    """Return the arguments by which a sampler draws ``count`` of ``size`` samples, each equally often."""
+    """Return arguments to draw ``count`` of ``size`` samples, each equally often."""
     if count == size:
         return {}
     if shuffle:
@@ -289,7 +289,7 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
 
 
 def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """Share out a number in proportion to counts, by largest remainders; each share is at least 1."""
+    """Share out a number by counts, by largest remainders; each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])

@@ -70,7 +70,7 @@ class Delivered:
             self._order.append(position)
 
     def place(self, count: int | None = None) -> PlanPosition:
-        """Return the place after the first ``count`` batches (``None``: all); at most ``self.count``."""
+        """Return the place after the first ``count`` batches (``None``: all)."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
@@ -232,5 +232,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would now find every sample of the proto ``Batch``, or its tombstone."""
+    """Return whether a reader would find all samples of the proto ``Batch``, or tombstones."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -17,7 +17,7 @@ __all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks", "WorkerUse"]
 
 
 class StallTotal(NamedTuple):
-    """Number of batches that stalled for one cause, and the sum of readers' waits, which may overlap."""
+    """Batches that stalled for one cause, and the sum of readers' waits."""
 
     cause: str
     batches: int
@@ -44,7 +44,7 @@ class WorkerUse(NamedTuple):
 
 @dataclass(slots=True)
 class StatusChecks:
-    """Time spent fetching pages in the sampler's own thread, and time the training loop waited for them."""
+    """Time fetching pages in the sampler's thread, and time the loop waited for them."""
 
     calls: int = 0
     call_s: float = 0.0

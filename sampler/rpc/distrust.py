@@ -58,7 +58,7 @@ def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: floa
 
 
 def _plain_to_tls(address: str, timeout_s: float) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # sends nothing, and trusts nothing that it receives
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it trusts and sends nothing
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
