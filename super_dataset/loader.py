@@ -188,7 +188,7 @@ class SuperLoader(Generic[_Ref]):
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
-        # A wrapper may inspect the batches of the dataset that it wraps, so it needs finished ones.
+        # A wrapper may inspect the batches that it wraps, so it needs finished ones.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
@@ -211,7 +211,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def batch_size(self) -> int | None:
-        """Return the samples per batch on this rank; ``None`` if the sampler does not define it."""
+        """Return the samples per batch on this rank; ``None`` if undefined."""
         size: int | None = getattr(self.sampler, "batch_size", None)
         return size
 
@@ -240,7 +240,7 @@ class SuperLoader(Generic[_Ref]):
         )
 
     def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of the DataLoader, which accepts most of them only if it has workers."""
+        """Return the DataLoader's arguments; it accepts most of them only with workers."""
         pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
         if not self.num_workers:
             return {"pin_memory": pins}
@@ -310,7 +310,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def multiprocessing_context(self) -> NoReturn:
-        """Raise ``UsageError``: only code that rebuilds a DataLoader, and so loses the plan, reads this."""
+        """Raise ``UsageError``: reading this means rebuilding a DataLoader without the plan."""
         raise UsageError(
             "a SuperLoader cannot be made into a DataLoader, as Accelerate's skip_first_batches does: save "
             "loader.state_dict() and give it to loader.load_state_dict(), which skips in constant time"
@@ -331,7 +331,7 @@ class SuperLoader(Generic[_Ref]):
 
 
 class _Progress:
-    """Progress of a pass: batches delivered to the loop, and whether the loop has seen its end."""
+    """A pass's progress: batches delivered, and whether the loop has seen its end."""
 
     def __init__(self) -> None:
         self.taken = 0

@@ -127,11 +127,11 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code in its datasets that may use shared generators, as a SuperDataset does."""
+        """Return the name of code that may use shared generators, as a SuperDataset does."""
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read a batch or, for an integer, a sample, as a ConcatDataset. Raises as a SuperDataset does."""
+        """Read a batch or, for an integer, a sample; raises as a SuperDataset does."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ class SuperMix(ConcatDataset[Any]):
         return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""
+        """Raise ``UsageError``: a DataLoader calls this without ``batch_size=None``."""
         raise UsageError(
             f"a SuperMix was given a list of {len(refs)}: what its sampler yields are whole batches already. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"

@@ -39,7 +39,7 @@ _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "generator": lambda digest: torch.Generator().manual_seed(_bits(digest[:8])),
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
 }
-"""Arguments by which a transform takes its own generator, by their names in torch and numpy."""
+"""Arguments by which a transform takes its own generator, as in torch and numpy."""
 
 
 class _Global(NamedTuple):
@@ -214,11 +214,11 @@ class PerSample:
             raise
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
-        """Seed the transform's generators; return those to pass to it by name, if it takes any."""
+        """Seed the transform's generators; return those to pass by name."""
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
-        # A separate key per generator: Python's and numpy's share one algorithm, and would draw alike.
+        # A key per generator: Python's and numpy's algorithm is one, and would draw alike.
         words = seed.to_bytes(8, "little", signed=True), info.epoch.to_bytes(8, "little"), sample_id
         if self._generators:
             return {
@@ -227,7 +227,7 @@ class PerSample:
         for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
             generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
-            # One pair for a whole pipeline; with set_random_seed all its steps would draw the same numbers.
+            # One pair for a pipeline; with set_random_seed its steps would draw alike.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
             python = random.Random(_bits(digest128(b"state: random", *words)))  # noqa: S311  # no secret
             self._transform.set_random_state(arrays, python)
@@ -294,7 +294,7 @@ def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return the arguments of a call; ``None`` if Python does not know them, and for an uncalled class."""
+    """Return a call's arguments; ``None`` if unknown, and for an uncalled class."""
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
         return None
@@ -341,7 +341,7 @@ def _is_picture(sample: torch.Tensor) -> bool:
 
 
 def _array(sample: torch.Tensor) -> Any:
-    """Return an image as uint8 of shape (height, width, channels), others unchanged; without a copy."""
+    """View an image as uint8 of shape (height, width, channels), others unchanged."""
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 

@@ -33,7 +33,7 @@ _SCALES = ("bytes", "divided", "multiplied")
 
 
 class Planes(NamedTuple):
-    """The pixels of an RGB image on which only the pipeline's :class:`End` remains to be applied."""
+    """An RGB image's pixels to which only the pipeline's :class:`End` remains to be applied."""
 
     pixels: NDArray[np.uint8]
     """Shape (channels, height, width), not to be written to."""
@@ -57,7 +57,7 @@ class End:
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """Convert uint8 of shape (..., channels, height, width) as the pipeline does, writing to ``out``."""
+        """Convert uint8 (..., channels, height, width) as the pipeline does, into ``out``."""
         np.copyto(out, pixels)
         if self.scale == "divided":
             np.divide(out, np.float32(255), out=out)
@@ -68,7 +68,7 @@ class End:
             np.divide(out, self.moments[1], out=out)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch, uint8 of shape (..., channels, height, width), on its own device."""
+        """Convert a batch, uint8 (..., channels, height, width), on its own device."""
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
@@ -87,7 +87,7 @@ class End:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """Return a PIL image of uint8 of shape (height, width), or (height, width, channels) with 1, 3 or 4."""
+    """Return a PIL image of uint8 (height, width[, channels]) with 1, 3 or 4 channels."""
     from PIL import Image  # only needed if a transform takes PIL images
 
     if pixels.shape[2:] == (_RGB,) and pixels.flags.c_contiguous:
@@ -167,7 +167,7 @@ def _planes(image: Image) -> Planes:
 
 
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
-    """Return an End equivalent to ``last`` on the planes of an image; ``None`` if there is none."""
+    """Return an End equivalent to ``last`` on an image's planes, or ``None``."""
     values = np.arange(_VALUES, dtype=np.uint8)
     pixels = np.stack(
         [np.resize(channel, size) for channel in (values, values[::-1], np.roll(values, 99))], axis=-1

@@ -27,7 +27,7 @@ __all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
 
 _TRIES = 10
 _HALF_UP = 0.5 + 2**-12
-"""Added to round halves up, as Pillow's fixed point does, even where float32 falls slightly short."""
+"""Added to round halves up, as Pillow does, even where float32 falls short."""
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
 
 
@@ -86,7 +86,7 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
         uint8 of shape (1, channels, height, width).
     """
     top, left, height, width = box
-    # Permute through (height, width, channels): all strides are then channels_last, and the kernel is fast.
+    # By (height, width, channels): strides are then channels_last, the kernel fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part
