@@ -56,11 +56,11 @@ class ReadingThreads:
         self._stopped = False
 
     def begin(self, sampler: Any) -> ThreadPass:
-        """Return a new pass over the sampler, which is iterated in the loop's thread, as in a DataLoader."""
+        """Return a new pass over the sampler, iterated in the loop's thread."""
         return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` if no batch can be read: after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
         if self._stopped:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -115,7 +115,7 @@ class ReadingThreads:
         return self.mover.send(self._make(ref))
 
     def _look_ahead(self, ref: Any) -> None:
-        """Announce the next batch when one is about to be read: the disk can fetch it during the copy."""
+        """Announce the next batch: the disk can fetch it while this one is copied."""
         waiting = self._waiting
         with self._lock:
             while any(queued is ref for queued in waiting) and waiting.popleft() is not ref:
@@ -150,7 +150,7 @@ class ThreadPass:
         weakref.finalize(self, _give_up, self._ahead).atexit = False
 
     def take(self) -> Any:
-        """Return the next batch, ready for use; raise the error of its reading or of the sampler instead."""
+        """Return the next batch, ready for use, or raise the error in its place."""
         self._ask_ahead()
         if not self._ahead:
             trouble, self._trouble = self._trouble, None
@@ -171,7 +171,7 @@ class ThreadPass:
                 ref = next(self._refs)
             except StopIteration:
                 self._exhausted = True
-            except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
+            except Exception as error:  # noqa: BLE001 # raised after the batches before it
                 self._trouble = error
             else:
                 self._ahead.append(self._threads.read(ref))

@@ -151,14 +151,14 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 
 def _makes_tensors(part: Any) -> bool:
-    """Return whether it only makes a tensor. A split preset leaves images of its size unchanged."""
+    """Return whether it only makes a tensor; a split preset keeps images of its size."""
     if _known_class(part) == _PRESET:
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
 
 def mixing_part(transform: Any) -> str:
-    """Return the name of a part that mixes the images of a batch, as MixUp and CutMix do; else ""."""
+    """Return the name of a part that mixes images, as MixUp and CutMix do; else ""."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -178,7 +178,7 @@ def draws(transform: Any) -> bool:
 
 
 def unknown(function: Any) -> str:
-    """Return the name of user code, which may use any generator; empty for SUPER's, torch's and none."""
+    """Return the name of user code; empty for SUPER's, torch's and none."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)

@@ -38,7 +38,7 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, such as one per crop. Any other list in a batch has one entry per sample."""
+    """A list of batches, as one per crop. Other lists have one entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
@@ -71,7 +71,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Return images of one size with their end still to come; others as :func:`batched` does."""
+    """Return images of one size without their end; others as :func:`batched`."""
     head: list[Any] = [next(results)]
     if isinstance(head[0], Planes):
         shape = head[0].pixels.shape
@@ -99,7 +99,7 @@ def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
 
 
 def only_sample(batch: Any) -> Any:
-    """Return the sample of a batch of one, in the same structure; values without an axis stay."""
+    """Return the sample of a batch of one; values without an axis stay."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -161,7 +161,7 @@ def _in_structure(samples: list[Any]) -> Any:
 
 
 def _as_tensor(result: Any) -> Any:
-    """Return an array as a tensor, copied only if torch cannot take it as it is, as a flipped one."""
+    """Return an array as a tensor, copied only if torch cannot take it, as a flipped one."""
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))

@@ -89,7 +89,7 @@ class CacheLink:
         )
 
     def report(self, stream: bytes, command: bytes) -> None:
-        """Send a command that writes to ``stream`` without waiting for the reply; losing it is harmless."""
+        """Send a command that writes to ``stream``, without awaiting the reply."""
         node = self.nodes.node_of(stream) or self.nodes.home
         if not self.nodes.is_open(node) and time.monotonic() < self._shunned_until_s.get(node, 0.0):
             return
@@ -98,7 +98,7 @@ class CacheLink:
             if connection.owed >= _MOST_OWED:
                 connection.converse()
                 self._heed(connection)
-            connection.owed += 1  # count it first: an unexpected reply would be taken for a sample's
+            connection.owed += 1  # first: its reply must not be taken for a sample's
             connection.send(command)
         except CacheError as error:  # the other nodes are not affected
             self._shunned_until_s[node] = time.monotonic() + _SHUN_S
@@ -125,7 +125,7 @@ class CacheLink:
     def _ask(
         self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
     ) -> CacheUnreachableError | None:
-        """Request its share from every node; return the error that kept some of it from coming, if any."""
+        """Request its share from every node; return the error that kept back some, if any."""
         nodes = self.nodes
         total = sum(map(len, asked.values()))
         shares: dict[Node, Share] = {}

@@ -39,7 +39,7 @@ __all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_rec
 Verify: TypeAlias = Literal["auto", "all"]
 
 HASHED_SHARE = 64
-"""One in this many payloads that this process has already hashed is hashed again in each epoch."""
+"""One in this many hashed payloads is hashed again in each epoch."""
 
 # The bytes of a header that samples of one layout share: magic to payload length, and shape.
 _LAYOUT = np.r_[0:16, 24:48]
@@ -62,7 +62,7 @@ class SeenRecords:
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
         """Return which payloads to hash, shape (samples,): new ones, and the share that is due."""
-        if self._pid != os.getpid():  # also in a fork: this process has not read what its parent has
+        if self._pid != os.getpid():  # a fork has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # set last, because other threads check it
         slots, upper = _slots_of(sample_ids)
@@ -91,7 +91,7 @@ def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
 
 
 def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Return a value that identifies one production of a sample; never 0, which marks an empty slot."""
+    """Return a value that identifies a production of a sample; 0 marks an empty slot."""
     headers = buffer.headers[offsets]
     mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
     times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
@@ -108,12 +108,12 @@ class CheckedRecords:
 
     @property
     def astray(self) -> str:
-        """Return the evidence that another sample's record came, if any: replies are out of step."""
+        """Return evidence that another sample's record came: replies are out of step."""
         return next((str(error) for error in self.corrupt.values() if isinstance(error, RecordIdError)), "")
 
 
 def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of headers, uint8 of shape (n, 64), that are equal where dtype and shape are."""
+    """Return the bytes of headers, uint8 (n, 64), that tell dtype and shape."""
     return raw_headers[:, _LAYOUT]
 
 

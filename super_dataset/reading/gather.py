@@ -86,7 +86,7 @@ class Share:
         return self._scatter.finished
 
     def ask(self) -> None:
-        """Send more requests once half of the allowed ones are answered: few sends, and no cache runs dry."""
+        """Send more requests once half of the allowed ones are answered, so that sends are few."""
         sent, offsets = self._sent, self.offsets
         if sent == len(offsets):
             return
@@ -148,7 +148,7 @@ def gather(share: Share, wanted: Wanted) -> None:
 
 
 def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, CacheUnreachableError]]:
-    """Request shares from several nodes at once, receiving as they send; return failed ones with reasons."""
+    """Receive shares from several nodes at once; return failed ones with reasons."""
     failed: list[tuple[Share, CacheUnreachableError]] = []
     active: dict[int, Share] = {}
     poll = select.poll()

@@ -25,7 +25,7 @@ _SHARE_OF_FILES = 4  # we use at most one in this many of the files that a proce
 
 
 class OpenPack:
-    """A pack's descriptor, closed when no longer referenced: eviction never closes a pack being read."""
+    """A pack's descriptor, closed when no longer referenced, so never while read."""
 
     __slots__ = ("descriptor",)
 
@@ -82,7 +82,7 @@ class OpenPacks:
         return opened
 
     def forget(self, store: str, pack: str) -> None:
-        """Close a pack, so that the next read opens it again; a network server may have lost it."""
+        """Close a pack, so that the next read reopens it; a server may have lost it."""
         with self._lock:
             self._packs.pop((store, pack), None)
 
@@ -98,7 +98,7 @@ class OpenPacks:
                 self.forget(*key)
 
     def after_fork(self) -> None:
-        """Reset in a child: close its copies of the descriptors; the lock may have been held."""
+        """Reset in a child: close its descriptors; the lock may have been held."""
         self._lock = threading.Lock()
         self._packs.clear()
 
@@ -108,7 +108,7 @@ class OpenPacks:
             directory = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
         try:
             return directory.open_pack(pack)
-        except StoreError as error:  # no local name for the cause: that cycle would keep packs open
+        except StoreError as error:  # naming its cause would keep packs open
             if not _is_of_many_files(error.__cause__):
                 raise
         with self._lock:  # other code needs files too

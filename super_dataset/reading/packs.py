@@ -54,7 +54,7 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class StoreTroubleLog:
-    """A log of what could not be read from a store, at most once a minute for a process and all its forks."""
+    """A log of failed reads from a store, once a minute for a process and its forks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -111,7 +111,7 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """Read records through the cache's pointers, by offset; ``store`` is empty if none is visible."""
+    """Read records by the cache's pointers; ``store`` is empty if none is visible."""
     reading = _Reading(store, buffer, packs)
     placed = [
         (offset, place.pack, place.offset, place.length)
@@ -135,7 +135,7 @@ def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
 
 
 def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
-    """Return the records that have places, in pack order; those with impossible places go to ``failed``."""
+    """Return records with places, in pack order; impossible places go to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -181,7 +181,7 @@ class _Reading:
     def run(self, placed: list[_Place]) -> None:
         """Read all records."""
         self._packs.let_go()
-        # Records as long as a slot are read here, without a function call for each; others by _read.
+        # Records as long as a slot are read here, without a call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
         at_once = _AT_ONCE
         if self._store in packs.cannot_tell:
@@ -250,7 +250,7 @@ class _Reading:
             self._read(*self._waiting.popleft())
 
     def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record wherever it may be; the first of a batch sets the size of the block."""
+        """Read one record; the first of a batch sets the size of the block."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
@@ -289,6 +289,6 @@ def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
 
 
 def _will_need(pack: OpenPack, begin: int, length: int) -> None:
-    """Have the kernel fetch bytes of a pack without waiting; it may refuse, or lack support."""
+    """Have the kernel fetch bytes of a pack, if it can, without waiting."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

@@ -82,7 +82,7 @@ class BatchProgress:
         return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
-        """Check records read from packs; return failures with reasons, by offset, still to be requested."""
+        """Check records from packs; return failures with reasons, still to be requested."""
         buffer = self.buffer
         checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
         spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
@@ -150,14 +150,14 @@ class BatchProgress:
         elif is_passing(text):
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
         elif text.startswith("ERR ") and not wants_credentials(text):
-            # No GET of ours gets such a reply: commands or replies were corrupted or got out of step.
+            # No GET gets such a reply: something was corrupted or out of step.
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
             self.astray = text
         else:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report for the coordinator. Only samples that the cache reported absent are misses."""
+        """Return the report for the coordinator; only samples reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -177,7 +177,7 @@ class BatchProgress:
         )
 
     def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
-        """Return the error for a batch that timed out; ``of_source``: why its source has no samples."""
+        """Return the error of a timeout; ``of_source``: why its source has no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
