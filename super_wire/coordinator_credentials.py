@@ -38,7 +38,7 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token, and its bearer's rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+    """A token, and its rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
@@ -188,7 +188,7 @@ class CoordinatorCredentials(ClientTls):
 
 
 def _system_authorities() -> str:
-    """Return the file of the CAs that this system trusts, which Python knows and gRPC does not, or ""."""
+    """Return the file of this system's trusted CAs, which gRPC does not know, or ""."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

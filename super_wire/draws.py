@@ -101,7 +101,7 @@ class Draws:
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws of one epoch's batches, end to end, as a user's sampler drew them, and their lengths."""
+        """Make draws of an epoch's batches, end to end, as drawn, and their lengths."""
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 

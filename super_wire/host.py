@@ -50,7 +50,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return this process's cores: its affinity, cut by its control groups' CPU quota; at least one."""
+    """Return this process's cores: its affinity, cut by its CPU quota; at least one."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
@@ -62,7 +62,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the memory usable without swapping, on the host and in every control group of this process."""
+    """Return the memory usable without swapping, on the host and in its control groups."""
     available = _host_memory_bytes(root)
     for group in _control_groups(root, "memory"):
         for limit_name, usage_name, cache_name in (

@@ -45,7 +45,7 @@ _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return the names of classes by their labels; ``ConfigError`` describes the valid ones."""
+    """Return class names by label; ``ConfigError`` describes the valid ones."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
@@ -84,7 +84,7 @@ class RaggedLabels(Sequence[Any]):
         return len(self.rows)
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Return a field by its name, a label by its place, or the labels of a slice or array of places."""
+        """Return a field by name, a label by place, or labels of a slice or array of places."""
         if isinstance(wanted, str):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
@@ -123,7 +123,7 @@ Labels: TypeAlias = "NDArray[Any] | RaggedLabels"
 
 
 def labels_text(labels: Labels) -> str:
-    """Return the labels' dtype as text (:mod:`superdl.super_wire.label_dtype`), or raise ``ConfigError``."""
+    """Return the labels' dtype as text, or raise ``ConfigError``."""
     if not isinstance(labels, RaggedLabels):
         kind = labels.dtype
         named = {name: LabelField(kind[name]) for name in kind.names or ()}

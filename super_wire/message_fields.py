@@ -31,7 +31,7 @@ def clean_text(text: str) -> str:
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without the ``optional`` ones that are empty."""
+    """Return a message's fields as JSON values, without empty ``optional`` ones."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # asdict() of the whole message would copy every item of every column.
     return {

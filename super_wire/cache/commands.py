@@ -48,7 +48,7 @@ class Command(NamedTuple):
 class _Destination(NamedTuple):
     node: Node
     asking: bool = False
-    """Whether the slot is still migrating to the node, so that it answers only after ASKING."""
+    """Whether the slot is still migrating to the node, which needs ASKING."""
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
@@ -69,7 +69,7 @@ class _Exchange:
         self._until_s = time.monotonic() + timeout_s
         self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # with their connection, so perhaps executed, perhaps not
+        self._failed: set[int] = set()  # with their connection, so perhaps executed
 
     def run(self) -> list[Answer]:
         remaining = list(range(len(self._commands)))
@@ -115,7 +115,7 @@ class _Exchange:
         """Send commands; return the connection to read from, or ``None`` if sending failed."""
         try:
             connection = self._nodes.connection(to.node)
-        except (CacheError, ConfigError) as error:  # ConfigError: beyond loopback, and not encrypted
+        except (CacheError, ConfigError) as error:  # ConfigError: not encrypted
             self._fail(group, error if isinstance(error, CacheError) else CacheError(str(error)))
             return None
         prefix = (_ASKING,) if to.asking else ()

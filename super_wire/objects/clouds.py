@@ -60,7 +60,7 @@ _WORDS = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """Return this process's client of ``gs://name`` or ``az://container``; errors as in ``open_bucket``."""
+    """Return the client of ``gs://name`` or ``az://container``; errors as ``open_bucket``."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 
@@ -153,7 +153,7 @@ class _Cloud(Bucket):
 
         try:
             yield
-        except (BaseError, OSError, ValueError) as error:  # OSError: FileNotFoundError; ValueError: odd keys
+        except (BaseError, OSError, ValueError) as error:  # ValueError: odd keys
             message = str(error).partition("\n")[0][:_WORDS]
             status = int(match[1]) if (match := _STATUS.search(str(error))) else 0
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)

@@ -118,7 +118,7 @@ class Directory(Bucket):
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """Return the kept descriptor of a directory; ``None`` if there is no room for another one."""
+        """Return a directory's kept descriptor; ``None`` without room for another."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -128,7 +128,7 @@ class Directory(Bucket):
         return kept
 
     def _resolve(self, path: str, flags: int = 0) -> int:
-        """Open a path, which must lead below a root, by ``O_PATH``: nothing can be read by the descriptor."""
+        """Open a path that leads below a root by ``O_PATH``, which cannot read it."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
@@ -154,7 +154,7 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def file_version(status: os.stat_result) -> str:
-    """Return the version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
+    """Return a file's version: ``size-mtime_ns``, so that a rewritten file is another."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 

@@ -71,7 +71,7 @@ class Dataset(Bucket):
             raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
         if not may_read(server_of(endpoint), None):
             raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
-        if not re.fullmatch("[!-~]*", token):  # no header can hold it, and the error would show it
+        if not re.fullmatch("[!-~]*", token):  # no header can hold it
             raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
@@ -154,7 +154,7 @@ class Dataset(Bucket):
         return place
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub API's answer, and the query for the next page, empty after the last."""
+        """Return the Hub's answer, and the query for the next page, empty after the last."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -168,11 +168,11 @@ class Dataset(Bucket):
         return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
-        """Report whether a redirect stays at the Hub, as for a renamed dataset; then it gets the token."""
+        """Report whether a redirect stays at the Hub; then it gets the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if bytes may be read there, without the token; else raise ``ObjectError``."""
+        """Return ``True`` if bytes may be read there without the token, or raise."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True

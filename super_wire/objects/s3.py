@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
-    """Return this process's client of the bucket ``name``, with the settings of its environment."""
+    """Return this process's client of a bucket, with its environment's settings."""
     return _opened(name, patience, os.getpid(), settings_of_s3())
 
 
@@ -212,7 +212,7 @@ class S3Bucket(Bucket):
         return self._general(request, receive)
 
     def region(self) -> str:
-        """Return the bucket's region, which S3 reports even in refusals; empty if there is none."""
+        """Return the bucket's region, which S3 reports even in refusals; empty without."""
         request = Request("HEAD", None)
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))

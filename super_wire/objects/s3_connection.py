@@ -128,7 +128,7 @@ class S3Connection:
         return self._socket.fileno()
 
     def send(self, request: bytes) -> None:
-        """Send a request; raise ``OSError`` if the connection broke, or accepts nothing in time."""
+        """Send a request; ``OSError`` if the connection broke, or accepts nothing."""
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:

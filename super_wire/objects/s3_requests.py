@@ -28,7 +28,7 @@ _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """Return an object's URL path, percent-encoded as S3 signs it: once, slashes kept, not normalised."""
+    """Return an object's URL path, percent-encoded as S3 signs it: once, with slashes."""
     return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
