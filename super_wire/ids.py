@@ -213,7 +213,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Split ids into 16-byte ids; ``ValueError`` if the length is no multiple."""
+    """Split ids of 16 bytes; ``ValueError`` if the length is no multiple of 16."""
     if len(ids) % ID_BYTES:
         raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

@@ -198,7 +198,7 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
 
 
 def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
-    """Return name, dtype and shape of each array, and the table's end; ``ValueError`` if it is invalid."""
+    """Return each array's name, dtype and shape, and the table's end, or ``ValueError``."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
         raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")

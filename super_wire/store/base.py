@@ -38,7 +38,7 @@ __all__ = ["Listed", "PackInProgress", "Store"]
 
 
 class Listed(NamedTuple):
-    """A file or object of a folder: its name there, its length, and the time it was written (unix time)."""
+    """A folder's file or object: its name there, length, and unix time of writing."""
 
     name: str
     bytes: int
@@ -100,7 +100,7 @@ class Store(abc.ABC):
             return read_segment(self._contents(INDEX, name, MAX_SEGMENT_BYTES))
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, which begins with the collection if any; return the name."""
+        """Write a segment under a new name, which begins with any collection; return it."""
         name = new_segment_name(collection)
         self._put(INDEX, name, data)
         return name
@@ -118,7 +118,7 @@ class Store(abc.ABC):
         self._remove(OPEN, instance)
 
     def others(self, instance: str, now: float) -> list[str]:
-        """Return the other instances that have it open, which touched it within ten minutes."""
+        """Return other instances that touched it within ten minutes."""
         touched = sorted(self._list(OPEN))
         return [entry.name for entry in touched if entry.name != instance and now - entry.written < IN_USE_S]
 
@@ -227,7 +227,7 @@ class PackInProgress:
             return self._writer.add(sample_id, header, payload)
         except OSError:
             self.abandon()
-            with self._failures():  # entering it per record would cost more than writing a small one
+            with self._failures():  # entering it per record would be dear
                 raise
 
     def commit(self) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketStore"]
 
-_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file until its PUT
+_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
 _NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
 _FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
 _MAX_GET_BYTES = 2**26  # of one GET for several records
@@ -69,7 +69,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # S3 also refuses a missing object, unless the bucket may be listed without a prefix.
+            # Without permission to list, S3 also refuses a missing object.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -118,12 +118,12 @@ class BucketStore(Store):
                 f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
                 "holds nothing"
             )
-        # Concurrent creators give it the same id, since not every server supports If-None-Match.
+        # Concurrent creators give it one id: not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
     def _first_key(self, name: str) -> str:
-        """Return the first key that begins with a name in this store; empty if there is none."""
+        """Return the store's first key that begins with a name; empty without one."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
@@ -196,7 +196,7 @@ def _key(folder: str, name: str) -> str:
 
 
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield groups of spans that one request reads, by index; the bytes read for nothing are bounded."""
+    """Yield groups of spans to read at once, by index, wasting bounded bytes."""
     group: list[int] = []
     begin = end = wasted = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):

@@ -80,7 +80,7 @@ class DirectoryStore(Store):
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack, which may be cut off, as by :meth:`read`."""
+        """Read (offset, length) spans of a pack, which may be cut off, as by :meth:`read`."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
