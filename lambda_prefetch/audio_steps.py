@@ -53,15 +53,15 @@ def waveform(
     data = array.tobytes()
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
-    found, had_rate = _read(data, max_seconds)
+    frames, had_rate = _read(data, max_seconds)
     if mono:
-        found = found.mean(axis=1, keepdims=True)
+        frames = frames.mean(axis=1, keepdims=True)
     if had_rate != rate:
-        found = soxr.resample(found, had_rate, rate, quality="HQ")
+        frames = soxr.resample(frames, had_rate, rate, quality="HQ")
     if samples:
-        found = np.pad(found[:samples], ((0, max(0, samples - len(found))), (0, 0)))
-    made = np.ascontiguousarray(found.T, dtype=np.float32)
-    return made[0] if mono else made
+        frames = np.pad(frames[:samples], ((0, max(0, samples - len(frames))), (0, 0)))
+    channels = np.ascontiguousarray(frames.T, dtype=np.float32)
+    return channels[0] if mono else channels
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
@@ -134,5 +134,7 @@ def _filters(rate: int, bands: int, window: int) -> NDArray[np.float64]:
     widths = np.diff(corners)
     slopes = corners - np.linspace(0, top, window // 2 + 1)[:, None]
     rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
-    made: NDArray[np.float64] = np.maximum(0, np.minimum(rising, falling)) * 2 / (corners[2:] - corners[:-2])
-    return made
+    filters: NDArray[np.float64] = (
+        np.maximum(0, np.minimum(rising, falling)) * 2 / (corners[2:] - corners[:-2])
+    )
+    return filters

@@ -99,7 +99,7 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
     address, name = CacheAddress.parse(cache), settings.cache_secret
 
     def renewed(refused: Credentials, error: WrongPasswordError) -> Credentials:
-        """Return other credentials if the password comes from a secret, which may have changed."""
+        """Return other credentials if they come from a secret, which may have changed."""
         # The cached secret was just refused.
         _read_secret.cache_clear()
         credentials = _with_secret(refused, name)
@@ -111,7 +111,7 @@ def _make_cache(cache: str, settings: FunctionSettings) -> NodeConnections:
 
 
 def _with_secret(given: Credentials, name: str) -> Credentials:
-    """Return credentials with a secret's user and password; ``given`` if the secret's name is empty."""
+    """Return credentials from a secret; ``given`` if the secret's name is empty."""
     if not name:
         return given
     username, password = _read_secret(name, os.getpid())

@@ -109,7 +109,7 @@ class CustomStep:
         """
         drawn = {"seed": seed} if self._random else {}
         try:
-            made = self._function(array, **self._params, **drawn)
+            result = self._function(array, **self._params, **drawn)
         except SampleFailedError:
             raise  # a shipped step reports a fault of the bytes
         except MemoryError:
@@ -118,12 +118,12 @@ class CustomStep:
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(made, Mapping):
-            return self._checked(made)
-        named = all(isinstance(name, str) and 0 < len(name.encode()) <= MAX_NAME_BYTES for name in made)
-        if not (named and 1 <= len(made) <= MAX_ARRAYS):
-            raise self._wrong_result(f"a dict with the keys {reprlib.repr(list(made))}")
-        return {name: self._checked(array) for name, array in made.items()}
+        if not isinstance(result, Mapping):
+            return self._checked(result)
+        named = all(isinstance(name, str) and 0 < len(name.encode()) <= MAX_NAME_BYTES for name in result)
+        if not (named and 1 <= len(result) <= MAX_ARRAYS):
+            raise self._wrong_result(f"a dict with the keys {reprlib.repr(list(result))}")
+        return {name: self._checked(array) for name, array in result.items()}
 
     def _checked(self, made: object) -> NDArray[Any]:
         if not isinstance(made, np.ndarray):

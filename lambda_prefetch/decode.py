@@ -36,7 +36,7 @@ _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
 
 class _FillsHere:
-    """Pillow's switch for truncated images, with a value per thread: Pillow tests its truth value."""
+    """Pillow's switch for truncated images, with a truth value per thread."""
 
     def __init__(self, elsewhere: object) -> None:
         self._elsewhere = elsewhere
@@ -193,7 +193,7 @@ def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
 
 
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
-    """Refuse an image, or the result of a step, that has more pixels than the request allows."""
+    """Refuse an image or a step's result with more pixels than allowed."""
     if width * height > limit_pixels:
         raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
 
@@ -218,7 +218,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
 
 
 def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
-    """Return width and height of a baseline colour JPEG without EXIF; ``None`` for anything else."""
+    """Return width and height of a baseline colour JPEG without EXIF, else ``None``."""
     size, at = None, len(_START_OF_IMAGE)
     if not data.startswith(_START_OF_IMAGE):
         return None
@@ -240,10 +240,10 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Refuse a JPEG with more than :data:`MAX_SCANS` scans: thousands would take minutes to decode."""
+    """Refuse a JPEG of many scans: thousands would take minutes to decode."""
     if _marks(data) <= MAX_SCANS:
         return
-    # The marks of a thumbnail, or behind the image's end, begin no scan: now walk the segments.
+    # Marks in a thumbnail or behind the image begin no scan: walk the segments.
     scans, marker = 0, _MARKER.search(data)
     while marker is not None and marker[1] != _END_OF_IMAGE:
         scans += marker[0] == _SCAN
@@ -256,7 +256,7 @@ def _check_scans(data: bytes | bytearray) -> None:
 
 
 def _marks(data: bytes | bytearray) -> int:
-    """Count :data:`_SCAN` in the bytes, for long ones five times as fast as their own ``count``."""
+    """Count :data:`_SCAN`, in long bytes five times as fast as ``count``."""
     # For a few bytes numpy would release the GIL, and wait to get it back.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)

@@ -54,7 +54,7 @@ _RANGES_IN_BUDGET = 4
 
 @dataclass(slots=True)
 class _Room:
-    """Room in the budget that ``samples`` members of one range share; the last one releases it."""
+    """Room that ``samples`` members of a range share; the last one releases it."""
 
     reserved_bytes: int
     samples: int
@@ -105,10 +105,10 @@ def _share(rows: Rows, members: list[Arrived]) -> None:
 
 def _share_out(read_bytes: int, members: list[Arrived]) -> None:
     """Divide the bytes read for all members among them."""
-    share, left = divmod(read_bytes, len(members))
+    share, remainder = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
         # The first members take the remainder, so that the sum is exact.
-        member.beside_bytes = share + (place < left) - len(member.data)
+        member.beside_bytes = share + (place < remainder) - len(member.data)
 
 
 class Fetchers:
@@ -140,16 +140,16 @@ class Fetchers:
         if request.members:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
-            pieces = [(one.indices[0], one) for one in ranges]
+            pieces = [(member_range.indices[0], member_range) for member_range in ranges]
             # Parts that are whole objects, not members.
             pieces += [(index, None) for index, member in enumerate(request.members) if not member]
             count = len(pieces)
-            self._enough_arrived = sys.maxsize  # one range exceeds it; the budget bounds them instead
+            self._enough_arrived = sys.maxsize  # the budget bounds ranges instead
         if request.fields:  # a sample's parts together: decoded parts wait for the others
             pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
         self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
         self.ranges_read = 0
-        """Ranges of members read, with footers of Parquet files; with fields, whole objects too."""
+        """Ranges and Parquet footers read; with fields, whole objects too."""
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
@@ -253,7 +253,7 @@ class Fetchers:
                 self._finish(arrived, pending)
 
     def _is_away(self) -> bool:
-        """Report whether the source has been unavailable too long for more requests to be worthwhile."""
+        """Report whether the source has been unavailable too long to ask again."""
         return time.perf_counter() - self._away_since_s > _AWAY_S
 
     def _rest(self) -> None:
@@ -308,7 +308,7 @@ class Fetchers:
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
             is_away = failure.outcome is Outcome.UNAVAILABLE
-            if arrived.reserved_bytes is not None:  # it answered, and may then have waited for room
+            if arrived.reserved_bytes is not None:  # it answered, then perhaps waited for room
                 asked_s = time.perf_counter()
             # A run of failures counts from its first.
             since_s = min(self._away_since_s, asked_s)
@@ -368,12 +368,12 @@ class Fetchers:
 
         def reserve(size_bytes: int) -> None:
             nonlocal waited_ns
-            if arrived.reserved_bytes is not None:  # already done for a block that could not be kept
+            if arrived.reserved_bytes is not None:  # done for a block that was not kept
                 return
-            asked_ns = time.perf_counter_ns()
+            began_ns = time.perf_counter_ns()
             self._budget.acquire(size_bytes)
             arrived.reserved_bytes = size_bytes
-            waited_ns += time.perf_counter_ns() - asked_ns
+            waited_ns += time.perf_counter_ns() - began_ns
 
         if arrived.range is not None and arrived.span is None:
             arrived.rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)

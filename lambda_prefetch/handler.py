@@ -86,7 +86,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     try:
         return _answer(event, context)
     except SuperError as error:
-        # It may quote a value of the event, of any length, and answers are bounded and in UTF-8.
+        # It may quote long values of the event; answers are bounded and in UTF-8.
         message = clean_text(str(error))[:_MAX_MESSAGE]
         if message == str(error):
             raise
@@ -134,7 +134,7 @@ class _ReplyTo:
 
     @classmethod
     def of_event(cls, event: dict[str, Any]) -> Self | None:
-        """Read from an event, which may be faulty otherwise; ``None`` if its answer is only returned."""
+        """Read from a perhaps faulty event; ``None`` if its answer is only returned."""
         stream = event.get("answer_to", "")
         if stream == "":
             return None
@@ -146,7 +146,7 @@ class _ReplyTo:
         return cls(str(request_id)[:_MAX_ID], str(cache), checked_outcome_stream(stream))
 
     def send(self, answer: Answer, settings: FunctionSettings) -> None:
-        """Append an answer; :class:`CacheError` if that fails, and then the coordinator never gets it."""
+        """Append an answer; :class:`CacheError` if that fails and the answer is lost."""
         packed = pack_outcome(answer)
         if len(packed) > MAX_OUTCOME_BYTES:
             raise CacheError(
@@ -176,7 +176,7 @@ class _ReplyTo:
 def _tell_failure(
     error: Exception, reply_to: _ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
 ) -> None:
-    """Report a failure to the coordinator at once; an unreachable cache must not hide the error itself."""
+    """Report a failure at once; an unreachable cache must not hide the error itself."""
     failure = PrefetchFailure(
         reply_to.request_id,
         installed_version(),
@@ -259,7 +259,7 @@ def _prefetch(
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """Return the common fields of a pack's records; ``None`` if the request is to write no pack."""
+    """Return the common fields of a pack's records; ``None`` without a pack."""
     # No other epoch can use the samples of a random recipe.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
@@ -283,17 +283,17 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 def _memory_mb(context: Any) -> int:
     """Return the function's memory, which Lambda gives as text; 0 elsewhere."""
-    told = getattr(context, "memory_limit_in_mb", None)
-    return int(told) if told is not None and str(told).isdecimal() else 0
+    limit_mb = getattr(context, "memory_limit_in_mb", None)
+    return int(limit_mb) if limit_mb is not None and str(limit_mb).isdecimal() else 0
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
-    """Check, before any pixel is written, that this is the function that the coordinator first met."""
-    wanted = request.function_version
-    if wanted and wanted != installed_version():
+    """Check that this is the function that the coordinator first met."""
+    expected = request.function_version
+    if expected and expected != installed_version():
         raise ConfigError(
-            f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
-            f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
+            f"this function is SUPER {installed_version()}, the coordinator is SUPER {expected[:80]}: deploy "
+            f"the function of {expected[:80]}, or start a coordinator of {installed_version()}"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(
@@ -304,7 +304,7 @@ def _check_deployed(request: PrefetchRequest) -> None:
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
-    """Derive every sample id again: a difference means that the two sides disagree about the sample."""
+    """Derive every sample id again, to see that both sides mean the same samples."""
     randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
     if request.fields != recipe.beside:
         raise ConfigError(
@@ -316,11 +316,11 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     if derived != "".join(request.ids):
         # Name the first sample that differs.
         width = len(request.ids[0])
-        mine = [derived[at : at + width] for at in range(0, len(derived), width)]
-        at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])
+        derived_ids = [derived[at : at + width] for at in range(0, len(derived), width)]
+        at = next(at for at, listed in enumerate(request.ids) if listed != derived_ids[at])
         raise ConfigError(
             f"the request calls {request.bucket}/{request.name_of(at)} {request.ids[at]}, this function "
-            f"calls it {mine[at]}: deploy one version of SUPER"
+            f"calls it {derived_ids[at]}: deploy one version of SUPER"
         )
 
 
@@ -331,8 +331,8 @@ def _derived_ids(request: PrefetchRequest, recipe_digest: bytes, randomness: tup
     members = [member.encode() for member in request.members]
     for at in range(0, len(keys), count):
         end = at + count
-        theirs = members[at:end] if any(members[at:end]) else None
-        columns.append((keys[at:end], versions[at:end], theirs))
+        part_members = members[at:end] if any(members[at:end]) else None
+        columns.append((keys[at:end], versions[at:end], part_members))
     fields = [FieldColumns(name, *part) for name, part in zip(request.fields, columns[1:], strict=True)]
     own_keys, own_versions, own_members = columns[0]
     return sample_ids(

@@ -84,9 +84,9 @@ def produce(
             columns.source_requests = fetchers.ranges_read
         results = pusher.results
         # Pointers reach the cache only once their pack is in the store.
-        if (taken := saver.commit()) and not pusher.broken:
+        if (records := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
-                for index, header, payload in taken:
+                for index, header, payload in records:
                     pusher.put(index, cache_key(bytes.fromhex(request.ids[index])), header, payload)
             results += pusher.results
     columns.settle(results)
@@ -94,7 +94,7 @@ def produce(
 
 
 class _Decoders:
-    """Threads that decode arriving samples and hand them to the pusher, and a watch over them."""
+    """Threads that decode samples and hand them to the pusher, with a watch."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Decoders:
             self._fetchers.stop()
 
     def _decode_next(self) -> int | None:
-        """Decode the next sample to arrive; return the microseconds taken, ``None`` after the last."""
+        """Decode the next sample; return the microseconds taken, ``None`` after the last."""
         arrived = self._fetchers.next()
         if arrived is None:
             return None
@@ -191,27 +191,27 @@ class _Decoders:
             self._fetchers.release(arrived)
 
     def _finish(self, arrived: Arrived) -> int:
-        """Decode a sample and hand it to the pusher, or note its failure; return the microseconds taken."""
+        """Decode and push a sample, or note its failure; return the microseconds taken."""
         index = arrived.index % len(self._request.ids)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
             self._columns.fetch_us[index] += arrived.fetch_us
             self._columns.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
             self._making[threading.current_thread()] = (time.monotonic(), index)
-        made = _attempt(partial(self._make, arrived))
+        result = _attempt(partial(self._make, arrived))
         took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
         if self._parts is not None:
             with self._claiming:
                 given_up = threading.current_thread() not in self._making
-                joined = None if given_up else self._parts.join(arrived.index, made, took_us)
+                joined = None if given_up else self._parts.join(arrived.index, result, took_us)
                 if joined is None:
                     self._making.pop(threading.current_thread(), None)
                     return took_us
-                made, decode_us = joined
-        if isinstance(made, SampleFailedError):
-            self._fail(index, made)
+                result, decode_us = joined
+        if isinstance(result, SampleFailedError):
+            self._fail(index, result)
             return took_us
-        packed = _attempt(partial(self._packed, made, index, decode_us))
+        packed = _attempt(partial(self._packed, result, index, decode_us))
         if isinstance(packed, SampleFailedError):
             self._fail(index, packed)
         elif self._claim():
@@ -222,7 +222,7 @@ class _Decoders:
         return took_us
 
     def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
-        """Return header and payload of the sample's record; fail if a cache takes no record that large."""
+        """Return the record's header and payload; fail if it is too large for a cache."""
         fetch_us = self._columns.fetch_us[index]
         header, payload = pack_sample(made, self._sample_id(index), fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
@@ -240,7 +240,7 @@ class _Decoders:
             self._put(index, pack_tombstone(tombstone, self._sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
-        """Claim the right to report this thread's sample; ``False`` if it was already given up."""
+        """Claim the right to report this thread's sample; ``False`` if it was given up."""
         with self._claiming:
             return self._making.pop(threading.current_thread(), None) is not None
 
@@ -251,7 +251,7 @@ class _Decoders:
         return bytes.fromhex(self._request.ids[index])
 
     def _make(self, arrived: Arrived) -> Made:
-        """Return the sample's array or arrays, or raise the failure that occurred before or here."""
+        """Return the sample's array or arrays, or raise its failure."""
         if arrived.failure is not None:
             raise arrived.failure
         data = arrived.data
@@ -272,7 +272,7 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
     except MemoryError:
         # Not the fault of these bytes: a function with more memory may well decode them.
         return SampleFailedError(Outcome.SOURCE_ERROR, "the function has not enough memory to decode it")
-    except Exception as error:  # noqa: BLE001  # reported in the result; the other samples go on
+    except Exception as error:  # noqa: BLE001  # reported; other samples go on
         why = f"it could not be made: {type(error).__name__}: {error}"
         return SampleFailedError(Outcome.STEP_ERROR, why)
 

@@ -147,18 +147,18 @@ class Pusher:
 
     @property
     def broken(self) -> str:
-        """The reason why the cache takes no more records in this invocation; empty while it does."""
+        """Why the cache takes no more records in this invocation; empty while it does."""
         return self._broken
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
         """Hand over a record; wait while too many bytes are waiting.
 
-        Small records are bundled, since waking the other thread costs as much as decoding a small image.
+        Small records are bundled: waking the thread costs as much as a small image.
         """
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
-            # The bundle holds room in the budget: hand it over before a large record waits for that room.
+            # Hand over the bundle before a large record waits for its room in the budget.
             if self._bundle_bytes + size_bytes > _BUNDLE_BYTES:
                 self._hand_over()
             self._budget.acquire(size_bytes)
@@ -185,7 +185,7 @@ class Pusher:
             keep_cache(self._url, self._cache)
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
-        """Return the waiting records, at least one if any are to come, and whether more may follow."""
+        """Return the waiting records, at least one, and whether more may follow."""
         records: list[_Record] = []
         bundle = self._waiting.get()
         while bundle:
@@ -202,7 +202,7 @@ class Pusher:
         begun_ns = time.perf_counter_ns()
         try:
             refusals = self._exchange(records)
-        except Exception as error:  # noqa: BLE001  # reported for each sample; else the invocation would hang
+        except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
             self._broken = str(error) or type(error).__name__
             refusals = [self._broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))

@@ -108,18 +108,18 @@ class _Reader:
 
     def restore(self, piece: _Piece) -> int:
         """Restore the samples of a piece; return the number of bytes read."""
-        wanted = [index for index in piece.indices if self._is_place(index)]
-        size_bytes = sum(self._request.lengths[index] for index in wanted)
-        if not wanted or not self._may_begin(wanted):
+        indices = [index for index in piece.indices if self._is_place(index)]
+        size_bytes = sum(self._request.lengths[index] for index in indices)
+        if not indices or not self._may_begin(indices):
             return 0
         self._budget.acquire(size_bytes)
         try:
-            return self._read(piece.pack, wanted)
+            return self._read(piece.pack, indices)
         finally:
             self._budget.release(size_bytes)
 
     def _is_place(self, index: int) -> bool:
-        """Check the bounds of a sample's place, so that no more bytes are read than a record can have."""
+        """Check a sample's place: no more bytes are read than a record can have."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
@@ -144,7 +144,7 @@ class _Reader:
         try:
             records = self._store.read_many(pack, spans)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:
-            # S3 also refuses a missing pack, without permission to list; or this one pack is another user's.
+            # Without permission to list, S3 also refuses a missing pack.
             self._fail(wanted, Outcome.NOT_STORED, trouble_in_words(error))
             return 0
         except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile

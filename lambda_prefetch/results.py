@@ -46,7 +46,7 @@ class ResultColumns:
         self.source_requests = 0
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
-        """Note the outcome of a sample that is not cached; return its message, which names the sample."""
+        """Note the outcome of a sample that is not cached; return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             why = f"{CHANGED_SINCE}: {why}"
@@ -55,7 +55,7 @@ class ResultColumns:
         return message
 
     def settle(self, results: list[Pushed]) -> None:
-        """Note the cache's answer for each pushed record; a sample without one does not count as cached."""
+        """Note the cache's answers; a sample without one does not count as cached."""
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
@@ -71,6 +71,6 @@ class ResultColumns:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def told(self) -> dict[str, Any]:
-        """Return the fields of a :class:`~superdl.super_wire.request.PrefetchResult` that are known here."""
+        """Return the fields of a ``PrefetchResult`` that are known here."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS + _PLACES}
         return columns | {name: getattr(self, name) for name in _TOLD}

@@ -40,7 +40,7 @@ _LIST_AGAIN = "the object was cut off, or the key list is of another; list its m
 
 @dataclass(slots=True)
 class Rows:
-    """The contents or failures of rows of a row group, by index in the request, and the reads for them."""
+    """Contents or failures of rows, by index in the request, and the reads for them."""
 
     contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
     requests: int = 0
@@ -68,11 +68,11 @@ def read_rows(
     Raises:
         SampleFailedError: none of them can be read; a single row's failure is returned in its place.
     """
-    first, found = indices[0], Rows()
+    first, result = indices[0], Rows()
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
     column = request.encodings[first].removeprefix(ROW_ENCODING)
     limit_bytes = request.limits.object_bytes
-    footer = _footer((request.bucket, key, version), bucket, found)
+    footer = _footer((request.bucket, key, version), bucket, result)
     span, unpacked_bytes, rows_at_a_time = _place_of(footer, group, column, limit_bytes)
     data = read_object(
         bucket,
@@ -82,8 +82,8 @@ def read_rows(
         reserve=lambda size_bytes: reserve(size_bytes + unpacked_bytes),
         span=span,
     )
-    found.requests += 1
-    found.read_bytes += len(data)
+    result.requests += 1
+    result.read_bytes += len(data)
     if len(data) < span.size_bytes:
         raise SampleFailedError(
             Outcome.CHANGED,
@@ -96,13 +96,13 @@ def read_rows(
         raise spoiled("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = [(request.member_lengths[index], index) for index in indices]
     file = _Piece(data, span), footer
-    _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, found.contents)
+    _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, result.contents)
     for row, index in rows:
-        if index not in found.contents:
-            found.contents[index] = SampleFailedError(
+        if index not in result.contents:
+            result.contents[index] = SampleFailedError(
                 Outcome.CHANGED, f"its row group {group} has no row {row}: {_LIST_AGAIN}"
             )
-    return found
+    return result
 
 
 def _decode(
@@ -118,8 +118,8 @@ def _decode(
     from pyarrow import parquet
 
     piece, footer = piece_and_footer
-    (group, column), left, begin, kept_bytes = place, iter(rows), 0, 0
-    row, index = next(left)
+    (group, column), remaining, begin, kept_bytes = place, iter(rows), 0, 0
+    row, index = next(remaining)
     try:
         # read_dictionary: values that many rows share would otherwise be copied per row. No pre_buffer:
         # pyarrow's threads that still hold the file at Python's exit would abort it by SIGABRT.
@@ -135,11 +135,11 @@ def _decode(
             while row < begin + batch.num_rows:
                 value = _leaf(batch.column(0), row - begin)
                 kept_bytes += len(value) if isinstance(value, bytes) else 0
-                if kept_bytes > limit_bytes:  # rows share values; in another request each may well fit
+                if kept_bytes > limit_bytes:  # each may fit in another request
                     why = f"rows of one request unpack to more than {limit_bytes} bytes"
                     value = SampleFailedError(Outcome.SOURCE_ERROR, why)
                 contents[index] = value
-                row, index = next(left, (-1, -1))
+                row, index = next(remaining, (-1, -1))
                 if index < 0:
                     return
             begin += batch.num_rows
@@ -188,13 +188,13 @@ class _Piece(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return bytes of the span; ``OSError`` before it, if a column is not where the footer says."""
+        """Return bytes of the span; ``OSError`` for a place before it."""
         begin = self._at - self._span.begin
         if begin < 0:
             raise OSError("a column lies elsewhere than its footer says")
-        found = bytes(self._data[begin : None if size < 0 else begin + size])
-        self._at += len(found)
-        return found
+        chunk = bytes(self._data[begin : None if size < 0 else begin + size])
+        self._at += len(chunk)
+        return chunk
 
 
 # Parsed footers and their lengths, by bucket, key and version, most recently used last.
@@ -204,7 +204,7 @@ _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueD
 
 
 def _footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
-    """Return pyarrow's metadata of an object's footer, and count its reads; one thread reads it."""
+    """Return pyarrow's metadata of an object's footer, and count its reads."""
     with _kept_lock:
         # Weak values: the lock goes with the last thread that holds it.
         reading = _reading.setdefault(place, threading.Lock())
@@ -259,7 +259,7 @@ def _parsed(footer: bytes | bytearray) -> Any:
 
 
 def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int, int]:
-    """Locate a column of a row group by the footer: its span, its bytes unpacked, and rows per batch."""
+    """Return a column chunk's span, its bytes unpacked, and rows per batch."""
     if group >= footer.num_row_groups:
         raise SampleFailedError(
             Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"

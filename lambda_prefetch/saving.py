@@ -90,7 +90,7 @@ def _save_some(
 
 
 def _slice(sample_id: bytes, start: int) -> Command:
-    """Return the command for a slice of a record; the reply is empty if the record is missing."""
+    """Return the command for a slice of a record; the reply is empty without one."""
     key = cache_key(sample_id)
     return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
 
@@ -104,8 +104,8 @@ def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
     """
     record = _bytes(answer)
     parts, size = [record], len(record)
-    wanted = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
-    while len(parts[-1]) == _SLICE_BYTES and size < wanted:
+    total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
+    while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:
         (answer,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
         parts.append(_bytes(answer))
         size += len(parts[-1])

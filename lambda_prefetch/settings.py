@@ -127,10 +127,10 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     """Return the variable's value as spelled in ``known``; the first of these by default."""
     value = variables.get(name, "") or known[0]
-    found = next((one for one in known if one.lower() == value.lower()), None)
-    if found is None:
+    chosen = next((choice for choice in known if choice.lower() == value.lower()), None)
+    if chosen is None:
         raise ConfigError(f"{name} is one of {', '.join(known)}; not {value!r}")
-    return found
+    return chosen
 
 
 def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:

@@ -117,7 +117,7 @@ class ShardCache:
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
 
     def _count(self, path: Path) -> int:
-        """Count one more read of a missing block; return the number of reads by all processes."""
+        """Count a read of a missing block; return the reads by all processes."""
         try:
             counter = os.open(f"{path}{_READS}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError:
@@ -147,7 +147,7 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch a block and keep it; ``None`` if others fetch it, or too many, or there is no room."""
+        """Fetch and keep a block; ``None`` if others do, too many do, or there is no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
@@ -172,8 +172,8 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Claim room for one more block, by a file of its length; remove blocks that were idle for long."""
-        with (self._directory / _LOCK).open("ab") as lock:  # the directory's own lock is the coordinator's
+        """Claim room for a block by a file of its length; remove long idle blocks."""
+        with (self._directory / _LOCK).open("ab") as lock:  # the other lock is the coordinator's
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
             for path in self._directory.iterdir():

@@ -81,7 +81,7 @@ class Pace:
         self._waited_s = self._passed_s = 0.0
 
     def check(self, waited_s: float, passed_s: float) -> None:
-        """Raise :class:`StoreBusyError` if the disk delays this pack and delayed the ones before it."""
+        """Raise :class:`StoreBusyError` if the disk delays pack after pack."""
         waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
             self._waited_s = self._passed_s = 0.0  # a later try measures afresh
@@ -157,7 +157,7 @@ class PackSaver:
             self._columns.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
-        """Write a data record, and keep it, if the cache is to get a pointer to it; from any thread."""
+        """Write and keep a record that gets a pointer in the cache; from any thread."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
@@ -177,20 +177,20 @@ class PackSaver:
                 self._write(index, header, payload)
 
     def commit(self) -> list[tuple[int, bytes, memoryview]]:
-        """Let the pack appear; return the records to push for the taken ones, as sample, header and payload.
+        """Let the pack appear; return the records to push, as sample, header and payload.
 
         They are pointers into the pack, or the records themselves if there is no pack.
         """
         if self._pack is not None:
             self._commit(self._pack)
-        pack, taken, self._kept = self._columns.pack, self._kept, {}
+        pack, records, self._kept = self._columns.pack, self._kept, {}
         if not pack:
-            return [(index, *record) for index, record in taken.items()]
+            return [(index, *record) for index, record in records.items()]
         pointers = []
-        for index in taken:
+        for index in records:
             place = Pointer(pack, self._offsets[index], self._lengths[index])
-            whole = pack_pointer(place, bytes.fromhex(self._request.ids[index]))
-            pointers.append((index, whole, memoryview(b"")))
+            header = pack_pointer(place, bytes.fromhex(self._request.ids[index]))
+            pointers.append((index, header, memoryview(b"")))
         return pointers
 
     def _write(self, index: int, header: bytes, payload: memoryview) -> bool:
@@ -206,7 +206,7 @@ class PackSaver:
             self._waited_s += self._clock() - before_s
             if self._pace is not None:
                 self._pace.check(self._waited_s, self._clock() - self._begun_s)
-        except Exception as error:  # noqa: BLE001  # reported in the result; it must not end this thread
+        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
             self._fail(error)
             return False
         return True
@@ -226,7 +226,7 @@ class PackSaver:
             before_s = self._clock()
             self._columns.pack = pack.commit()
             self._waited_s += self._clock() - before_s
-        except Exception as error:  # noqa: BLE001  # reported in the result; the samples are cached
+        except Exception as error:  # noqa: BLE001  # reported; the samples are cached
             self._fail(error)
         else:
             self._columns.offsets, self._columns.lengths = self._offsets, self._lengths

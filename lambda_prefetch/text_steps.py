@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_TEXT_BYTES", "tokenize"]
 
 MAX_TEXT_BYTES = 16 * 2**20
-"""Maximum size of a text: while its tokens are made they take about a hundred times its bytes."""
+"""Maximum size of a text; making tokens takes about a hundred times its bytes."""
 
 _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
@@ -68,19 +68,19 @@ def tokenize(
 
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
-    """Load the tokenizer in a file, without its truncation and padding: ``length`` decides those."""
+    """Load a tokenizer without truncation and padding: ``length`` decides those."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
     with Path(file).open("rb") as opened:
         data = opened.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
         raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise ValueError(f"the tokenizer {file} is another than the recipe's, of SHA-256 {sha256}")
-    made: Tokenizer = Tokenizer.from_str(data.decode())
-    if getattr(made.model, "dropout", None):
+    tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
+    if getattr(tokenizer.model, "dropout", None):
         raise ValueError(f"the tokenizer {file} has dropout: a text would have other tokens each time")
-    made.no_truncation()
-    made.no_padding()
-    return made
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

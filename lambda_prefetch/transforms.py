@@ -70,11 +70,11 @@ class SampleRandom:
         self._count = 0
 
     def seed(self) -> int:
-        """Return the next draw as a non-negative integer of 63 bits, to seed another library's generator."""
+        """Return the next draw as an integer of 63 bits, to seed other generators."""
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next draw from ``low`` (included) to ``high`` (excluded, except for rounding)."""
+        """Return the next draw from ``low`` to ``high`` (excluded, but for rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
@@ -181,7 +181,7 @@ class Program:
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Made:
-        """Return an image as uint8, (height, width, channels), in two thirds of the time of np.asarray()."""
+        """Return an image as uint8, (height, width, channels), faster than np.asarray()."""
         if not isinstance(picture, Image.Image):
             return picture
         if self._of_mask:
@@ -196,7 +196,7 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """Return the step's kind, and its number among the steps of that kind: fields share its draws."""
+        """Return the step's kind, and its number among those: fields share its draws."""
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
 
@@ -211,7 +211,7 @@ class Program:
 
 
 class _Drawing(NamedTuple):
-    """The further inputs of a step: its random numbers, and the bound on its result in pixels."""
+    """A step's random numbers, and the bound on its result in pixels."""
 
     draws: Callable[[], SampleRandom]
     limit_pixels: int
@@ -230,7 +230,7 @@ def _resized(
     image: Image.Image, size: tuple[int, int], step: Mapping[str, Any], limit_pixels: int
 ) -> Image.Image:
     check_pixels(*size, limit_pixels)
-    # Pillow resamples one side after the other: a long, thin image may become large in between.
+    # Pillow resamples one side first: a long, thin image may become large then.
     check_pixels(size[0], image.height, limit_pixels)
     check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
@@ -322,7 +322,7 @@ def center_crop_box(width: int, height: int, crop_width: int, crop_height: int) 
 
 
 def _centred(length: int, side: int) -> int:
-    # Half pixels, like torchvision: padding puts the smaller half first, cropping rounds half to even.
+    # As in torchvision: padding puts the smaller half first, cropping rounds to even.
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 

@@ -54,13 +54,13 @@ def clip(
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
         )
-        wanted = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
-        taken = _frames(data, ticks, set(wanted.tolist()), size)
+        numbers = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
+        decoded = _frames(data, ticks, set(numbers.tolist()), size)
     except MemoryError:
         raise  # also for absurd sizes, but no good video must become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
         raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
-    return np.stack([taken[number] for number in wanted.tolist()])
+    return np.stack([decoded[number] for number in numbers.tolist()])
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
@@ -72,7 +72,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise spoiled("undecodable", "it has no video that FFmpeg decodes")
         stream = file.streams.video[0]
-        stamps, count, last, all_say = [], 0, 0, True
+        stamps, count, last, all_timed = [], 0, 0, True
         for packet in file.demux(stream):
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
@@ -81,7 +81,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
             if stamp is None:  # the end
                 continue
             count += 1
-            all_say = all_say and packet.pts is not None
+            all_timed = all_timed and packet.pts is not None
             if not packet.is_discard:
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
@@ -91,7 +91,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
             raise spoiled("empty", "it has no frames")
         ticks = np.sort(np.array(stamps))
         seconds = (ticks - ticks[0]) * float(stream.time_base)
-        return ticks if all_say else None, seconds, float((last - int(ticks[0])) * stream.time_base)
+        return ticks if all_timed else None, seconds, float((last - int(ticks[0])) * stream.time_base)
 
 
 def _frames(

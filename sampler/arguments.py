@@ -81,10 +81,10 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     repeats = whole_number("repeats", repeats, 1, REPEATS_MAX + 1)
     if sampler is not None or batch_sampler is not None:
         given = {"shuffle": shuffle, "indices": indices, "weights": weights, "draws": draws}
-        others = [name for name, value in given.items() if value is not None and value is not False]
-        others += ["repeats"] * (repeats > 1) + ["a mix of datasets"] * bool(mix[0])
+        conflicts = [name for name, value in given.items() if value is not None and value is not False]
+        conflicts += ["repeats"] * (repeats > 1) + ["a mix of datasets"] * bool(mix[0])
         whole, order = _order_from(
-            dataset, sampler, batch_sampler, batch_size=batch_size, drop_last=drop_last, others=others
+            dataset, sampler, batch_sampler, batch_size=batch_size, drop_last=drop_last, others=conflicts
         )
         own = JobSpec(order.batch_size or 1, seed, False, False, 0, 1, draws=UNDRAWN)
         return Description(whole, own, *place, order)
@@ -118,7 +118,7 @@ def _order_from(
     drop_last: bool,
     others: list[str],
 ) -> tuple[Any, UserOrder]:
-    """Return the dataset itself and what draws its epochs; ``others`` are arguments that conflict."""
+    """Return the dataset itself and what draws its epochs; ``others`` conflict."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("sampler and batch_sampler both say what an epoch has: give one of them")
     source: Any = sampler
@@ -143,15 +143,15 @@ def _check_dataset(dataset: object) -> None:
     if not missing:
         return
     if isinstance(dataset, str | os.PathLike):
-        instead = (
+        remedy = (
             f"SuperDataset({os.fspath(dataset)!r}, Recipe.image(resize=256, crop=224)) in place of the text"
         )
     else:
-        instead = (
+        remedy = (
             "as in SuperSampler(dataset, batch_size=256); "
             f"this {type(dataset).__name__} has no {', '.join(missing)}"
         )
-    raise UsageError(f"SuperSampler takes the SuperDataset itself, {instead}")
+    raise UsageError(f"SuperSampler takes the SuperDataset itself, {remedy}")
 
 
 def check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
@@ -170,7 +170,7 @@ def samples_of_a_rank(size: int, spec: JobSpec) -> int:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return ``value`` as an int in ``[low, high)``; numpy's and torch's are accepted, booleans are not."""
+    """Return ``value``, also numpy's or torch's, as an int in ``[low, high)``; no booleans."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:

@@ -49,7 +49,7 @@ class OpenJobs:
         self._open.pop((address, job, rank), None)
 
     def say(self, total_s: float = TOTAL_S, client: Callable[[str], Client] = Client) -> None:
-        """Close the jobs that this process has open. A coordinator that does not answer is not retried."""
+        """Close this process's jobs, without retrying a silent coordinator."""
         if not self._open:
             return
         from superdl.super_wire import coordinator_pb2 as pb
@@ -60,9 +60,9 @@ class OpenJobs:
             left_s = until_s - time.monotonic()
             if pid != os.getpid() or address in deaf or left_s <= 0:
                 continue
-            once = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
+            single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
             try:
-                client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), once)
+                client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
             except SuperError as error:
                 _LOG.debug("job %s could not be closed at exit: %s", job, error)
                 deaf.add(address)
@@ -101,7 +101,7 @@ def in_background(task: Callable[[], None]) -> None:
 
 @atexit.register
 def _leave() -> None:
-    # End the threads first: one that is inside grpc can abort the process, and would reopen its job.
+    # Threads first: one inside grpc can abort the process, and would reopen its job.
     for member in [member for member in STOPPED_AT_EXIT if member.pid == os.getpid()]:
         member.stop()
     OPEN_JOBS.say()

@@ -103,7 +103,7 @@ class Checkpoint:
         if not 0 <= position <= self._batches:
             raise ConfigError(f"this state's position is {position}; an epoch has {self._batches} batches")
         if len(ahead) > _MAX_AHEAD or not all(
-            type(one) is int and position < one < self._batches for one in ahead
+            type(place) is int and position < place < self._batches for place in ahead
         ):
             raise ConfigError(
                 f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "
@@ -128,11 +128,11 @@ class Checkpoint:
             )
         if state.get("mix") != here.get("mix"):
             differ.append("the mix has other datasets, sizes or proportions in the state than here")
-        then, now = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
-        if then != now:
+        saved, current = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
+        if saved != current:
             differ.append(
-                f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {then} in the "
-                f"state and {here['batch_size']} x {here['world_size']} ranks = {now} here"
+                f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {saved} in the "
+                f"state and {here['batch_size']} x {here['world_size']} ranks = {current} here"
             )
         if differ:
             hint = (

@@ -42,11 +42,11 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
             several replicas and no rank is known.
     """
     if rank is None or num_replicas is None:
-        found = _place_in_group() or _place_in_environment(
+        detected = _place_in_group() or _place_in_environment(
             alone=num_replicas == 1, rank_given=rank is not None
         )
-        rank = found[0] if rank is None else rank
-        num_replicas = found[1] if num_replicas is None else num_replicas
+        rank = detected[0] if rank is None else rank
+        num_replicas = detected[1] if num_replicas is None else num_replicas
     if num_replicas < 1:
         raise ConfigError(f"num_replicas is at least 1; not {num_replicas}")
     if not 0 <= rank < num_replicas:
@@ -64,11 +64,11 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
     group = _place_in_group()
     if group is None:
         return
-    here = tuple(
-        found if default else own
-        for found, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
+    place = tuple(
+        detected if default else own
+        for detected, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
     )
-    if here != (rank, num_replicas):
+    if place != (rank, num_replicas):
         raise UsageError(
             f"this SuperSampler was made for rank {rank} of {num_replicas}, and torch.distributed says that "
             f"this is rank {group[0]} of {group[1]}: it was made before the process group was, and some "
@@ -80,21 +80,21 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 def check_schedules(num_replicas: int) -> None:
     """Raise ``UsageError`` if Accelerate would step a learning-rate schedule once per rank.
 
-    Accelerate's own prepared loaders count the batches of all ranks, SUPER's count those of one.
+    Accelerate's own loaders count the batches of all ranks, SUPER's those of one.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if num_replicas == 1 or accelerate is None:
         return
     # Accelerate keeps no list of its schedules, so look through all objects of the process.
-    for found in gc.get_objects():
-        if type(found) is not accelerate.AcceleratedScheduler:
+    for candidate in gc.get_objects():
+        if type(candidate) is not accelerate.AcceleratedScheduler:
             continue
         times = accelerate.AcceleratorState().num_processes
-        if times > 1 and found.step_with_optimizer and not found.split_batches:
+        if times > 1 and candidate.step_with_optimizer and not candidate.split_batches:
             raise UsageError(
-                f"Accelerate would step the prepared {type(found.scheduler).__name__} {times} times for each "
-                f"batch, since it supposes that len(loader) counts the batches of all {times} ranks; with "
-                "SUPER it counts those of one, so that the schedule would be over too soon: make "
+                f"Accelerate would step the prepared {type(candidate.scheduler).__name__} {times} times for "
+                f"each batch, since it supposes that len(loader) counts the batches of all {times} ranks; "
+                "with SUPER it counts those of one, so that the schedule would be over too soon: make "
                 "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)), which steps it "
                 "once, or leave the schedule out of prepare() (docs/frameworks.md)"
             )

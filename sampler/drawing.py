@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def shuffle_or_default(*, shuffle: bool | None) -> bool:
-    """Return ``shuffle``, or torch's default if it is None, and log that this default is new."""
+    """Return ``shuffle``, or if it is None torch's default, and log that it is new."""
     if shuffle is None:
         _LOG.warning(
             "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "

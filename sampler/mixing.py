@@ -92,32 +92,36 @@ class MixSampler(SuperSampler):
         if draws is not None or run > 1:
             whole = sum(counts) if draws is None else whole_number("draws", draws, 1, 2**31)
             counts = tuple(run * count for count in _shared_out(max(1, whole // run), counts))
-        how = {
+        options = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "drop_last": drop_last,
             "coordinator": coordinator,
             **of_samplers,
         }
-        with ExitStack() as made:
+        with ExitStack() as stack:
             self.samplers = tuple(
-                made.enter_context(
+                stack.enter_context(
                     _Member(
                         member,
                         mix=(counts, number, run),
                         seed=_seed_of(seed, number),
-                        **how,
+                        **options,
                         **_drawn(size, count, shuffle=shuffle),
                     )
                 )
                 for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
             )
-            made.pop_all()
-        one = self.samplers[0]
+            stack.pop_all()
+        first = self.samplers[0]
         self.dataset = dataset
-        self.rank, self.num_replicas = one.rank, one.num_replicas
-        self.shuffle, self.seed, self.drop_last = shuffle, one.seed, drop_last
-        self.num_samples, self.total_size, self.batch_size = one.num_samples, one.total_size, one.batch_size
+        self.rank, self.num_replicas = first.rank, first.num_replicas
+        self.shuffle, self.seed, self.drop_last = shuffle, first.seed, drop_last
+        self.num_samples, self.total_size, self.batch_size = (
+            first.num_samples,
+            first.total_size,
+            first.batch_size,
+        )
         self.counts = counts
         """Samples of each dataset in an epoch, over all ranks."""
         self._pid = os.getpid()
@@ -161,7 +165,7 @@ class MixSampler(SuperSampler):
             sampler.set_epoch(epoch)
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Return the position of training: the states of all samplers, which agree on the place."""
+        """Return the position of training: the agreeing states of all samplers."""
         return _together([sampler.state_dict(batches_consumed) for sampler in self.samplers])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,7 +176,7 @@ class MixSampler(SuperSampler):
             sampler.load_state_dict(own)
 
     def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
-        """Return the samplers' states; raise ``ConfigError``, before any is loaded, if one does not fit."""
+        """Return the samplers' states; ``ConfigError`` if one does not fit."""
         states = _states_of(state, len(self.samplers))
         for sampler, own in zip(self.samplers, states, strict=True):
             sampler._checkpoint.place_in(own)  # noqa: SLF001 # of the same class
@@ -214,7 +218,7 @@ class MixIterator(Iterator[MixedRef]):
     def __next__(self) -> MixedRef:
         if not self._taken:
             self._take_first()
-        while len(self._taken) < len(self._passes):  # a pass's error propagates; the next call resumes there
+        while len(self._taken) < len(self._passes):  # after an error, the next call resumes
             self._taken.append(next(self._passes[len(self._taken)]))
         taken, self._taken = self._taken, []
         if len({(ref.epoch, ref.position) for ref in taken}) > 1:
@@ -225,7 +229,7 @@ class MixIterator(Iterator[MixedRef]):
         try:
             self._taken.append(next(self._passes[0]))
         except StopIteration:
-            # End the others too: a pass that never began would still be in this epoch when the next begins.
+            # End the others too: one that never began would still be in this epoch.
             if any(next(own, None) is not None for own in self._passes[1:]):
                 raise UsageError(_APART) from None
             raise
@@ -250,8 +254,8 @@ class MixIterator(Iterator[MixedRef]):
         """Resume the pass that produced ``state``; raises as a SuperSampler's iterator."""
         states = _states_of(state, len(self._passes))
         self._taken = []
-        for own, one in zip(self._passes, states, strict=True):
-            own.load_state_dict(one)
+        for own_pass, own_state in zip(self._passes, states, strict=True):
+            own_pass.load_state_dict(own_state)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -261,22 +265,22 @@ class MixIterator(Iterator[MixedRef]):
 
 def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
     """Make each dataset query its size, as a sampler created now will see it."""
-    wholes = {}
+    datasets = {}
     for member in members:
-        whole = member
-        while isinstance(whole, Subset):
-            whole = whole.dataset
-        if not hasattr(whole, "bind"):
-            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(whole).__name__}")
-        wholes[id(whole)] = whole
-    for whole in wholes.values():
+        dataset = member
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        if not hasattr(dataset, "bind"):
+            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(dataset).__name__}")
+        datasets[id(dataset)] = dataset
+    for dataset in datasets.values():
         if coordinator is not None:
-            whole.coordinator = coordinator
-        whole.bind(describe(whole, renew=True))
+            dataset.coordinator = coordinator
+        dataset.bind(describe(dataset, renew=True))
 
 
 def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
-    """Return the arguments by which a sampler draws ``count`` of ``size`` samples, each equally often."""
+    """Return arguments to draw ``count`` of ``size`` samples, each equally often."""
     if count == size:
         return {}
     if shuffle:
@@ -285,7 +289,7 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
 
 
 def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """Share out a number in proportion to counts, by largest remainders; each share is at least 1."""
+    """Share out a number by counts, by largest remainders; each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])

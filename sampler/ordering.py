@@ -26,7 +26,7 @@ __all__ = ["UNDRAWN", "UserOrder"]
 _LOG = logging.getLogger(__name__)
 
 UNDRAWN = Draws.in_order([0], [1])
-"""The order of a job before any epoch was drawn: a single sample, with the position at its end."""
+"""The order of a job before any epoch was drawn: a single sample, at its end."""
 
 _CHUNK = 2**16
 _EPOCHS_KEPT = 2
@@ -118,7 +118,7 @@ class UserOrder:
         return {"order": drawn.draws.digest.hex(), "sampler": drawn.before}
 
     def load(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Schedule an epoch to be drawn as in ``state``; the sampler is reset when the epoch begins."""
+        """Draw an epoch as in ``state`` when it begins, with the sampler reset."""
         order, sampler = state.get("order", ""), state.get("sampler", {})
         if not isinstance(order, str) or not isinstance(sampler, Mapping):
             raise ConfigError("this state's order or sampler is none of ours")

@@ -40,7 +40,7 @@ REORDER_BATCHES = 8
 HEARTBEAT_S = 2.0
 REFRESH_S = 0.25
 PREPARE_DELAY_S = 0.05
-"""Delay after loading a state: StatefulDataLoader loads the sampler's, then at once an iterator's."""
+"""Delay after loading a state: StatefulDataLoader loads two in a row."""
 
 _ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
 _JOIN_S = 5.0
@@ -82,7 +82,7 @@ class Pager:
         STOPPED_AT_EXIT.add(self)
 
     def prepare(self, place: PlanPosition) -> None:
-        """Request the first page of an iteration that will begin at ``place``, soon and without waiting."""
+        """Request the first page of a future iteration at ``place``, without waiting."""
         buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
         buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
@@ -93,16 +93,16 @@ class Pager:
             self._prepared = place, buffer
             self._add(buffer, place)
             if buffer.exhausted:
-                self._spoken_s = 0.0  # there is no page to fetch; a heartbeat reports this rank's position
+                self._spoken_s = 0.0  # a heartbeat reports this rank's position
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place of the plan; request its first page now, unless prepared."""
+        """Start an iteration at a place; request its first page now, unless prepared."""
         with self._wake:
             self._refuse_if_stopped()
             prepared, self._prepared = self._prepared, None
             if prepared is not None and prepared[0] == place:
                 buffer = prepared[1]
-                buffer.not_before_s, buffer.error = 0.0, None  # its error is outdated: request it again now
+                buffer.not_before_s, buffer.error = 0.0, None  # outdated: request it again
             else:
                 buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
             self._delivered = buffer.delivered
@@ -120,7 +120,7 @@ class Pager:
         self._wake.notify_all()
 
     def delivered(self) -> Delivered | None:
-        """Return what the latest iteration delivered; ``None`` if none began since a place was prepared."""
+        """Return what the latest iteration delivered; ``None`` if none has begun."""
         with self._wake:
             return self._delivered
 
@@ -168,7 +168,7 @@ class Pager:
     def stop_soon(self) -> None:
         """Let the thread end without waiting. For finalizers."""
         if self.pid != os.getpid():
-            return  # a forked copy has no thread, and its lock may have been held when it was copied
+            return  # a forked copy has no thread, and its lock may be held
         self._stopped.set()
         with self._wake:
             self._wake.notify_all()
@@ -184,7 +184,7 @@ class Pager:
                 if task is None:
                     return
                 task()
-                del task  # it references a buffer, which an abandoned iteration must be able to drop
+                del task  # an abandoned iteration must be able to drop its buffer
                 self._spoken_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
@@ -197,7 +197,7 @@ class Pager:
             return None
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
-        """Return the task that is due, else the seconds to wait for one unless woken earlier."""
+        """Return the task that is due, else the seconds to wait for one."""
         due_s = self._spoken_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
@@ -224,7 +224,7 @@ class Pager:
         # Without the lock: meanwhile the trainer takes batches.
         try:
             page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
-        except Exception as failure:  # noqa: BLE001  # it is raised where the trainer asks for the batch
+        except Exception as failure:  # noqa: BLE001  # raised where the trainer asks
             error = failure
         with self._wake:
             buffer.error = error or self._fill(buffer, page)
@@ -255,8 +255,8 @@ class Pager:
         with self._wake:
             head, count = buffer.head, len(buffer.reorderable())
         try:
-            how = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
-            batches = self._ask(buffer.epoch, head, count, **how).batches
+            options = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
+            batches = self._ask(buffer.epoch, head, count, **options).batches
         except SuperError as error:  # statuses are hints; the next page will report the error
             _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
             batches = ()

@@ -50,7 +50,7 @@ class Cursor:
             return taken
 
     def pass_over(self, epoch: int) -> None:
-        """Note that an iteration of ``epoch`` begins at its own place; the next epoch is a later one."""
+        """Note that an iteration of ``epoch`` begins; the next epoch is a later one."""
         with self._lock:
             self.named = None
             if self._next.epoch <= epoch:
@@ -84,7 +84,7 @@ class PlanIterator(Iterator[BatchRef]):
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of this pass; before its first batch, the one it would have if it began now."""
+        """Return this pass's epoch; before its first batch, the one if it began now."""
         return self._place().epoch
 
     @property
@@ -121,7 +121,7 @@ class PlanIterator(Iterator[BatchRef]):
 
     def __next__(self) -> BatchRef:
         self._check_process()
-        # A DataLoader requests one batch for each that it receives, also after the end of the plan.
+        # A DataLoader requests batches also after the end of the plan.
         self._owner.dataset.name_bad_samples()
         if self._buffer is None:
             place = self._begin()
@@ -146,7 +146,7 @@ class PlanIterator(Iterator[BatchRef]):
         return self._loaded
 
     def _warn_of_another_epoch(self, epoch: int) -> None:
-        """Warn once if the epoch was set after an iteration had begun, which continues unchanged."""
+        """Warn once if the epoch was set after an iteration had begun."""
         named = self._cursor.named
         if named is None or named == epoch:
             return

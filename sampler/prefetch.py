@@ -70,7 +70,7 @@ class Delivered:
             self._order.append(position)
 
     def place(self, count: int | None = None) -> PlanPosition:
-        """Return the place after the first ``count`` batches (``None``: all); at most ``self.count``."""
+        """Return the place after the first ``count`` batches (``None``: all)."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
@@ -144,7 +144,7 @@ class PrefetchBuffer:
         """Return the next batch to deliver, or ``None`` if there is none."""
         if not self._waiting:
             return None
-        position = next((one for one in self.reorderable() if one in self._ready), self.head)
+        position = next((place for place in self.reorderable() if place in self._ready), self.head)
         self._ready.discard(position)
         batch = self._waiting.pop(position)
         self._pass_delivered()
@@ -191,7 +191,7 @@ def planned_batch(
     :class:`BatchRef`.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
-    for what, length, right in (
+    for field, length, right in (
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
@@ -202,7 +202,7 @@ def planned_batch(
         ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
         if not right:
-            raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
+            raise ValueError(f"batch {batch.position} of {size} samples has {length} {field}")
     places = None
     try:
         unpack_labels(batch.labels, binding.label_dtype, size)
@@ -232,5 +232,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would now find every sample of the proto ``Batch``, or its tombstone."""
+    """Return whether a reader would find all samples of the proto ``Batch``, or tombstones."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -61,7 +61,7 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
 
 
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
-    """Convert a coordinator's reply (a message) about a dataset; cache and store belong to a job."""
+    """Convert a coordinator's message about a dataset; cache and store are a job's."""
     return DatasetBinding(
         dataset_id=facts.dataset_id,
         fingerprint=facts.fingerprint,
@@ -132,9 +132,9 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
                 )
             try:
                 pages = list(_pages_of(client, facts, with_keys=with_keys))
-            except UnknownJobError:  # the coordinator was restarted meanwhile; registering is idempotent
+            except UnknownJobError:  # restarted meanwhile; registering is idempotent
                 continue
-            if all(page.fingerprint == fingerprint for page in pages):  # otherwise it has listed again since
+            if all(page.fingerprint == fingerprint for page in pages):  # else it has listed again
                 return pages, facts.label_dtype
     raise UnknownJobError(
         f"the coordinator at {client.address} forgot {dataset.source}, or listed it again, "

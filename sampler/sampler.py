@@ -108,7 +108,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     """
 
     _mix: tuple[tuple[int, ...], int, int] = (), 0, 1
-    """In a mix: samples of each dataset in an epoch, which of them is its own, samples in a row of one."""
+    """In a mix: samples of each dataset in an epoch, its own place, samples in a row."""
 
     _of_several: ClassVar[type[Any]]
     """The class for several datasets; set by :mod:`superdl.sampler.mixing`, which imports this module."""
@@ -160,8 +160,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
         whole, spec, drawn = plan.dataset, plan.spec, plan.spec.draws
         run = run_id()
-        where = whole.coordinator if coordinator is None else coordinator
-        client = client_of(where, run, alone=plan.num_replicas == 1)
+        address = whole.coordinator if coordinator is None else coordinator
+        client = client_of(address, run, alone=plan.num_replicas == 1)
         listed = getattr(whole, "listed_as", None)
         self._session = Session(client, whole, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
         try:
@@ -170,7 +170,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         except BaseException:
             self._session.close()  # nothing will read what this job would have decoded
             raise
-        whole.coordinator = where
+        whole.coordinator = address
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
         if plan.rank == 0:
@@ -187,7 +187,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
         self._cursor = Cursor()
         self._draws = drawn
-        # DistributedSampler attributes that frameworks read. Its __init__ is not called: it counts otherwise.
+        # What frameworks read of a DistributedSampler, whose __init__ counts otherwise.
         self.dataset: Any = whole
         self.made_of: Any = dataset
         """The dataset, or the part of one, that was passed."""
@@ -206,7 +206,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def coordinator(self) -> str:
-        """Return the address of the coordinator that plans for it, also if that is the embedded one."""
+        """Return the address of the coordinator that plans for it, perhaps embedded."""
         return self._client.address
 
     @property
@@ -223,7 +223,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """Return the bad samples skipped or replaced so far by readers; see :class:`SuperDataset`."""
+        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(self.dataset.bad_samples)
 
     @property
@@ -232,7 +232,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._cursor.peek().epoch
 
     def __len__(self) -> int:
-        """Return the batches of this rank in an epoch; ``num_samples`` and ``total_size`` count samples."""
+        """Return this rank's batches in an epoch; ``num_samples`` counts samples."""
         return self._session.batches_per_epoch if self._order is None else len(self._order)
 
     def __repr__(self) -> str:
@@ -260,7 +260,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
 
     def begin_epoch(self, epoch: int, position: int) -> None:
-        """Draw the order of a new epoch if the user passed a sampler; called by the iterator."""
+        """Draw a new epoch if the user passed a sampler; called by the iterator."""
         if self._order is not None:
             self._session.begin_epoch(epoch, position, self._order.draw(epoch))
 
@@ -329,7 +329,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._session.stats(self._pager.checks)
 
     def close(self) -> None:
-        """Close the job on this rank and end the background thread. Idempotent; iterating then fails."""
+        """Close the job on this rank, end the thread. Idempotent; iterating then fails."""
         if self._closed:
             return
         self._closed = True

@@ -70,7 +70,7 @@ class JobSpec:
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Return the samples of an epoch, over all ranks, unpadded, for a dataset of ``size`` or a mix."""
+        """Return an epoch's samples, over all ranks, unpadded, for ``size`` or a mix."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
@@ -134,19 +134,19 @@ class Session:
             warn_of(dataset, self._open(facts, job_start(), head), rank)
 
     def _check_fits(self, size: int) -> None:
-        wanted = self._spec.batch_size * self._spec.num_replicas
-        if self._spec.drop_last and wanted > size:
+        global_batch = self._spec.batch_size * self._spec.num_replicas
+        if self._spec.drop_last and global_batch > size:
             raise PlanError(
                 f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
-                f"of {wanted} samples, more than the {size} of {self._dataset.source}, and drop_last=True "
-                "leaves out the short one, so that nothing is left: choose a smaller batch_size or "
-                "drop_last=False"
+                f"of {global_batch} samples, more than the {size} of {self._dataset.source}, and "
+                "drop_last=True leaves out the short one, so that nothing is left: choose a smaller "
+                "batch_size or drop_last=False"
             )
 
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> Sequence[str]:
-        """Open the job for a rank whose next batch is at ``head`` (epoch, position); return warnings."""
+        """Open the job for a rank at ``head`` (epoch, position); return warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
@@ -181,7 +181,7 @@ class Session:
         return tuple(opened.warnings)
 
     def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
-        """Describe the order of an epoch; one that is too long for the request is uploaded before it."""
+        """Describe an epoch's order; one too long for the request is uploaded before."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         draws = self._orders.get(epoch, self._spec.draws or Draws())
@@ -282,7 +282,7 @@ class Session:
         position: int,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return the result of ``call``, passing it the time limit; reopen a forgotten job and retry."""
+        """Return the result of ``call`` with the time limit; retry with a job reopened."""
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
@@ -305,7 +305,7 @@ class Session:
         )
 
     def stats(self, checks: StatusChecks) -> SamplerStats:
-        """Return the coordinator's current counters for the job, and the local cost of status checks."""
+        """Return the coordinator's counters for the job, and the cost of status checks."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
@@ -323,15 +323,15 @@ class Session:
 
 
 def seen_store(address: str, store_id: str) -> str:
-    """Return the address of the coordinator's store if this machine sees that very store, else ""."""
+    """Return the store's address if this machine sees that very store, else ""."""
     if not address:
         return ""
     try:
-        found = DirectoryStore.open(address, create=False, read_only=True)
+        store = DirectoryStore.open(address, create=False, read_only=True)
     except StoreError as error:
         _LOG.info("the store is read by way of the cache: %s", error)
         return ""
-    if found.id != store_id:
+    if store.id != store_id:
         _LOG.info("the store is read by way of the cache: %s is another one here", address)
         return ""
-    return found.address
+    return store.address

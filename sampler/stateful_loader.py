@@ -42,11 +42,11 @@ def check_workers() -> None:
     loader = _loader_that_asks()
     if loader is None or loader.next_iter_state is None:
         return
-    then = _main_of(loader.next_iter_state).get("_num_workers", 0)
-    if then != loader.num_workers:
+    saved = _main_of(loader.next_iter_state).get("_num_workers", 0)
+    if saved != loader.num_workers:
         raise ConfigError(
-            f"this state was taken with num_workers={then}, and a StatefulDataLoader with num_workers="
-            f"{loader.num_workers} cannot take it: use {then}, or give the state to the sampler in place of "
+            f"this state was taken with num_workers={saved}, and a StatefulDataLoader with num_workers="
+            f"{loader.num_workers} cannot take it: use {saved}, or give the state to the sampler in place of "
             "the loader, sampler.load_state_dict(state), which goes on at the same batch with any number"
         )
 

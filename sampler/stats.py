@@ -17,7 +17,7 @@ __all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks", "WorkerUse"]
 
 
 class StallTotal(NamedTuple):
-    """Number of batches that stalled for one cause, and the sum of readers' waits, which may overlap."""
+    """Batches that stalled for one cause, and the sum of readers' waits."""
 
     cause: str
     batches: int
@@ -44,7 +44,7 @@ class WorkerUse(NamedTuple):
 
 @dataclass(slots=True)
 class StatusChecks:
-    """Time spent fetching pages in the sampler's own thread, and time the training loop waited for them."""
+    """Time fetching pages in the sampler's thread, and time the loop waited for them."""
 
     calls: int = 0
     call_s: float = 0.0
@@ -117,13 +117,16 @@ class SamplerStats(WorkCounters):
         own counters.
         """
         of_job = {field.name for field in job.DESCRIPTOR.fields}
-        told = [field.name for field in fields(cls) if field.name not in _COMPUTED]
+        names = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(
-            **{name: getattr(job if name in of_job else cache, name) for name in told},
-            workers=tuple(WorkerUse(one.name, one.slots, one.cpu_s) for one in workers),
-            stall_causes=tuple(StallTotal(one.cause, one.batches, one.wait_s) for one in job.stall_causes),
+            **{name: getattr(job if name in of_job else cache, name) for name in names},
+            workers=tuple(WorkerUse(worker.name, worker.slots, worker.cpu_s) for worker in workers),
+            stall_causes=tuple(
+                StallTotal(total.cause, total.batches, total.wait_s) for total in job.stall_causes
+            ),
             recent_stalls=tuple(
-                Stall(one.rank, one.epoch, one.position, one.cause, one.wait_s) for one in job.recent_stalls
+                Stall(stall.rank, stall.epoch, stall.position, stall.cause, stall.wait_s)
+                for stall in job.recent_stalls
             ),
             status_calls=checks.calls,
             status_s=checks.call_s,

@@ -204,7 +204,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of a transform or collate_fn that may use global random generators; empty: none."""
+        """Return the name of code that may use global random generators; empty: none."""
         transform = self._transform
         drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
@@ -217,12 +217,12 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return () if self._bad_samples is None else self._bad_samples.listed()
 
     def name_bad_samples(self) -> None:
-        """Warn about bad samples that workers met since the last call. Samplers call it for each batch."""
+        """Warn about bad samples that workers met meanwhile; called for each batch."""
         if self._bad_samples is not None:
             self._bad_samples.hear()
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported; see :class:`ListedSource`. The bad samples stay here."""
+        """Store what a coordinator reported; see :class:`ListedSource`."""
         super().bind(binding)
         kept = self._bad_samples
         if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
@@ -265,11 +265,11 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(sample, info)
 
     def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
-        """Return a batch put together by ``collate_fn`` instead of its own; raises as an index does."""
+        """Return a batch put together by ``collate_fn``; raises as an index does."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
-            made = collate_fn(self._each(images, labels, info))
-            return (made, info) if self._return_info else made
+            batch = collate_fn(self._each(images, labels, info))
+            return (batch, info) if self._return_info else batch
         if isinstance(self._transform, PerSample):
             images, labels = self._transform(images, labels, info)
         elif self._transform is not None:
@@ -277,12 +277,12 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(self._item(images, labels), info)
 
     def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
-        """Return the samples of a batch that was read, each after the transform, with its label."""
+        """Return a batch's samples, each after the transform, with its label."""
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
             raise UsageError(_MAKES_ITEM.format("collate_fn"))
-        made = rows_of(images) if transform is None else transform.samples(images, info)
-        return [*map(self._item, made, rows_of(labels, numbers=True))]
+        samples = rows_of(images) if transform is None else transform.samples(images, info)
+        return [*map(self._item, samples, rows_of(labels, numbers=True))]
 
     def _item(self, images: Any, labels: Any) -> Any:
         return (images, labels) if self._columns is None else in_columns(self._columns, images, labels)
@@ -293,7 +293,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return (item, info) if isinstance(item, dict) else (*item, info)
 
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
-        """Return images and labels of a batch before the transform, and the info if anything needs it."""
+        """Return images and labels before the transform, and the info if it is needed."""
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
@@ -336,17 +336,17 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""
+        """Raise ``UsageError``: a DataLoader calls this without ``batch_size=None``."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
     def _check_ours(self, ref: BatchRef) -> None:
         binding = self._binding
         if binding is not None and binding.dataset_id == ref.dataset_id:
             return
-        ours = "none yet" if binding is None else binding.dataset_id.hex()
+        own_id = "none yet" if binding is None else binding.dataset_id.hex()
         raise UsageError(
             f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self.source} "
-            f"is bound to {ours}: give the DataLoader the dataset that its sampler was made with"
+            f"is bound to {own_id}: give the DataLoader the dataset that its sampler was made with"
         )
 
 

@@ -1,4 +1,4 @@
-"""``dataset[i]``: resolving an index, planning its sample, and explaining why other indices are refused."""
+"""``dataset[i]``: resolving an index, planning its sample, refusing other indices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place_of(index: Any, dataset: Sized) -> int:
 
 
 def sampler_of_one(coordination: Coordination, dataset: Any, place: int) -> Any:
-    """Return a sampler whose only batch is the sample at ``place``, as in the first epoch of seed 0."""
+    """Return a sampler of the one sample at ``place``, as in the first epoch of seed 0."""
     return coordination.SuperSampler(
         dataset,
         batch_size=1,
@@ -80,7 +80,7 @@ def how_to_use(index: object) -> str:
 
 
 def _a_loader_asks() -> bool:
-    """Return whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset."""
+    """Return whether a DataLoader indexes the dataset, perhaps through a Subset."""
     # It would mistake each sample for a batch.
     frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):

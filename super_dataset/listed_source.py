@@ -34,7 +34,7 @@ class Coordination(Protocol):
 
     @property
     def describe(self) -> Callable[[Bindable], DatasetBinding]:
-        """Return the function that gets a coordinator's facts about a dataset, after listing the source."""
+        """Return the function that gets facts about a dataset, after listing the source."""
 
     @property
     def list_samples(self) -> Callable[[Bindable, bytes], SampleList]:
@@ -49,13 +49,13 @@ _coordination: Coordination | None = None
 
 
 def coordinate_by(given: Coordination | None) -> None:
-    """Query coordinators through ``given`` from now on; ``superdl`` sets it when imported for a dataset."""
+    """Query coordinators through ``given`` from now on; ``superdl`` sets it."""
     global _coordination  # noqa: PLW0603 # of the process
     _coordination = given
 
 
 def coordination(wanted: str) -> Coordination:
-    """Return the injected functions; raise ``UsageError`` naming ``wanted`` if there are none."""
+    """Return the injected functions; ``UsageError`` naming ``wanted`` without."""
     if _coordination is None:
         raise UsageError(
             f"{wanted}: the coordinator knows, and superdl.super_dataset alone finds none: import from "
@@ -72,7 +72,7 @@ class ListedSource:
     """
 
     coordinator: str | None = None
-    """Queried before there is a sampler, and the samplers' default; ``None``: as in ``SuperSampler``."""
+    """Queried before there is a sampler, and its default; ``None``: as in ``SuperSampler``."""
 
     def __init__(self, coordinator: str | None = None) -> None:
         if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
@@ -118,7 +118,7 @@ class ListedSource:
         return self._targets
 
     def __len__(self) -> int:
-        """Return the number of samples. Before a sampler exists, this waits until the source is listed."""
+        """Return the number of samples. Without a sampler, wait until the source is listed."""
         return self._known("len()").size
 
     def __bool__(self) -> bool:
@@ -126,7 +126,7 @@ class ListedSource:
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported; ``ConfigError`` if no tensor can hold the labels."""
+        """Store what a coordinator reported; ``ConfigError`` for labels of no tensor."""
         check_label_dtype(binding.label_dtype)
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None

@@ -177,18 +177,18 @@ class SuperLoader(Generic[_Ref]):
             if batch_size is None and not of_batches:
                 raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
             make = coordination("a SuperLoader without a sampler").SuperSampler
-            how = {
+            options = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
                 **({} if own_order is None else {"sampler": own_order}),
                 **of_sampler,
             }
-            self.sampler = self._made = make(dataset, **how)
+            self.sampler = self._made = make(dataset, **options)
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
-        # A wrapper may inspect the batches of the dataset that it wraps, so it needs finished ones.
+        # A wrapper may inspect the batches that it wraps, so it needs finished ones.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
@@ -197,21 +197,21 @@ class SuperLoader(Generic[_Ref]):
             self._readers = WorkerProcesses(
                 load, mover, self.num_workers, finished_elsewhere=elsewhere, how=of_workers
             )
-            by = f"worker processes: {self.num_workers}"
+            readers = f"worker processes: {self.num_workers}"
         else:
             self.num_workers = num_workers or 0
             count = threads or min(max(1, self.num_workers), self.prefetch + 1, _MAX_THREADS)
             self._readers = ReadingThreads(
                 load, mover, count, finished_elsewhere=elsewhere, prefetch=self.prefetch
             )
-            by = f"threads: {count}"
-        self._by = f"{by}, since {why}"
+            readers = f"threads: {count}"
+        self._by = f"{readers}, since {why}"
         _LOG.info("a SuperLoader of %r reads by %s", dataset, self._by)
         weakref.finalize(self, self._readers.stop)
 
     @property
     def batch_size(self) -> int | None:
-        """Return the samples per batch on this rank; ``None`` if the sampler does not define it."""
+        """Return the samples per batch on this rank; ``None`` if undefined."""
         size: int | None = getattr(self.sampler, "batch_size", None)
         return size
 
@@ -240,7 +240,7 @@ class SuperLoader(Generic[_Ref]):
         )
 
     def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of the DataLoader, which accepts most of them only if it has workers."""
+        """Return the DataLoader's arguments; it accepts most of them only with workers."""
         pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
         if not self.num_workers:
             return {"pin_memory": pins}
@@ -310,7 +310,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def multiprocessing_context(self) -> NoReturn:
-        """Raise ``UsageError``: only code that rebuilds a DataLoader, and so loses the plan, reads this."""
+        """Raise ``UsageError``: reading this means rebuilding a DataLoader without the plan."""
         raise UsageError(
             "a SuperLoader cannot be made into a DataLoader, as Accelerate's skip_first_batches does: save "
             "loader.state_dict() and give it to loader.load_state_dict(), which skips in constant time"
@@ -331,7 +331,7 @@ class SuperLoader(Generic[_Ref]):
 
 
 class _Progress:
-    """Progress of a pass: batches delivered to the loop, and whether the loop has seen its end."""
+    """A pass's progress: batches delivered, and whether the loop has seen its end."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -382,10 +382,10 @@ def _check_agreed(
     drop_last: bool,
 ) -> None:
     """Raise ``ConfigError`` for arguments that contradict the given sampler."""
-    kind, theirs = type(sampler).__name__, getattr(sampler, "batch_size", None)
-    if batch_size not in (None, theirs):
+    kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
+    if batch_size not in (None, own_size):
         raise ConfigError(
-            f"batch_size={batch_size}, and the {kind} beside it makes batches of {theirs}: leave out "
+            f"batch_size={batch_size}, and the {kind} beside it makes batches of {own_size}: leave out "
             "batch_size, or the sampler"
         )
     given = ["shuffle"] if shuffle else []

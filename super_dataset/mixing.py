@@ -112,11 +112,11 @@ class SuperMix(ConcatDataset[Any]):
         """Return the samples of each dataset in an epoch, for datasets of these sizes."""
         if self.proportions is None:
             return tuple(sizes)
-        lasting = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
+        lengths = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
         if self.stopping_strategy == "all_exhausted":
-            counts = tuple(math.ceil(part * max(lasting) * (1 - _ROUNDING)) for part in self.proportions)
+            counts = tuple(math.ceil(part * max(lengths) * (1 - _ROUNDING)) for part in self.proportions)
         else:
-            counts = tuple(math.floor(part * min(lasting) * (1 + _ROUNDING)) for part in self.proportions)
+            counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
                 f"of {self._members[counts.index(0)]!r} an epoch of this mix would have no sample: its "
@@ -127,22 +127,22 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code in its datasets that may use shared generators, as a SuperDataset does."""
+        """Return the name of code that may use shared generators, as a SuperDataset does."""
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read a batch or, for an integer, a sample, as a ConcatDataset. Raises as a SuperDataset does."""
+        """Read a batch or, for an integer, a sample; raises as a SuperDataset does."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
         """Return a batch put together by ``collate_fn`` from the samples of all parts."""
-        made = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
-        return (collate_fn(made[0]), made[1]) if isinstance(made, tuple) else collate_fn(made)
+        joined = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
+        return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``: a DataLoader calls this if it was not given ``batch_size=None``."""
+        """Raise ``UsageError``: a DataLoader calls this without ``batch_size=None``."""
         raise UsageError(
             f"a SuperMix was given a list of {len(refs)}: what its sampler yields are whole batches already. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"

@@ -39,7 +39,7 @@ _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "generator": lambda digest: torch.Generator().manual_seed(_bits(digest[:8])),
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
 }
-"""Arguments by which a transform takes its own generator, by their names in torch and numpy."""
+"""Arguments by which a transform takes its own generator, as in torch and numpy."""
 
 
 class _Global(NamedTuple):
@@ -150,15 +150,15 @@ class PerSample:
         # Checked for each batch, because a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
         count = len(info.draw_ids) // ID_BYTES
-        with self._making(call, images, info) as made:
+        with self._making(call, images, info) as results:
             if end is not None and finished_elsewhere_here():
-                return unfinished(made, count, end), labels
-            return batched(made, count, end), labels
+                return unfinished(results, count, end), labels
+            return batched(results, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
         """Return the transform's complete result for each sample; raises as a call."""
-        with self._making(self._transform, images, info) as made:
-            return list(made)
+        with self._making(self._transform, images, info) as results:
+            return list(results)
 
     @contextmanager
     def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
@@ -181,8 +181,8 @@ class PerSample:
     @property
     def may_draw(self) -> str:
         """Return the transform's name if it may draw from the global generators, else ""."""
-        is_told = self._seed is None or self._generators
-        return name_of(self._transform) if not is_told and may_draw(self._transform) else ""
+        is_safe = self._seed is None or self._generators
+        return name_of(self._transform) if not is_safe and may_draw(self._transform) else ""
 
     def _made(
         self,
@@ -197,7 +197,7 @@ class PerSample:
         form = _FORMS[self._takes]
         given: Any
         if isinstance(sample, dict):
-            given = {name: form(one) if _is_picture(one) else one for name, one in sample.items()}
+            given = {name: form(value) if _is_picture(value) else value for name, value in sample.items()}
         else:
             given = form(sample)
         place = slice(at * ID_BYTES, (at + 1) * ID_BYTES)
@@ -214,11 +214,11 @@ class PerSample:
             raise
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
-        """Seed the transform's generators; return those to pass to it by name, if it takes any."""
+        """Seed the transform's generators; return those to pass by name."""
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
-        # A separate key per generator: Python's and numpy's share one algorithm, and would draw alike.
+        # A key per generator: Python's and numpy's algorithm is one, and would draw alike.
         words = seed.to_bytes(8, "little", signed=True), info.epoch.to_bytes(8, "little"), sample_id
         if self._generators:
             return {
@@ -227,7 +227,7 @@ class PerSample:
         for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
             generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
-            # One pair for a whole pipeline; with set_random_seed all its steps would draw the same numbers.
+            # One pair for a pipeline; with set_random_seed its steps would draw alike.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
             python = random.Random(_bits(digest128(b"state: random", *words)))  # noqa: S311  # no secret
             self._transform.set_random_state(arrays, python)
@@ -269,30 +269,32 @@ def _is_for_batches(parameters: _Parameters) -> bool:
     only one is required: ``(image, mean=..., std=...)`` is for one image.
     """
     by_place = [
-        one for one in parameters.values() if one.kind in _POSITIONAL and one.name not in _OWN_GENERATORS
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind in _POSITIONAL and parameter.name not in _OWN_GENERATORS
     ]
-    needed = [one for one in by_place if _is_required(one)]
-    if any(_is_required(one) for one in parameters.values() if one not in by_place):
+    needed = [parameter for parameter in by_place if _is_required(parameter)]
+    if any(_is_required(parameter) for parameter in parameters.values() if parameter not in by_place):
         return False
     if len(needed) == len(_OF_A_BATCH):
         return True
-    named = tuple(one.name for one in by_place)
+    named = tuple(parameter.name for parameter in by_place)
     return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
 
 
 def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
-    needed = [one.name for one in parameters.values() if _is_required(one)]
+    needed = [parameter.name for parameter in parameters.values() if _is_required(parameter)]
     of_images = [name for name in needed if name not in _OWN_GENERATORS]
     if len(of_images) == 1:
         return parameters[of_images[0]].kind in _POSITIONAL or of_images == ["image"]
     # Transforms of torchvision's v2 are modules that take (*inputs).
-    kinds = [one.kind for one in parameters.values()]
+    kinds = [parameter.kind for parameter in parameters.values()]
     of_v2 = isinstance(transform, torch.nn.Module) and kinds == [inspect.Parameter.VAR_POSITIONAL]
     return not needed and (of_v2 or _takes_its_image_by_keyword(parameters))
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return the arguments of a call; ``None`` if Python does not know them, and for an uncalled class."""
+    """Return a call's arguments; ``None`` if unknown, and for an uncalled class."""
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
         return None
@@ -308,7 +310,7 @@ def _is_required(one: inspect.Parameter) -> bool:
 
 def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
     """Return whether the signature is albumentations': ``(*, image)`` or ``(*args, force_apply, **data)``."""
-    kinds = [one.kind for one in parameters.values()]
+    kinds = [parameter.kind for parameter in parameters.values()]
     if any(kind in _POSITIONAL for kind in kinds):
         return False
     of_albumentations = "force_apply" in parameters and inspect.Parameter.VAR_KEYWORD in kinds
@@ -339,7 +341,7 @@ def _is_picture(sample: torch.Tensor) -> bool:
 
 
 def _array(sample: torch.Tensor) -> Any:
-    """Return an image as uint8 of shape (height, width, channels), others unchanged; without a copy."""
+    """View an image as uint8 of shape (height, width, channels), others unchanged."""
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 

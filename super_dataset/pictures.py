@@ -33,7 +33,7 @@ _SCALES = ("bytes", "divided", "multiplied")
 
 
 class Planes(NamedTuple):
-    """The pixels of an RGB image on which only the pipeline's :class:`End` remains to be applied."""
+    """An RGB image's pixels to which only the pipeline's :class:`End` remains to be applied."""
 
     pixels: NDArray[np.uint8]
     """Shape (channels, height, width), not to be written to."""
@@ -57,7 +57,7 @@ class End:
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """Convert uint8 of shape (..., channels, height, width) as the pipeline does, writing to ``out``."""
+        """Convert uint8 (..., channels, height, width) as the pipeline does, into ``out``."""
         np.copyto(out, pixels)
         if self.scale == "divided":
             np.divide(out, np.float32(255), out=out)
@@ -68,13 +68,13 @@ class End:
             np.divide(out, self.moments[1], out=out)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch, uint8 of shape (..., channels, height, width), on its own device."""
+        """Convert a batch, uint8 (..., channels, height, width), on its own device."""
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
-            made = torch.empty(images.shape)
-            self.write(images.numpy(), made.numpy())
-            return made
+            converted = torch.empty(images.shape)
+            self.write(images.numpy(), converted.numpy())
+            return converted
         return self.looked_up(images)
 
     def looked_up(self, images: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class End:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """Return a PIL image of uint8 of shape (height, width), or (height, width, channels) with 1, 3 or 4."""
+    """Return a PIL image of uint8 (height, width[, channels]) with 1, 3 or 4 channels."""
     from PIL import Image  # only needed if a transform takes PIL images
 
     if pixels.shape[2:] == (_RGB,) and pixels.flags.c_contiguous:
@@ -148,9 +148,9 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
         return transform, None
 
     def call(image: Any) -> Any:
-        made = _in_turn(first, image)
-        is_ready = getattr(made, "mode", None) == "RGB" and (size is None or [*made.size] == size)
-        return _planes(made) if is_ready else _in_turn(last, made)
+        picture = _in_turn(first, image)
+        is_ready = getattr(picture, "mode", None) == "RGB" and (size is None or [*picture.size] == size)
+        return _planes(picture) if is_ready else _in_turn(last, picture)
 
     return call, end
 
@@ -167,9 +167,11 @@ def _planes(image: Image) -> Planes:
 
 
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
-    """Return an End equivalent to ``last`` on the planes of an image; ``None`` if there is none."""
+    """Return an End equivalent to ``last`` on an image's planes, or ``None``."""
     values = np.arange(_VALUES, dtype=np.uint8)
-    pixels = np.stack([np.resize(one, size) for one in (values, values[::-1], np.roll(values, 99))], axis=-1)
+    pixels = np.stack(
+        [np.resize(channel, size) for channel in (values, values[::-1], np.roll(values, 99))], axis=-1
+    )
     if pixels[..., 0].size < _VALUES:
         return None
     probe = to_pil(pixels)
@@ -183,8 +185,8 @@ def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
         if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):
             continue
         end = End(scale, tuple(moments))
-        made = torch.empty(planes.shape, dtype=end.dtype)
-        end.write(planes, made.numpy())
-        if made.dtype == expected.dtype and torch.equal(made, expected):
+        actual = torch.empty(planes.shape, dtype=end.dtype)
+        end.write(planes, actual.numpy())
+        if actual.dtype == expected.dtype and torch.equal(actual, expected):
             return end
     return None

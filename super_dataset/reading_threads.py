@@ -56,11 +56,11 @@ class ReadingThreads:
         self._stopped = False
 
     def begin(self, sampler: Any) -> ThreadPass:
-        """Return a new pass over the sampler, which is iterated in the loop's thread, as in a DataLoader."""
+        """Return a new pass over the sampler, iterated in the loop's thread."""
         return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` if no batch can be read: after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
         if self._stopped:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -115,10 +115,10 @@ class ReadingThreads:
         return self.mover.send(self._make(ref))
 
     def _look_ahead(self, ref: Any) -> None:
-        """Announce the next batch when one is about to be read: the disk can fetch it during the copy."""
+        """Announce the next batch: the disk can fetch it while this one is copied."""
         waiting = self._waiting
         with self._lock:
-            while any(one is ref for one in waiting) and waiting.popleft() is not ref:
+            while any(queued is ref for queued in waiting) and waiting.popleft() is not ref:
                 pass  # another thread has it
             following = waiting[0] if waiting else None
         if following is not None:
@@ -150,7 +150,7 @@ class ThreadPass:
         weakref.finalize(self, _give_up, self._ahead).atexit = False
 
     def take(self) -> Any:
-        """Return the next batch, ready for use; raise the error of its reading or of the sampler instead."""
+        """Return the next batch, ready for use, or raise the error in its place."""
         self._ask_ahead()
         if not self._ahead:
             trouble, self._trouble = self._trouble, None
@@ -171,7 +171,7 @@ class ThreadPass:
                 ref = next(self._refs)
             except StopIteration:
                 self._exhausted = True
-            except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
+            except Exception as error:  # noqa: BLE001 # raised after the batches before it
                 self._trouble = error
             else:
                 self._ahead.append(self._threads.read(ref))
@@ -192,11 +192,11 @@ def _end_threads() -> None:
     """Stop the threads at exit, and wait a moment for them."""
     # A thread that the interpreter ends within torch's C++ aborts the process.
     threads = list(_running)
-    for each in threads:
-        each.stop()
+    for thread in threads:
+        thread.stop()
     until_s = time.monotonic() + _EXIT_S
-    for each in threads:
-        each.join(max(0.0, until_s - time.monotonic()))
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:

@@ -100,29 +100,29 @@ def split_transform(transform: Transform) -> SplitTransform:
             "split_transform takes a pipeline for one image, such as a Compose; not a "
             f"{type(transform).__name__}"
         )
-    left = _parts_of(transform)
+    parts = _parts_of(transform)
     recipe, moved, why = Recipe([]), [], "Nothing is left."
-    while left:
-        first = left.pop(0)
+    while parts:
+        first = parts.pop(0)
         try:
             steps, remains = _steps_of(first, recipe)
             recipe = Recipe([*recipe.steps, *steps])
         except (_StopError, RecipeError) as stop:
-            left.insert(0, first)
+            parts.insert(0, first)
             why = f"Stopped at {name_of(first)}: {stop}."
             break
         if remains is not None:
-            left.insert(0, remains)
+            parts.insert(0, remains)
             moved.append(f"what {name_of(first)} does to images")
             why = f"Stopped within {name_of(first)}: what it does next makes a tensor."
             break
         moved.append(_described(first))
-    if left and not moved:
-        return SplitTransform(recipe, transform, (), f"{why} {_RANDOM_FIRST}" if _draws(left[0]) else why)
+    if parts and not moved:
+        return SplitTransform(recipe, transform, (), f"{why} {_RANDOM_FIRST}" if _draws(parts[0]) else why)
     rest: Transform | None = None
-    if left:
+    if parts:
         kind: Any = type(transform)
-        rest = kind(left) if _known_class(transform) == "Compose" else left[0]
+        rest = kind(parts) if _known_class(transform) == "Compose" else parts[0]
     return SplitTransform(recipe, rest, tuple(moved), why)
 
 
@@ -130,7 +130,7 @@ def _parts_of(transform: Any) -> list[Any]:
     """Return the transforms that a pipeline applies in turn, flattening nested ones."""
     if _known_class(transform) != "Compose":
         return [transform]
-    return [part for one in transform.transforms for part in _parts_of(one)]
+    return [part for inner in transform.transforms for part in _parts_of(inner)]
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
@@ -151,14 +151,14 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 
 def _makes_tensors(part: Any) -> bool:
-    """Return whether it only makes a tensor. A split preset leaves images of its size unchanged."""
+    """Return whether it only makes a tensor; a split preset keeps images of its size."""
     if _known_class(part) == _PRESET:
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
 
 def mixing_part(transform: Any) -> str:
-    """Return the name of a part that mixes the images of a batch, as MixUp and CutMix do; else ""."""
+    """Return the name of a part that mixes images, as MixUp and CutMix do; else ""."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -178,7 +178,7 @@ def draws(transform: Any) -> bool:
 
 
 def unknown(function: Any) -> str:
-    """Return the name of user code, which may use any generator; empty for SUPER's, torch's and none."""
+    """Return the name of user code; empty for SUPER's, torch's and none."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)

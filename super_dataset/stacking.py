@@ -38,7 +38,7 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, such as one per crop. Any other list in a batch has one entry per sample."""
+    """A list of batches, as one per crop. Other lists have one entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
@@ -48,18 +48,22 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
     results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
-        like = torch.empty((), dtype=end.dtype).expand(first.pixels.shape)
+        template = torch.empty((), dtype=end.dtype).expand(first.pixels.shape)
     elif isinstance(first, torch.Tensor):
-        like = first
+        template = first
     else:
         return _in_structure([first, *results])
-    stacked = empty_batch((count, *like.shape), like.dtype, like.device)
+    stacked = empty_batch((count, *template.shape), template.dtype, template.device)
     for at, result in enumerate(chain([first], results)):
         if isinstance(result, Planes) and end is not None:
-            if result.pixels.shape == like.shape and end.dtype == like.dtype and like.device.type == "cpu":
+            if (
+                result.pixels.shape == template.shape
+                and end.dtype == template.dtype
+                and template.device.type == "cpu"
+            ):
                 end.write(result.pixels, stacked[at].numpy())
                 continue
-        elif _is_alike(result, like):
+        elif _is_alike(result, template):
             stacked[at].copy_(result)
             continue
         return _listed([_finished(sample, end) for sample in chain(stacked[:at], [result], results)])
@@ -67,19 +71,19 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Return images of one size with their end still to come; others as :func:`batched` does."""
-    made: list[Any] = [next(results)]
-    if isinstance(made[0], Planes):
-        shape = made[0].pixels.shape
+    """Return images of one size without their end; others as :func:`batched`."""
+    head: list[Any] = [next(results)]
+    if isinstance(head[0], Planes):
+        shape = head[0].pixels.shape
         stacked = empty_batch((count, *shape), torch.uint8, torch.device("cpu"))
-        for at, result in enumerate(chain([made.pop()], results)):
+        for at, result in enumerate(chain([head.pop()], results)):
             if not isinstance(result, Planes) or result.pixels.shape != shape:
-                made = [*map(Planes, stacked[:at].numpy()), result]
+                head = [*map(Planes, stacked[:at].numpy()), result]
                 break
             np.copyto(stacked[at].numpy(), result.pixels)
         else:
             return Unfinished(stacked, end)
-    return batched(chain(made, results), count, end)
+    return batched(chain(head, results), count, end)
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
@@ -95,7 +99,7 @@ def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
 
 
 def only_sample(batch: Any) -> Any:
-    """Return the sample of a batch of one, in the same structure; values without an axis stay."""
+    """Return the sample of a batch of one; values without an axis stay."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -157,7 +161,7 @@ def _in_structure(samples: list[Any]) -> Any:
 
 
 def _as_tensor(result: Any) -> Any:
-    """Return an array as a tensor, copied only if torch cannot take it as it is, as a flipped one."""
+    """Return an array as a tensor, copied only if torch cannot take it, as a flipped one."""
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))
@@ -175,9 +179,9 @@ def _is_alike(result: object, first: torch.Tensor) -> bool:
 def _finished(result: Any, end: End | None) -> Any:
     if end is None or not isinstance(result, Planes):
         return result
-    made = torch.empty(result.pixels.shape, dtype=end.dtype)
-    end.write(result.pixels, made.numpy())
-    return made
+    finished = torch.empty(result.pixels.shape, dtype=end.dtype)
+    end.write(result.pixels, finished.numpy())
+    return finished
 
 
 def _listed(results: list[Any]) -> list[Any]:

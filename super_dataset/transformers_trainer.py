@@ -57,7 +57,7 @@ class SuperTrainerMixin:
     """
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
-        """Return the training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
+        """Return the training loader, as Accelerate's ``skip_first_batches`` accepts it."""
         loader = self._super_loader(self.train_dataset, training=True)
         return DataLoader(_Batches(loader, self), batch_size=None)
 
@@ -75,25 +75,25 @@ class SuperTrainerMixin:
     def _super_loader(self: Any, given: Any, *, training: bool = False) -> Loader:
         """Return a given loader as it is; for a dataset, the loader first created for it."""
         if not isinstance(given, SuperDataset | SuperMix):
-            theirs: Loader = given
-            return theirs
-        made: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
-        if (id(given), training) not in made:
+            loader: Loader = given
+            return loader
+        loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
+        if (id(given), training) not in loaders:
             args = self.args
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "batch_size": args.train_batch_size if training else args.eval_batch_size,
                 "shuffle": training,
                 "drop_last": training and args.dataloader_drop_last,
                 "seed": args.seed if args.data_seed is None else args.data_seed,
             }
-            made[id(given), training] = SuperLoader(
+            loaders[id(given), training] = SuperLoader(
                 given,
-                coordination("SuperTrainerMixin").SuperSampler(given, **how),
+                coordination("SuperTrainerMixin").SuperSampler(given, **options),
                 num_workers=args.dataloader_num_workers or None,
                 collate_fn=partial(_inputs, label_name=self.label_names[0]),
                 pin_memory=args.dataloader_pin_memory,
             )
-        return made[id(given), training]
+        return loaders[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of an epoch, over all ranks."""
@@ -112,7 +112,7 @@ class SuperTrainerMixin:
         return loss, *rest
 
     def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Run Trainer's loop with the mean loss per sample: its own counts a short batch as a full one."""
+        """Run Trainer's loop with the mean loss per sample, also for a short batch."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
         self.compute_metrics = compute and partial(_of_labelled, compute)
@@ -127,7 +127,7 @@ class SuperTrainerMixin:
 
 
 def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
-    """Return an item of a dataset as a model's arguments; with an info, padding has no label."""
+    """Return an item as a model's arguments; with an info, padding has no label."""
     info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
     if isinstance(item, tuple) and not isinstance(item[0], Mapping):
         inputs = {"pixel_values": item[0], label_name: item[1]}
@@ -140,7 +140,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
 
 
 def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
-    """Compute metrics of the samples that have a label; all samples if each has several labels."""
+    """Compute metrics of labelled samples; of all if each has several labels."""
     labels, predictions = found.label_ids, found.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
         found = type(found)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
@@ -164,7 +164,7 @@ class _Batches(IterableDataset[Any]):
         yield from self.loader
 
     def _go_to_place(self, state: Any, args: Any) -> int:
-        """Move the loader past the items ``state`` was trained on; return how many Trainer will skip."""
+        """Move the loader past what ``state`` was trained on; return what Trainer will skip."""
         of_a_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
         # A DataLoader keeps no state: its sampler does.

@@ -40,7 +40,7 @@ _CLOSED = "this SuperLoader was closed: make another"
 
 
 def workers_that_help() -> int:
-    """Return one process per core that this rank may use, its share of the host's, up to 16."""
+    """Return one process per core of this rank, its share of the host's, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
 
@@ -60,14 +60,14 @@ def by_processes(
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove a DataLoader's arguments from ``given``; a generator becomes the sampler's seed."""
+    """Remove a DataLoader's arguments; a generator becomes the sampler's seed."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
     if generator is not None:
         given.setdefault("seed", (generator.initial_seed() + 2**63) % 2**64 - 2**63)
-    taken = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
-    return {name: value for name, value in taken.items() if value}
+    options = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
+    return {name: value for name, value in options.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class WorkerProcesses:
         self._pid = os.getpid()
 
     def begin(self, sampler: Any) -> ProcessPass:
-        """Return a new pass. With persistent workers there is only one: an earlier one fails from now on."""
+        """Return a new pass. With persistent workers, an earlier one fails from now on."""
         loader = self.check()
         before = self.latest()
         if before is not None and loader.persistent_workers:
@@ -143,7 +143,7 @@ class WorkerProcesses:
         return self._latest()
 
     def check(self) -> DataLoader[Any]:
-        """Raise :class:`UsageError` if no batch can be read: after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
         if self._loader is None:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -175,17 +175,17 @@ class ProcessPass:
         if self.batches is None:
             raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
         try:
-            made = next(self.batches, None)
+            batch = next(self.batches, None)
         except Exception:
             self.passed += 1
             raise
-        if made is None:
+        if batch is None:
             raise self._trouble or StopIteration
         self.passed += 1
-        if made.left_out:
-            raise BatchLeftOut from made.cause
+        if batch.left_out:
+            raise BatchLeftOut from batch.cause
         mover = self._processes.mover
-        return mover.receive(mover.send(made.item))
+        return mover.receive(mover.send(batch.item))
 
     def next_ref(self) -> Any:
         """Return the sampler's next item; keep its error for the end of the pass."""
@@ -225,7 +225,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Made:
-    """A worker's reply: an item, or that the batch is left out, with the cause if it is an epoch's first."""
+    """A worker's reply: an item, or a batch left out, with the cause if an epoch's first."""
 
     item: Any = None
     left_out: bool = False
@@ -256,5 +256,5 @@ class _Reading(Dataset[Any]):
 
 
 def _as_it_is(item: Any) -> Any:
-    """Return the item; in place of a DataLoader's own ``collate_fn``, which makes lists of tuples."""
+    """Return the item; a DataLoader's own ``collate_fn`` makes lists of tuples."""
     return item

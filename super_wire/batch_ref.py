@@ -112,7 +112,7 @@ class BatchRef:
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """Return the sample's name for messages: its key, else its id and the command that resolves it."""
+        """Return the sample's name: its key, else its id and the command that resolves it."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -168,7 +168,7 @@ class DatasetBinding:
 
 
 class Bindable(Protocol):
-    """The interface of a dataset for samplers. ``coordinator`` is used if nothing else names one."""
+    """A dataset's interface for samplers; ``coordinator`` is used by default."""
 
     coordinator: str | None
     warned: set[str]
@@ -209,4 +209,4 @@ class Bindable(Protocol):
         """Warn of bad samples that its readers in other processes met since the last call."""
 
     def ping_cache(self, cache: str) -> None:
-        """Reach the cache with the dataset's own credentials, or raise a :class:`CacheError` in time."""
+        """Reach the cache with the dataset's credentials, or raise :class:`CacheError`."""

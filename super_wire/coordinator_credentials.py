@@ -38,7 +38,7 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token, and its bearer's rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+    """A token, and its rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
@@ -130,14 +130,14 @@ class CoordinatorCredentials(ClientTls):
             ConfigError: a certificate without a key, or an invalid token.
         """
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
-        found = cls(
+        credentials = cls(
             token=tokens[0].token if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
             name=environment.get("SUPER_COORDINATOR_NAME", ""),
             **cls.tls_in(environment),
         )
-        found.current_token()
-        return found
+        credentials.current_token()
+        return credentials
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Return roots, key and certificate for gRPC's channel credentials.
@@ -188,9 +188,9 @@ class CoordinatorCredentials(ClientTls):
 
 
 def _system_authorities() -> str:
-    """Return the file of the CAs that this system trusts, which Python knows and gRPC does not, or ""."""
+    """Return the file of this system's trusted CAs, which gRPC does not know, or ""."""
     import ssl  # not needed for plain text
 
-    found = ssl.get_default_verify_paths()
-    files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
+    paths = ssl.get_default_verify_paths()
+    files = (paths.cafile, f"{paths.capath}/ca-certificates.crt" if paths.capath else None)
     return next((file for file in files if file and Path(file).is_file()), "")

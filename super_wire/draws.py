@@ -34,7 +34,7 @@ NUMBERS_MAX: Final = 2**24
 """Maximum number of indices or weights."""
 
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
-"""Maximum size of packed indices and weights together: a coordinator reads messages of 4 MiB."""
+"""Bound on packed indices and weights together: messages have at most 4 MiB."""
 
 ORDER_PART: Final = 2**18
 """Number of an order's indices in one message."""
@@ -96,12 +96,12 @@ class Draws:
             # The same draws then have the same digest, and pack smaller.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
-        indices, weights = (b"" if one is None else one.tobytes() for one in (places, shares))
+        indices, weights = (b"" if array is None else array.tobytes() for array in (places, shares))
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws of one epoch's batches, end to end, as a user's sampler drew them, and their lengths."""
+        """Make draws of an epoch's batches, end to end, as drawn, and their lengths."""
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
@@ -144,7 +144,7 @@ class Draws:
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the indices packed in parts that fit into messages, each with the position of its first."""
+        """Yield packed indices in parts that fit into messages, with their positions."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -174,8 +174,8 @@ class Draws:
 
     def length(self, size: int) -> int:
         """Return the number of samples in an epoch, for a dataset of ``size``."""
-        once = self.count or len(self.indices) // _NUMBER_BYTES or size
-        return once * self.repeats
+        drawn = self.count or len(self.indices) // _NUMBER_BYTES or size
+        return drawn * self.repeats
 
 
 def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
@@ -186,9 +186,9 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
     if array.ndim == 1 and not array.size:
         raise ConfigError(f"{name} are empty, so an epoch would have no sample")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
-        what = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        given = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
         numbers = "numbers" if "f" in kinds else "whole numbers"
-        raise ConfigError(f"{name} are a list or array of 1 to {NUMBERS_MAX:,} {numbers}; not {what}")
+        raise ConfigError(f"{name} are a list or array of 1 to {NUMBERS_MAX:,} {numbers}; not {given}")
     return array.astype(dtype, copy=False)
 
 

@@ -22,7 +22,7 @@ _TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 def is_loopback(host: str) -> bool:
-    """Report whether a host is this machine; of names only ``localhost`` is, as others may re-resolve."""
+    """Report whether a host is this machine; of names only ``localhost`` is."""
     if host.lower() == "localhost":
         return True
     try:

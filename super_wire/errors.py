@@ -45,7 +45,7 @@ __all__ = [
 
 
 class SuperError(Exception):
-    """Base of all errors that SUPER raises. Their text is printable, whatever foreign words it quotes."""
+    """Base of all errors that SUPER raises; their text is always printable."""
 
     def __str__(self) -> str:
         return shown_lines(super().__str__())
@@ -104,7 +104,7 @@ class CoordinatorUnreachableError(CoordinatorError):
 
 
 class CoordinatorTrustError(CoordinatorError):
-    """Client and coordinator do not trust each other: a certificate or a token is missing or wrong."""
+    """Client and coordinator lack trust: a certificate or token is missing or wrong."""
 
 
 class ProtocolMismatchError(CoordinatorError):
@@ -132,7 +132,7 @@ class BadSampleError(BatchError):
 
 
 class SpendingCapError(BatchError):
-    """Samples of the batch are not in the cache, and the coordinator's cap on spending is reached."""
+    """Samples are not in the cache, and the coordinator's spending cap is reached."""
 
 
 class ReadTimeoutError(BatchError):
@@ -172,12 +172,12 @@ class UsageError(SuperError, TypeError):
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
-    found = {root.__name__: root}
+    classes = {root.__name__: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        classes |= _tree(child)
+    return classes
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Rebuild the error that a coordinator named; an unknown name gives a :class:`CoordinatorError`."""
+    """Rebuild a coordinator's error; an unknown name gives a :class:`CoordinatorError`."""
     return _tree(SuperError).get(name, CoordinatorError)(message)

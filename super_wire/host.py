@@ -21,8 +21,8 @@ def cache_bytes(root: Path = _ROOT) -> int:
     Raises:
         ConfigError: the variable is no size such as ``4gb``.
     """
-    wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
-    return wanted or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
+    configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:
@@ -34,10 +34,10 @@ def slots(root: Path = _ROOT) -> int:
     Raises:
         ConfigError: the variable is no number above 0.
     """
-    if told := os.environ.get("SUPER_SLOTS"):
-        if not told.isdecimal() or not int(told):
-            raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {told!r}")
-        return int(told)
+    if configured := os.environ.get("SUPER_SLOTS"):
+        if not configured.isdecimal() or not int(configured):
+            raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {configured!r}")
+        return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
     # No quota: the slots' niceness keeps the ranks fast.
     if cores == _cores_of_process():
@@ -50,7 +50,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return this process's cores: its affinity, cut by its control groups' CPU quota; at least one."""
+    """Return this process's cores: its affinity, cut by its CPU quota; at least one."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
@@ -62,7 +62,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the memory usable without swapping, on the host and in every control group of this process."""
+    """Return the memory usable without swapping, on the host and in its control groups."""
     available = _host_memory_bytes(root)
     for group in _control_groups(root, "memory"):
         for limit_name, usage_name, cache_name in (

@@ -79,7 +79,7 @@ async def _answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Answer one request per connection; drop slow or incomplete ones, and any beyond the limit."""
+    """Answer a request per connection; drop slow ones, and any beyond the limit."""
     try:
         if not places.locked():
             async with places, asyncio.timeout(_TIMEOUT_S):
@@ -87,11 +87,11 @@ async def _answer(
                 status, kind, body = refusal(head, pages, accepts), _TEXT, b""
                 if not status:
                     page = pages[_path(head)]
-                    made = page.look()
-                    if made is None:
+                    render = page.look()
+                    if render is None:
                         status = "503 Service Unavailable"
                     else:
-                        kind, body = page.kind, await asyncio.to_thread(made)
+                        kind, body = page.kind, await asyncio.to_thread(render)
                 body = f"{status}\n".encode() if status else body
                 lines = (
                     f"HTTP/1.1 {status or '200 OK'}",
@@ -111,7 +111,7 @@ async def _answer(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """Return the status line's end for a request that gets no page; empty for one that does."""
+    """Return the status of a request that gets no page; empty for one that does."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version

@@ -55,7 +55,7 @@ _DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
 Versions: TypeAlias = Literal["times", "digests"]
-"""The basis of a file's version: size and modification time, or size and digest of its bytes."""
+"""The basis of a file's version: size and modification time, or size and digest."""
 
 
 class Naming(NamedTuple):
@@ -115,14 +115,14 @@ def id_bucket(bucket: str, alias: str) -> str:
 
 
 def digest_version(size: int, digest: bytes) -> str:
-    """Return the version of a file by its content: its size and the BLAKE2b-128 of its bytes."""
+    """Return a file's version by content: its size and the BLAKE2b-128 of its bytes."""
     return f"{size}-b2:{digest.hex()}"
 
 
 def size_of_digest(version: str) -> int | None:
-    """Return the size in a version from :func:`digest_version`; ``None`` for any other version."""
-    found = _DIGEST_VERSION.fullmatch(version)
-    return int(found[1]) if found else None
+    """Return the size in a :func:`digest_version`; ``None`` for any other version."""
+    match = _DIGEST_VERSION.fullmatch(version)
+    return int(match[1]) if match else None
 
 
 def shown_name(key: str, member: str) -> str:
@@ -135,7 +135,7 @@ def _with_length(field: bytes) -> bytes:
 
 
 def digest128(*fields: bytes) -> bytes:
-    """Return BLAKE2b-128 over length-prefixed fields: 16 bytes, equal on all platforms and in any process."""
+    """Return BLAKE2b-128 over length-prefixed fields: 16 bytes, equal everywhere."""
     return hashlib.blake2b(b"".join(map(_with_length, fields)), digest_size=ID_BYTES).digest()
 
 
@@ -213,7 +213,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Split concatenated ids into 16-byte ids; ``ValueError`` if the length is no multiple of 16."""
+    """Split ids of 16 bytes; ``ValueError`` if the length is no multiple of 16."""
     if len(ids) % ID_BYTES:
         raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

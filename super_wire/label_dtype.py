@@ -53,14 +53,14 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of labels or of a field: a dtype with a shape, or if it ``varies``, lists of those."""
+    """The type of labels or a field: a dtype and shape, or if it ``varies``, lists of them."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """The part of fixed size per sample: the number, the array, or the number of its list's items."""
+        """A sample's part of fixed size: the number, the array, or its list's length."""
         return _COUNT if self.varies else self.dtype
 
 

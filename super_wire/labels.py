@@ -45,7 +45,7 @@ _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return the names of classes by their labels; ``ConfigError`` describes the valid ones."""
+    """Return class names by label; ``ConfigError`` describes the valid ones."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
@@ -84,13 +84,13 @@ class RaggedLabels(Sequence[Any]):
         return len(self.rows)
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Return a field by its name, a label by its place, or the labels of a slice or array of places."""
+        """Return a field by name, a label by place, or labels of a slice or array of places."""
         if isinstance(wanted, str):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
         if isinstance(wanted, int | np.integer):
-            found = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
-            return found.get("", found)
+            by_name = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
+            return by_name.get("", by_name)
         rows, values = self.rows[wanted], {}
         for name in self.values:
             ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
@@ -104,8 +104,8 @@ class RaggedLabels(Sequence[Any]):
 
     def of_rows(self, name: str) -> NDArray[Any]:
         """Return a field's column of ``rows``."""
-        found: NDArray[Any] = self.rows[name] if name else self.rows
-        return found
+        column: NDArray[Any] = self.rows[name] if name else self.rows
+        return column
 
     def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> RaggedLabels:
         """Return the same labels with ``change`` applied to the items of every list."""
@@ -123,7 +123,7 @@ Labels: TypeAlias = "NDArray[Any] | RaggedLabels"
 
 
 def labels_text(labels: Labels) -> str:
-    """Return the labels' dtype as text (:mod:`superdl.super_wire.label_dtype`), or raise ``ConfigError``."""
+    """Return the labels' dtype as text, or raise ``ConfigError``."""
     if not isinstance(labels, RaggedLabels):
         kind = labels.dtype
         named = {name: LabelField(kind[name]) for name in kind.names or ()}
@@ -169,9 +169,9 @@ def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
-        found = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
-        if size in {None, len(found)}:
-            return found
+        labels = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
+        if size in {None, len(labels)}:
+            return labels
     except ValueError as error:
         wrong = f": {error}"
     whose = "samples" if size is None else f"{size} samples"
@@ -193,11 +193,11 @@ def _unpacked(
         at += values[name].nbytes
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes are left over")
-    found = RaggedLabels(rows, values)
+    labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
-    if size and label_sizes(found, text).max() > MAX_LABEL_BYTES:
+    if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
         raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
-    return found
+    return labels
 
 
 def joined(parts: Sequence[Labels]) -> Labels:

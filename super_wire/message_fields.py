@@ -31,7 +31,7 @@ def clean_text(text: str) -> str:
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without the ``optional`` ones that are empty."""
+    """Return a message's fields as JSON values, without empty ``optional`` ones."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # asdict() of the whole message would copy every item of every column.
     return {
@@ -65,10 +65,10 @@ def message_in(
     Raises:
         ConfigError: names what is wrong.
     """
-    found = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
-    if not isinstance(mapping, dict) or type(found) is not int or found != version:
+    sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
+    if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:
         raise ConfigError(
-            f"{reader} reads {kind}s of version {version}, not {reprlib.repr(found)}: deploy one "
+            f"{reader} reads {kind}s of version {version}, not {reprlib.repr(sent_version)}: deploy one "
             "version of SUPER"
         )
     values: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class Bytes(Protocol):
 
 
 class PagesError(ValueError):
-    """The pages of a chunk must not be decoded: they take too much memory, or cannot be checked."""
+    """A chunk's pages must not be decoded: too large, or not to be checked."""
 
     def __init__(self, reason: str, *, is_large: bool = False) -> None:
         super().__init__(reason)
@@ -88,7 +88,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a struct: its fields by number, and the position after it. Texts and doubles are skipped."""
+    """Read a struct's fields by number, and the position after it; skip texts and doubles."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:

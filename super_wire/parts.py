@@ -14,7 +14,7 @@ from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 __all__ = ["MEMBER_ENCODINGS", "ROW_ENCODING", "check_parts", "is_row"]
 
 MEMBER_ENCODINGS = ("", "deflate")
-"""Encodings of a member in its object: stored as is, or a raw deflate stream, as in zip archives."""
+"""Encodings of a member: stored as is, or a raw deflate stream, as in zip archives."""
 
 ROW_ENCODING = "parquet:"
 """Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
@@ -44,7 +44,7 @@ class _Parts(Protocol):
 
 
 def is_row(encoding: str) -> bool:
-    """Report whether a member of this encoding is a row of a Parquet file, not a span of bytes."""
+    """Report whether a member of this encoding is a row of a Parquet file."""
     return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
 
 

@@ -47,7 +47,7 @@ def socket_path(address: str) -> str | None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[address]:port``; empty and 0 for anything else, such as a unix socket."""
+    """Split ``host:port`` or ``[address]:port``; empty and 0 for anything else."""
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
         return "", 0
@@ -56,7 +56,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of SUPER; without package metadata ``0+unpackaged`` and the pipeline version."""
+    """Return SUPER's version; without metadata ``0+unpackaged`` and the pipeline's."""
     try:
         return version("superdl")
     except PackageNotFoundError:

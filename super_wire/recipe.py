@@ -71,7 +71,7 @@ class Recipe:
     json: str
     """The canonical JSON; equal recipes give equal text."""
     parts: Mapping[str, Recipe]
-    """For samples with fields, the recipe of each, ``image`` first, then by name; else empty."""
+    """The recipe of each field, ``image`` first, then by name; else empty."""
     steps: tuple[Mapping[str, Any], ...]
     """For samples with fields, those of ``image``."""
 
@@ -85,7 +85,7 @@ class Recipe:
             self.parts = _parts(steps, augment_seed)
             self.steps = self.parts[MAIN_FIELD].steps
             named: Any = {name: part.steps for name, part in self.parts.items()}
-            hashed: Any = {name: [*map(_without_place, theirs)] for name, theirs in named.items()}
+            hashed: Any = {name: [*map(_without_place, field_steps)] for name, field_steps in named.items()}
         else:
             self.parts = {}
             self.steps = named = _steps(steps)
@@ -309,7 +309,7 @@ class Recipe:
 
     @property
     def decodes(self) -> bool:
-        """``True`` if objects are decoded as images before the first step; else it gets their bytes."""
+        """``True`` if objects are decoded as images before the first step."""
         return not self.steps or self.steps[0].get("input") != "bytes"
 
     @property

@@ -123,12 +123,12 @@ class _Value:
         return [_Value(self.where, side).side() for side in self.value]
 
     def area(self) -> int | list[int]:
-        """Return a square's side, or (height, width); two equal sides become one, as in torchvision."""
+        """Return a square's side, or (height, width); two equal sides become one."""
         sides = self.side_or_sides()
         return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
     def padding(self) -> int | list[int]:
-        """Return the pixels on all borders, or on (left, top, right, bottom), also for two values."""
+        """Return the pixels on all borders, or on (left, top, right, bottom)."""
         expected = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
         given = list(self.value) if isinstance(self.value, (list, tuple)) else [self.value]
         borders = [_Value(self.where, border).number(0, MAX_SIDE, expected) for border in given]

@@ -60,13 +60,13 @@ __all__ = [
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 CHANGED_SINCE = "changed since it was listed"
-"""Beginning of the reason for samples whose object has another version than the catalog lists."""
+"""Beginning of the reason for objects of another version than listed."""
 
 SPENDING_CAP = "spending_cap"
 """Reason of the tombstones that a coordinator writes once the spending cap is reached."""
 
 UNAVAILABLE = "unavailable"
-"""Reason of the note, a tombstone under a dataset's id, that its source is unavailable for now."""
+"""Reason of the note under a dataset's id that its source is unavailable."""
 
 LISTING = "listing"
 """Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
@@ -223,7 +223,7 @@ def pack_header(
 
 
 def _id_prefix(sample_id: bytes) -> int:
-    """Do the same as :func:`id_prefixes` for one id, without numpy: this runs for every record."""
+    """Do the same as :func:`id_prefixes` for one id, without numpy."""
     if len(sample_id) != ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_id)} bytes")
     return int.from_bytes(sample_id[:8], "little")
@@ -231,7 +231,7 @@ def _id_prefix(sample_id: bytes) -> int:
 
 @functools.lru_cache(maxsize=64)  # numpy builds a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """Return a dtype's code in the header, and the dtype itself with the byte order of records."""
+    """Return a dtype's code in the header, and the dtype in records' byte order."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
         raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
@@ -295,17 +295,17 @@ def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
     """Raise :class:`RecordError` unless ``payload`` has the header's xxh3-64."""
-    found = payload_hash(payload)
-    if found != header.payload_hash:
+    actual = payload_hash(payload)
+    if actual != header.payload_hash:
         raise RecordError(
-            f"the payload's xxh3-64 is {found:016x}; the header says {header.payload_hash:016x}"
+            f"the payload's xxh3-64 is {actual:016x}; the header says {header.payload_hash:016x}"
         )
 
 
 def checked_payload(
     record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
-    """Return header and payload of a whole record of ``kind``; raise :class:`RecordError` for any other."""
+    """Return header and payload of a record of ``kind``; else :class:`RecordError`."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)

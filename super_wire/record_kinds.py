@@ -188,17 +188,17 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
         table, at = _read_table(payload)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
-    found = []
+    places = []
     for name, dtype, shape in table:
         start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
-        found.append(ArrayPlace(name, dtype, shape, start, at))
+        places.append(ArrayPlace(name, dtype, shape, start, at))
     if at != len(payload):
         raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
-    return found
+    return places
 
 
 def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
-    """Return name, dtype and shape of each array, and the table's end; ``ValueError`` if it is invalid."""
+    """Return each array's name, dtype and shape, and the table's end, or ``ValueError``."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
         raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")

@@ -57,7 +57,7 @@ def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Make text with several lines printable, such as a message to a person or a log's traceback."""
+    """Make text with several lines printable, as a message or a traceback."""
     return "\n".join(map(_printable, text.split("\n")))
 
 

@@ -57,10 +57,10 @@ MAX_SAMPLES_PER_REQUEST = 4096
 OUTCOME_FIELD = b"r"
 
 OUTCOME_STREAM_MAXLEN = 16_384
-"""Bound of a stream, passed with every XADD (approximate trimming): more than may be in flight."""
+"""Bound of a stream, passed with every XADD: more than may be in flight."""
 
 MAX_OUTCOME_BYTES = 16 * 2**20
-"""The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
+"""The longest entry that is read; 4,096 long messages have half of that."""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -83,7 +83,7 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"
     """The source forbids reading it."""
     UNAVAILABLE = "unavailable"
-    """The source throttles, fails or does not answer: the sample is retried without using up its attempts."""
+    """The source throttles, fails or does not answer: a retry that costs no attempt."""
     SOURCE_ERROR = "source_error"
     """The source failed in another way."""
     CACHE_ERROR = "cache_error"
@@ -95,9 +95,9 @@ class Outcome(enum.StrEnum):
     EXPIRED = "expired"
     """The request expired first; the sample was not tried."""
     TIMED_OUT = "timed_out"
-    """Decoding it took longer than the function's setting allows; a faster machine may finish in time."""
+    """Decoding took longer than the function allows; a faster machine may be in time."""
     NOT_STORED = "not_stored"
-    """The store has no good record of it at the place in a restore: missing, cut off or broken."""
+    """The store has no good record of it there: missing, cut off or broken."""
     STORE_ERROR = "store_error"
     """The store did not answer, or refused; the record may well exist."""
     NOT_CACHED = "not_cached"
@@ -106,7 +106,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one object: encoded size in bytes, decoded size in pixels (width times height)."""
+    """Bounds on one object: encoded size in bytes, decoded size in pixels."""
 
     object_bytes: int = 256 * 2**20
     image_pixels: int = 178_956_970
@@ -179,12 +179,12 @@ class PrefetchRequest:
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return the name of a sample or part for messages: its key, with the member if it is one."""
+        """Return a sample's or part's name for messages: its key, with any member."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """Return the seed name for random steps: the key, then NUL, which no key contains, and the member."""
+        """Return the seed name of random steps: the key, then NUL and any member."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
@@ -232,7 +232,7 @@ class PrefetchRequest:
             raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
-        if clean_text(every := "".join((*texts, request.store, *lists))) != every:
+        if clean_text(text := "".join((*texts, request.store, *lists))) != text:
             raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
         return request
 

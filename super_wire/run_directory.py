@@ -49,13 +49,13 @@ class RunDirectory:
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """Return the run's directory, which every rank on this host, and of this user, derives alike."""
+        """Return the run's directory, which all ranks of this user derive alike."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         return cls(_parent() / digest128(*identity).hex())
 
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
-        """Return the directories of all runs on this host whose coordinator listens, newest first."""
+        """Return the directories of runs whose coordinator listens, newest first."""
         runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
 
@@ -71,16 +71,16 @@ class RunDirectory:
                     run.remove()
 
     def create(self) -> None:
-        """Create the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
+        """Create the directory, private to this user; the start lock is held."""
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """Return an identity that differs from a later directory at this path; ``None`` if it is gone."""
+        """Return an identity unlike a later directory's here; ``None`` if it is gone."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def remove(self) -> None:
         """Remove the directory and the start lock, which is held."""
@@ -125,7 +125,7 @@ class RunDirectory:
         descriptor = os.open(self.start_lock, flags, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A coordinator unlinks the file at its end, and a lock on an unlinked file excludes no process.
+            # A coordinator unlinks the file at its end: its lock then excludes nobody.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
         except (BlockingIOError, PermissionError, FileNotFoundError):
@@ -148,15 +148,15 @@ def _parent() -> Path:
     ):
         return parent
     # The temporary directory's path is too long for a socket.
-    return "/tmp" / Path(parent.name)  # noqa: S108  # its owner and mode are checked when it is made
+    return "/tmp" / Path(parent.name)  # noqa: S108  # owner and mode are checked
 
 
 def _newest_first(parent: Path) -> list[Path]:
-    found = []
+    stamped = []
     with contextlib.suppress(OSError):  # there is none, or a run has just ended
         if _is_private(parent.lstat()):
-            found = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+            stamped = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
+    return [path for _, path in sorted(stamped, reverse=True)]
 
 
 def _listens(path: Path) -> bool:
@@ -174,13 +174,13 @@ def _is_private(found: os.stat_result) -> bool:
 def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError as error:
         raise EmbeddedError(
             f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
         ) from error
-    if not _is_private(found):
+    if not _is_private(status):
         raise EmbeddedError(
-            f"{directory} is not a directory of this user alone (owner {found.st_uid}, "
-            f"mode {stat.filemode(found.st_mode)}): remove it, or set TMPDIR to another place"
+            f"{directory} is not a directory of this user alone (owner {status.st_uid}, "
+            f"mode {stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another place"
         )

@@ -111,13 +111,13 @@ def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
 
     ``ConfigError`` names the setting if one is not ``host``, ``host:port`` or ``http://host:port``.
     """
-    found = []
-    for one in filter(None, map(str.strip, text.split(","))):
-        server, path = split_url(one if "://" in one else f"https://{one}", name)
+    servers = []
+    for host in filter(None, map(str.strip, text.split(","))):
+        server, path = split_url(host if "://" in host else f"https://{host}", name)
         if path or not WEB_BUCKET.fullmatch(server):
-            raise ConfigError(f"{name} names hosts: images.example.org or http://10.0.0.7:8080; not {one!r}")
-        found.append(server)
-    return tuple(found)
+            raise ConfigError(f"{name} names hosts: images.example.org or http://10.0.0.7:8080; not {host!r}")
+        servers.append(server)
+    return tuple(servers)
 
 
 def _of_hub(rest: str, shown: str) -> tuple[str, str]:

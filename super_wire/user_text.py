@@ -57,7 +57,7 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's mapping, for ``object_pairs_hook``; ``ValueError`` for a duplicate key."""
+    """Build a JSON object's mapping; ``ValueError`` for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -93,7 +93,7 @@ async def serve(
         CoordinatorError: the coordinator refuses this worker, or stayed unreachable for ``linger_s``.
     """
     loop = asyncio.get_running_loop()
-    heard_s, pause_s, is_told, is_first = loop.time(), _FIRST_PAUSE_S, False, True
+    answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
         call = _Call(settings, slots, stop, trouble, connected or asyncio.Event(), is_first=is_first)
         is_first = False
@@ -102,14 +102,14 @@ async def serve(
         except _BrokenError as error:
             if call.heard_s is not None:
                 # It had answered: back off from the start, and log this loss.
-                heard_s, pause_s, is_told = call.heard_s, _FIRST_PAUSE_S, False
-            away_s = loop.time() - heard_s
+                answered_s, pause_s, is_logged = call.heard_s, _FIRST_PAUSE_S, False
+            away_s = loop.time() - answered_s
             if away_s > settings.linger_s:
                 why = f"the coordinator at {settings.coordinator} does not answer for {away_s:.0f} s: {error}"
                 raise CoordinatorError(why) from None
-            if not is_told:
+            if not is_logged:
                 _log.warning("waiting for the coordinator at %s: %s", settings.coordinator, error)
-                is_told = True
+                is_logged = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await stop.wait()
@@ -235,7 +235,7 @@ class _Call:
         stream.cancel()
 
     async def _drain(self) -> None:
-        """Once this worker is to end, finish running requests, within bounds, and end the stream."""
+        """Once this worker is to end, finish running requests and end the stream."""
         await self._stop.wait()
         self._outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
         if self._running:

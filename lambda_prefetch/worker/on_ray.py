@@ -35,7 +35,7 @@ class RayWorker:
         return socket.gethostname()
 
     def work(self, settings: dict[str, Any]) -> str:
-        """Work until the coordinator is gone or refuses this worker; return the reason, or empty text."""
+        """Work until the coordinator is gone or refuses; return the reason, or empty text."""
         logging.basicConfig(level=logging.INFO)
         host = socket.gethostname()
         try:
@@ -63,12 +63,12 @@ def run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) 
         signal.signal(number, lambda given, _: stopped.append(given))
     try:
         actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=cpus)(RayWorker)
-        told = {one.name: getattr(settings, one.name) for one in fields(settings)}
-        del told["credentials"]
+        shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        del shared["credentials"]
         actors = [actor_type.remote() for _ in range(count)]
         placing = {actor.placed.remote() for actor in actors}
-        working = {actor.work.remote(told) for actor in actors}
-        told_s, reasons = time.monotonic(), []
+        working = {actor.work.remote(shared) for actor in actors}
+        warned_s, reasons = time.monotonic(), []
         while working and not stopped:
             ended, _ = ray.wait([*working, *placing], timeout=_POLL_S)
             for reference in ended:
@@ -79,8 +79,8 @@ def run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) 
                     _log.error("a worker ended: %s", reason)
                     reasons.append(reason)
             placing, working = placing - set(ended), working - set(ended)
-            if placing and time.monotonic() - told_s >= _TELL_S:
-                told_s = time.monotonic()
+            if placing and time.monotonic() - warned_s >= _TELL_S:
+                warned_s = time.monotonic()
                 words = "%d of %d workers wait for a node of the Ray cluster with %g free CPUs"
                 _log.warning(words, len(placing), count, cpus)
     finally:

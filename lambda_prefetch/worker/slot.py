@@ -105,7 +105,7 @@ def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
 
 
 def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """Return the kind of answer, and as JSON the function's result, or its error's type and message."""
+    """Return the kind of answer, and as JSON the function's result or its error."""
     context = InvocationContext(request_id, timeout_s)
     # This watchdog is a native thread: it also ends a process that hangs in native code.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)

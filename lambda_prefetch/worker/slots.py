@@ -36,7 +36,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 120
 _FREE_WAIT_S = 8.0  # shorter than the coordinator waits beyond a request's own time
 _WARM_TIMEOUT_S = 300.0  # on a busy host
-# A line and metrics per invocation are for operators of Lambda functions; here they would be noise.
+# A line and metrics per invocation would be noise here.
 _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
@@ -164,7 +164,7 @@ class Slots:
             self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
-        """Take the first slot's decoder as the worker's; refuse a slot that decodes differently."""
+        """Take the first slot's decoder as the worker's; refuse a differing slot."""
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
@@ -228,7 +228,7 @@ class _Slot:
         return 0.0
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. A process that returns none is ended, also on cancellation."""
+        """Return the function's result. A process without one is ended, also if cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s):
@@ -238,8 +238,8 @@ class _Slot:
             why = f"the function did not answer within {timeout_s:g} s; process {self._process.pid} was ended"
             raise RequestFailedError("timed_out", why, time.monotonic() - began_s) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            is_told = isinstance(error, ValueError)
-            words = str(error) if is_told else await self._end()
+            is_malformed = isinstance(error, ValueError)
+            words = str(error) if is_malformed else await self._end()
             why = f"the function's process {self._process.pid} ended before it answered: {words}"
             raise RequestFailedError("crashed", why, time.monotonic() - began_s) from error
         finally:

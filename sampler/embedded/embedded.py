@@ -32,7 +32,7 @@ __all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell
 _LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0
-"""Limit for the whole start: the end of a previous coordinator, imports, startup. Usually two seconds."""
+"""Limit for the whole start, usually two seconds."""
 
 _TELL_EVERY_S = 10.0
 _MAX_REVIVALS = 3
@@ -47,11 +47,11 @@ QUESTION_HOLD_S = 60.0
 """Time that the hold is kept after a query, for a sampler that may follow."""
 
 _ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
-"""Prefixes of the variables, credentials included, that coordinator and functions read at startup."""
+"""Prefixes of the variables that coordinator and functions read at startup."""
 
 
 class _LostError(EmbeddedError):
-    """The coordinator could not be started, or ended without a message. A retry may succeed."""
+    """The coordinator did not start, or ended without a message. A retry may succeed."""
 
 
 class Embedded:
@@ -118,7 +118,7 @@ class Embedded:
         self._sockets.close_all()
 
     def release(self) -> None:
-        """Release the hold and wait, for a bounded time, for the coordinators that this process started."""
+        """Release the hold and wait a bounded time for coordinators started here."""
         self.let_go()
         self._await_ends()
 
@@ -140,7 +140,7 @@ class Embedded:
                 _LOG.warning("coordinator process %d has not ended; see %s", process.pid, self._directory.log)
 
     def _end_and_clear(self) -> None:
-        """Remove the files of a coordinator that ended early, unless another one runs by now."""
+        """Remove the files of a coordinator that ended early, unless another runs."""
         self._await_ends()
         with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
@@ -171,7 +171,7 @@ class Embedded:
         raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row ended when they were called")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
-        """Return a connection to the coordinator, which may not serve yet, and whether it already ran."""
+        """Return a connection to the coordinator, and whether it already ran."""
         with self._directory.locked_for_start(self._start_timeout_s):
             self._directory.create()
             hold = self._call()
@@ -196,7 +196,7 @@ class Embedded:
         return hold
 
     def _start(self) -> None:
-        """Start the coordinator on a socket that already listens: every rank can simply connect and wait."""
+        """Start the coordinator on a listening socket: ranks can connect and wait."""
         path = self._directory.ranks_socket
         path.unlink(missing_ok=True)  # left by a killed one; the start lock is held
         listener = self._sockets.open()
@@ -250,19 +250,19 @@ class Embedded:
         """Wait until the coordinator fails or dies, then start another at the same paths."""
         while True:
             try:
-                said = _read_line(hold)
+                line = _read_line(hold)
             except OSError:
-                said = None
+                line = None
             if self._released.is_set():
                 return
             self._sockets.close(hold)
             try:
-                hold = self._revived(said)
+                hold = self._revived(line)
             except EmbeddedError as error:
                 if self._released.is_set():
                     return
                 self._failure = error
-                _LOG.error("%s", error)  # the message is for users, and the traceback adds nothing
+                _LOG.error("%s", error)  # for users: a traceback adds nothing
                 return
 
     def _revived(self, message: dict[str, object] | None) -> socket.socket:
@@ -340,7 +340,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note that a coordinator answered a query: the hold on an embedded one may be released soon."""
+    """Note an answered query: the hold on an embedded coordinator may end soon."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator != coordinator or pid != os.getpid():
@@ -354,7 +354,7 @@ def question_answered(coordinator: str) -> None:
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:
-    """End other runs' holds that were taken for queries alone: they may hold the lock on the cache."""
+    """End other runs' holds for queries alone: they may hold the cache's lock."""
     for other, hold in list(_holds.items()):
         if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
             _holds.pop(other).release()
@@ -365,7 +365,7 @@ def _its_variables() -> set[tuple[str, str]]:
 
 
 def tell_user(coordinator: str, kept: str) -> None:
-    """Print to standard error, once, where an embedded coordinator keeps records: they fill a user's disk."""
+    """Print once where an embedded coordinator keeps records: they fill a user's disk."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
         for hold in holds if kept else ():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedSettings", "ExecutorChoice"]
 
 _WORKER_NICE = 10  # the trainer gets nearly all of any core that it needs
-# Only this user can open its socket; settings that guard another coordinator do not apply to it.
+# Only this user can open its socket: settings to guard it do not apply.
 _NOT_FOR_ITS_SOCKET = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
     | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
@@ -122,9 +122,9 @@ class EmbeddedSettings:
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
     def command(self, directory: RunDirectory, listener: int) -> list[str]:
-        """Return the command that starts the coordinator, which inherits the descriptor ``listener``."""
+        """Return the coordinator's command; it inherits the descriptor ``listener``."""
         owner = f"embedded-{directory.path.name}"
-        if self.choice.cache:  # a run's directory has the same name on all hosts, which share the cache
+        if self.choice.cache:  # hosts share the cache, and a run's name
             owner = f"{owner}-{platform.node()}"
         options = {
             "--directory": str(directory.path),
@@ -143,6 +143,6 @@ class EmbeddedSettings:
         return [*self.program, *(word for option in options.items() for word in option)]
 
     def environment(self) -> dict[str, str]:
-        """Return this process's environment without the variables that guard another coordinator."""
+        """Return the environment without variables that guard another coordinator."""
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
         return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -56,16 +56,16 @@ _LOG = logging.getLogger(__name__)
 _PASSING = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL"}
 )
-# Among these, gRPC's wording for permanent failures: message size, an exception in the coordinator.
+# Among these, gRPC's words for permanent failures: message size, an exception.
 _LASTING = ("message larger than max", "Unexpected <class ")
-# The connection may be silently dead or out of step with its peer: the next attempt opens a new one.
+# The connection may be dead or out of step: the next attempt opens a new one.
 _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
-_PROBING_S = 3.0  # per call, for all probes of an unreachable peer: a silent one takes that long
+_PROBING_S = 3.0  # per call, for all probes of an unreachable peer
 _LEAST_PROBING_S = 0.5  # even if the call's own time is up
 _LONG_POLL_S = 10.0
 _TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of an unanswered call
 _MAX_CUTS = 1000  # each due to a fork of this process, or to a holder that left
-# Not the global generator: it belongs to the trainer, and ranks that seed it alike would retry in step.
+# Not the trainer's global generator: ranks that seed it alike would retry in step.
 _JITTER = random.SystemRandom()  # has no state that forked ranks would share
 
 
@@ -84,7 +84,7 @@ class Patience:
         return replace(self, total_s=min(self.total_s, max(0.0, end_s - time.monotonic())))
 
     def pause_s(self, attempt: int) -> float:
-        """Return the pause after the ``attempt``-th failure, jittered so that ranks do not retry in step."""
+        """Return the jittered pause after the ``attempt``-th failure."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
         return ceiling * _JITTER.uniform(0.5, 1.0)
 
@@ -98,15 +98,15 @@ FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
 
 
 def job_start() -> Patience:
-    """Return the limits while a sampler is created: schedulers start jobs and coordinators in any order."""
+    """Return the limits while a sampler is created: the coordinator may start later."""
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
 RUNNING = Patience(attempts=60, total_s=120.0)
-"""In the middle of an epoch: a coordinator may restart, or the network may fail for a while."""
+"""In mid-epoch: a coordinator may restart, or the network may fail for a while."""
 
 LISTING_SILENCE_S = 120.0
-"""Seconds after which a listing without progress is given up: object stores return a page in seconds."""
+"""Seconds after which a listing without progress is given up."""
 
 
 class Client:
@@ -171,7 +171,7 @@ class Client:
         self._probing_left_s = _PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
-        tell_s = begin_s + _TELL_FIRST_S
+        warn_s = begin_s + _TELL_FIRST_S
         while attempt < patience.attempts and not stopped.is_set():
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if attempt and left_s <= 0:
@@ -191,9 +191,9 @@ class Client:
                 return answer
             attempt += 1
             left_s = patience.total_s - (time.monotonic() - begin_s)
-            if time.monotonic() >= tell_s:
+            if time.monotonic() >= warn_s:
                 _LOG.warning("waiting for the coordinator at %s, %.0f s more: %s", self.address, left_s, last)
-                tell_s = time.monotonic() + _TELL_EVERY_S
+                warn_s = time.monotonic() + _TELL_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
             raise CallStoppedError
@@ -220,7 +220,7 @@ class Client:
             raise explained from failure
 
     def _distrust(self, left_s: float) -> SuperError | None:
-        """Return the trust failure that explains a missing answer, if any; all probes share one limit."""
+        """Return a trust failure that explains a missing answer; all probes share one limit."""
         begin_s = time.monotonic()
         timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
         reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
@@ -280,24 +280,24 @@ class Client:
             )
         moved_s = time.monotonic()
         while not facts.ready:
-            so_far, asked_s = facts.listed, time.monotonic()
-            if asked_s - moved_s > silence_s or asked_s >= end_s:
+            so_far, polled_s = facts.listed, time.monotonic()
+            if polled_s - moved_s > silence_s or polled_s >= end_s:
                 raise SourceError(
                     f"the listing of {dataset.source} stands at {so_far} samples and has not moved for "
-                    f"{asked_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
+                    f"{polled_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
                 )
-            poll_s = min(_LONG_POLL_S, silence_s, end_s - asked_s)
+            poll_s = min(_LONG_POLL_S, silence_s, end_s - polled_s)
             poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=so_far, wait_s=poll_s)
-            still = patience.until(end_s)
+            retries = patience.until(end_s)
             try:
-                facts = self.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
-            except UnknownJobError:  # the coordinator was restarted meanwhile; the request is idempotent
-                facts = self.call("RegisterDataset", request, still, stopped=stopped)
+                facts = self.call("GetDataset", poll, retries, wait_s=poll_s, stopped=stopped)
+            except UnknownJobError:  # restarted meanwhile; the request is idempotent
+                facts = self.call("RegisterDataset", request, retries, stopped=stopped)
             for warning in () if facts.ready else facts.warnings:
                 _LOG.warning("%s", shown_lines(warning))
             if facts.listed > so_far or facts.packing:
                 moved_s = time.monotonic()
-                end_s += moved_s - asked_s
+                end_s += moved_s - polled_s
             if facts.listed > so_far:
                 listed(facts.listed)
         if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them
@@ -311,7 +311,7 @@ class Client:
         return connection_to(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
-        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # came from something in between
+        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # by something in between
             return CoordinatorTrustError(f"what answers at {self.address} turns this client away: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(

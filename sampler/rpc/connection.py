@@ -35,12 +35,12 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Replies stay below 1 MiB unless one batch alone is larger; nothing legitimate comes near this bound."""
+"""Replies stay below 1 MiB unless one batch alone is larger."""
 
 _PARK_WAIT_S = 5.0  # a cut call returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
 _SHUTDOWN_WAIT_AGAIN_S = 0.05
-_PARKED_WAIT_S = 60.0  # a fork takes far less, even with copying the page tables of a large process
+_PARKED_WAIT_S = 60.0  # a fork of a large process takes far less
 
 
 class CallCutError(Exception):
@@ -100,7 +100,7 @@ class Connection:
         try:
             answer, failure = _speak(stub, method, request, timeout_s, metadata)
         finally:
-            stub = None  # drop it before the call counts as ended: then nothing of grpc is left
+            stub = None  # first: then nothing of grpc is left
             with self._state:
                 self._calls -= 1
                 self._close_if_idle()
@@ -111,7 +111,7 @@ class Connection:
         raise CallCutError if cut and failure.code == "CANCELLED" else failure
 
     def cut(self) -> None:
-        """Close the channel under all calls, which raise :class:`CallCutError`; the next one reopens it."""
+        """Close the channel; calls raise :class:`CallCutError`, the next one reopens it."""
         with self._state:
             self._close()
 
@@ -142,7 +142,7 @@ class Connection:
         return grpc.ssl_channel_credentials(*self._credentials.for_grpc())
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the token, re-read if its file changed; if that cannot be read, the previous one."""
+        """Return the token, re-read if its file changed; if that fails, the previous one."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
@@ -171,7 +171,7 @@ class Connection:
             self._close()
 
     def park(self) -> None:
-        """Block new calls, close the channel, and wait (bounded) until no thread is inside grpc."""
+        """Block new calls, close the channel, wait (bounded) until no thread is in grpc."""
         with self._state:
             self._forks += 1
             self._close()
@@ -197,7 +197,7 @@ def _speak(
             return None, CallFailedError("INTERNAL", "the answer came without its message", "")
         return answer, None
     except grpc.RpcError as error:
-        trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not declare
+        trailing: Any = error.trailing_metadata() or ()  # pairs
         name = next((value for key, value in trailing if key == ERROR_METADATA_KEY), "")
         return None, CallFailedError(error.code().name, error.details() or "no details", name)
     except ValueError as error:  # "Cannot invoke RPC on closed channel!", "... Channel closed!"
@@ -222,7 +222,7 @@ _CHANNEL_OPTIONS = (
 
 
 class _Connections:
-    """All connections of this process, by address and credentials. Closes all of them around a fork."""
+    """This process's connections, by address and credentials; closed around a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -236,11 +236,11 @@ class _Connections:
 
     def to(self, address: str, credentials: CoordinatorCredentials) -> Connection:
         with self._lock:
-            made = Connection(address, credentials, self._threads)
-            return self._known.setdefault((address, credentials), made)
+            connection = Connection(address, credentials, self._threads)
+            return self._known.setdefault((address, credentials), connection)
 
     def _before_fork(self) -> None:
-        """Close all channels and wait until grpc has shut down, which takes some ten milliseconds."""
+        """Close all channels and wait until grpc has shut down, some ten milliseconds."""
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()
@@ -248,7 +248,7 @@ class _Connections:
         # threads that wait for them (grpcio 1.85).
         if self._known:
             gone = self._threads.wait_until_gone(self._shutdown_wait_s)
-            # If threads remain, other code in this process uses grpc too; its channels are its own business.
+            # If threads remain, other code in this process uses grpc too.
             self._shutdown_wait_s = _SHUTDOWN_WAIT_S if gone else _SHUTDOWN_WAIT_AGAIN_S
 
     def _in_parent(self) -> None:

@@ -58,7 +58,7 @@ def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: floa
 
 
 def _plain_to_tls(address: str, timeout_s: float) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # sends nothing, and trusts nothing that it receives
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it trusts and sends nothing
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -74,7 +74,7 @@ def _plain_to_tls(address: str, timeout_s: float) -> str:
 
 def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> str:
     name = credentials.name or host_and_port(address)[0]
-    said = ""
+    detail = ""
     try:
         if _handshake(address, credentials.tls_context(), name, timeout_s):
             return ""
@@ -87,13 +87,13 @@ def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: fl
                 "or, on this machine, leave SUPER_COORDINATOR_CA_FILE out; in a network that nobody else can "
                 "reach, SUPER_INSECURE=1 (on both sides) does without"
             )
-        said = f": {error.reason or error}"
+        detail = f": {error.reason or error}"
     if credentials.cert_file:
         remedy = f"{credentials.cert_file} (SUPER_COORDINATOR_CERT_FILE) is perhaps none of those"
     else:
         remedy = "set SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE"
     return (
-        f"the coordinator at {address} breaks the TLS handshake off{said}. If it asks for certificates of "
+        f"the coordinator at {address} breaks the TLS handshake off{detail}. If it asks for certificates of "
         f"its tls_client_ca: {remedy}"
     )
 
@@ -112,5 +112,5 @@ def _bad_certificate(
         remedy = "set SUPER_COORDINATOR_CA_FILE to the PEM file of the authority that it comes from" + (
             f", which {credentials.ca_file} is not" if credentials.ca_file else ""
         )
-    said = f"the certificate of the coordinator at {address} is not to be trusted: {error.verify_message}"
-    return f"{said}: {remedy}"
+    problem = f"the certificate of the coordinator at {address} is not to be trusted: {error.verify_message}"
+    return f"{problem}: {remedy}"

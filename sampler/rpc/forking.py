@@ -20,11 +20,11 @@ __all__ = ["GrpcThreads", "HeldSockets"]
 
 _TASKS = Path("/proc/self/task")
 _NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_forking.py would miss one
-_NAMING_S = 2.0  # a thread has its creator's name until it first runs, on a busy machine for a while
+_NAMING_S = 2.0  # a thread has its creator's name until it first runs
 _PAUSE_S = 0.001
 
 _held: set[socket.socket] = set()
-_held_lock = threading.Lock()  # held briefly, and during a fork: no socket appears or disappears unseen
+_held_lock = threading.Lock()  # held during a fork: no socket appears unseen
 
 
 def _close_copies() -> None:
@@ -56,7 +56,7 @@ class HeldSockets:
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
         """Close one of the sockets; a thread that waits for it wakes up.
 
-        A ``handed_over`` socket lives on in another process: only this process's copy is closed.
+        A ``handed_over`` socket lives on elsewhere: only this process's copy is closed.
         """
         with _held_lock:
             if held not in self._sockets:
@@ -75,7 +75,7 @@ class HeldSockets:
 
 
 class GrpcThreads:
-    """Detector of grpc's threads, by name, or by start time with a channel if too young for a name."""
+    """Detector of grpc's threads, by name, or if too young for one by start time."""
 
     def __init__(self) -> None:
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)

@@ -81,9 +81,9 @@ class Jitter:
                     change(images, factors[number])
                     continue
                 rows = torch.from_numpy(chosen).to(images.device)
-                some = images[rows]
-                change(some, factors[number, rows])
-                images[rows] = some
+                chosen_images = images[rows]
+                change(chosen_images, factors[number, rows])
+                images[rows] = chosen_images
 
 
 def _brightness(images: torch.Tensor, factors: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
-    """Shift the hue (a full circle is 1), keeping value and chroma, as a conversion to HSV and back would."""
+    """Shift the hue (a full circle is 1) as in HSV, keeping value and chroma."""
     red, green, blue = torch.split(images, 1, dim=1)
     value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = torch.sub(value, chroma, out=chroma)

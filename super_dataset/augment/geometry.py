@@ -27,7 +27,7 @@ __all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
 
 _TRIES = 10
 _HALF_UP = 0.5 + 2**-12
-"""Added to round halves up, as Pillow's fixed point does, even where float32 falls slightly short."""
+"""Added to round halves up, as Pillow does, even where float32 falls short."""
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
 
 
@@ -55,12 +55,12 @@ def random_boxes(
     tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
     fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
     first, every = fits.argmax(axis=0), np.arange(len(draws))
-    found = fits[first, every]
+    fitted = fits[first, every]
     central_heights, central_widths = _central(heights, widths, ratio)
-    height = np.where(found, tried_heights[first, every], central_heights)
-    width = np.where(found, tried_widths[first, every], central_widths)
-    top = np.where(found, below(bits[-2], heights - height + 1), (heights - height) // 2)
-    left = np.where(found, below(bits[-1], widths - width + 1), (widths - width) // 2)
+    height = np.where(fitted, tried_heights[first, every], central_heights)
+    width = np.where(fitted, tried_widths[first, every], central_widths)
+    top = np.where(fitted, below(bits[-2], heights - height + 1), (heights - height) // 2)
+    left = np.where(fitted, below(bits[-1], widths - width + 1), (widths - width) // 2)
     return np.stack([top, left, height, width])
 
 
@@ -86,7 +86,7 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
         uint8 of shape (1, channels, height, width).
     """
     top, left, height, width = box
-    # Permute through (height, width, channels): all strides are then channels_last, and the kernel is fast.
+    # By (height, width, channels): strides are then channels_last, the kernel fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part

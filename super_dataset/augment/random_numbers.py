@@ -28,7 +28,7 @@ _KEY_BYTES = 8
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 32-bit random words, shape (4, ...), for counters (4, ...) and keys of shape (2, ...)."""
+    """Return 32-bit words, shape (4, ...), for counters (4, ...) and keys (2, ...)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -67,11 +67,11 @@ class BatchRandom:
             for block in range(-(-count // _WORDS))
         ]
         key = np.frombuffer(b"".join(keys), dtype="<u4").reshape(-1, 2).T.astype(np.uint64)[:, :, None]
-        made = philox4x32(self._counter, key)  # (words, blocks, samples)
-        return made.transpose(1, 0, 2).reshape(-1, len(self))[:count]
+        words = philox4x32(self._counter, key)  # (words, blocks, samples)
+        return words.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Return ``count`` draws per sample, from 0 (included) to 1 (excluded): shape (count, samples)."""
+        """Return ``count`` draws per sample from [0, 1): shape (count, samples)."""
         return unit_interval(self.bits(purpose, count))
 
 
@@ -81,5 +81,5 @@ def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert 32-bit draws to integers from 0 to ``bounds - 1``; the bias is below ``bounds * 2**-32``."""
+    """Convert 32-bit draws to integers below ``bounds``, with bias below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

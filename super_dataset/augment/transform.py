@@ -112,7 +112,7 @@ class Augment:
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
-        """Return (augmented images, unchanged labels), as a ``transform`` of SuperDataset does."""
+        """Return (augmented images, unchanged labels), as a SuperDataset's ``transform``."""
         return self.images(images, info), labels
 
     def images(self, images: Images, info: BatchInfo) -> torch.Tensor:
@@ -142,13 +142,13 @@ class Augment:
         flips = draws.uniform("flip", 1)[0] < self._flip
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
-        made = empty_batch((len(images), *size, channels), self._dtype, device)
+        output = empty_batch((len(images), *size, channels), self._dtype, device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             if device.type == "cpu":
-                self._on_host(images, boxes, flips, jitter, made)
+                self._on_host(images, boxes, flips, jitter, output)
             else:
-                self._on_device(images, boxes, flips, jitter, made)
-        return made.movedim(-1, 1)
+                self._on_device(images, boxes, flips, jitter, output)
+        return output.movedim(-1, 1)
 
     def _on_host(
         self,
@@ -172,7 +172,7 @@ class Augment:
                 self._deliver(planes, target[None])
             elif self._dtype == torch.uint8:
                 target.copy_(pixels[0].movedim(0, -1))
-            else:  # rows of (width x channels) numbers: they match the memory layout, and suit vector units
+            else:  # rows of (width x channels) numbers suit vector units
                 scratch.view(height, width, channels).copy_(pixels[0].movedim(0, -1))
                 target.view(height, -1).copy_(scratch.mul_(factors).add_(offsets))
 
@@ -184,7 +184,7 @@ class Augment:
         jitter: JitterValues | None,
         made: torch.Tensor,
     ) -> None:
-        """Augment as many samples at once as the bound on memory allows; from a list, one at a time."""
+        """Augment as many samples at once as memory allows; from a list, one at a time."""
         height, width = made.shape[1:3]
         first = 0
         while first < len(made):
@@ -206,7 +206,7 @@ class Augment:
             first = end
 
     def _deliver(self, planes: torch.Tensor, target: torch.Tensor) -> None:
-        """Scale, normalise or round (samples, channels, height, width) into (samples, height, width, ...)."""
+        """Scale, normalise or round images into (samples, height, width, channels)."""
         if self._dtype == torch.uint8:
             planes.round_()
         else:
@@ -215,13 +215,13 @@ class Augment:
         target.copy_(planes.movedim(1, -1))
 
     def _affine(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return factors and offsets, float32 of shape (channels,), from pixels 0 to 255 to the result."""
+        """Return factors and offsets, float32 of shape (channels,), from 0-255 pixels."""
         means, stds = self._moments or ((0.0,) * channels, (1.0,) * channels)
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-        """Check that images can be augmented; return the number of channels, heights and widths."""
+        """Check that images can be augmented; return channels, heights and widths."""
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
@@ -270,7 +270,8 @@ def _described(images: Images) -> str:
 
 def _are_numbers(*values: object) -> bool:
     return all(
-        isinstance(one, (int, float)) and not isinstance(one, bool) and math.isfinite(one) for one in values
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
     )
 
 
@@ -296,7 +297,7 @@ def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
 
 
 def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
-    """Return the range of a colour factor as in ColorJitter, from a number or pair; ``None``: no change."""
+    """Return the range of a colour factor as in ColorJitter; ``None``: no change."""
     centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
     span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
     if _are_numbers(value) and value >= 0:
@@ -309,7 +310,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
 
 
 def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and std per channel, for pixels from 0 to 1; ``None`` if both are missing."""
+    """Return mean and std per channel, for pixels from 0 to 1; ``None`` without."""
     if mean is None and std is None:
         return None
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))

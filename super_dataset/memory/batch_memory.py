@@ -47,7 +47,7 @@ class Memory(Protocol):
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uninitialised uint8 memory of shape (size,), owned by the caller and all who share it."""
+        """Return uninitialised uint8 memory of shape (size,), owned by its users."""
 
 
 class FreshMemory:
@@ -62,7 +62,7 @@ class FreshMemory:
 
 
 class PinnedMemory:
-    """Page-locked memory from torch's own allocator, which keeps it until copies to the device are done."""
+    """Page-locked memory from torch, which keeps it until copies to the device are done."""
 
     shared = False
 
@@ -97,7 +97,7 @@ class RecycledMemory:
     def _idle_block(self, size: int) -> NDArray[np.uint8]:
         while True:
             try:
-                block = self._idle.pop()  # the latest, which may still be in the processor's caches
+                block = self._idle.pop()  # the latest may still be in a cache
             except IndexError:
                 return np.empty(size, dtype=np.uint8)
             if size <= block.nbytes:
@@ -114,7 +114,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """Return this thread's memory: set by :func:`receiving_into`, else shared in a worker, else recycled."""
+    """Return this thread's memory: as set, else shared in a worker, else recycled."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen
@@ -162,7 +162,7 @@ def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.
 
 
 def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Take one block and cut it into tensors of ``sizes`` bytes, each aligned for any dtype."""
+    """Cut one block into tensors of ``sizes`` bytes, each aligned for any dtype."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     starts = list(accumulate(rounded, initial=0))
     block = memory.take(starts.pop())

@@ -25,7 +25,7 @@ __all__ = ["Mover", "Unfinished", "as_type_of", "map_tensors", "mover_to"]
 
 
 class Unfinished(NamedTuple):
-    """A batch in transit as bytes; at its destination ``finish`` turns it into the loader's item."""
+    """A batch in transit; at its destination ``finish`` makes it the loader's item."""
 
     images: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor]
@@ -63,15 +63,15 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
     if device is None:
         return Mover()
     try:
-        wanted = torch.device(device)
-        if wanted.type == "cpu":
+        target = torch.device(device)
+        if target.type == "cpu":
             return Mover()
-        if wanted.type == "cuda":
-            return _CudaStream(wanted)
-        torch.empty(0, device=wanted)
+        if target.type == "cuda":
+            return _CudaStream(target)
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not to be had: {error}") from error
-    return _Copy(wanted)
+    return _Copy(target)
 
 
 class _Copy(Mover):
@@ -96,7 +96,7 @@ class _Sent:
 
 
 class _CudaStream(Mover):
-    """A mover that copies batches on a separate stream while the device computes on another."""
+    """A mover that copies batches on a stream of its own."""
 
     finishes = pins = True
 
@@ -105,7 +105,7 @@ class _CudaStream(Mover):
         self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        # Items with copies under way: this keeps their memory, whatever the allocator knows of it.
+        # Items with copies under way: this keeps their memory.
         self._leaving: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class _CudaStream(Mover):
         using.wait_event(sent.copied)  # waits on the device; this thread goes on
 
         def note_use(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # or its memory could be reused while that stream still reads it
+            tensor.record_stream(using)  # or its memory could be reused too early
             return tensor
 
         return map_tensors(sent.item, note_use)
@@ -157,7 +157,7 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, fi
 
 
 def as_type_of(item: Any, changed: Any) -> Any:
-    """Return ``changed`` in the type of ``item``, or as it is if that type is built differently."""
+    """Return ``changed`` in the type of ``item``, or as it is if that cannot be."""
     if hasattr(item, "_fields"):
         return type(item)(*changed)
     make: Any = type(item)

@@ -46,19 +46,19 @@ __all__ = [
 ]
 
 _MAX_BLOCKS = 16
-"""Maximum blocks of a worker; a trainer that keeps more batches gets the rest by torch's method."""
+"""Maximum blocks of a worker; further batches take torch's method."""
 _IDLE_BLOCKS = 5
 """Free blocks beyond this number are returned to the system, one per batch."""
 _MIN_BYTES = 64 * 1024  # below that, torch's method costs no more
-_DYING_S = 5.0  # a killed process closes its files some milliseconds before its parent can see it dead
+_DYING_S = 5.0  # a killed process closes its files before its parent sees it dead
 _BY_VALUE = "_super_by_value"
 
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
-"""The place of a message's tensor: process, file descriptor, token, size of the block, flag."""
+"""A tensor's place: process, file descriptor, token, size of the block, flag."""
 
 _TOKEN_BYTES = 16
 _TRAILER_BYTES = mmap.PAGESIZE
-_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors in one block that may be under way or in use at once
+_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors of a block in use at once
 _FREE = 0
 _UNDER_WAY = 1  # sent and not received yet
 _HELD = 2  # received and in use
@@ -72,7 +72,7 @@ def _count_fork() -> None:
     _forks += 1
 
 
-# Before and after: whatever another thread receives or drops meanwhile counts as seen by the fork.
+# Before and after: what other threads receive meanwhile counts as seen by the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
@@ -88,7 +88,7 @@ class Block:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.fd = open_file()
         try:
-            # Reserve pages now: one that is missing later would be a SIGBUS in the middle of a receive.
+            # Reserve pages now: one that is missing later would be a SIGBUS.
             os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
             memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
         except OSError:
@@ -104,7 +104,7 @@ class Block:
     @property
     def free(self) -> bool:
         """Return whether its contents are unused, here and elsewhere."""
-        # The order matters: messages are created while the array lives, so after its end flags only fall.
+        # In this order: messages are made while the array lives, so then flags only fall.
         return self._returned() and not self._flags.any()
 
     @property
@@ -141,7 +141,7 @@ class Block:
 
 
 def files_can_be_opened() -> bool:
-    """Return whether memory files exist here, and the trainer can open this process's by number."""
+    """Return whether memory files exist here that the trainer can open by number."""
     if sys.platform != "linux":
         return False
     try:
@@ -169,11 +169,11 @@ def open_file() -> int:
     """Open a new unnamed file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("super-batch", os.MFD_CLOEXEC)
-    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless, so unguessable
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless
 
 
 def shared_bytes(size: int) -> torch.Tensor:
-    """Return uint8 memory of shape (size,) that other processes can map, as torch's collate allocates it."""
+    """Return uint8 memory of shape (size,) that others can map, as torch allocates it."""
     new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
     memory = torch.empty(0, dtype=torch.uint8)
     memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
@@ -200,8 +200,8 @@ class WorkerMemory:
         self._usable = True
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uint8 memory of shape (size,), in a free block, or else as torch allocates it."""
-        if self._pid != os.getpid():  # also in a fork of a process with blocks: those are not ours
+        """Return uint8 memory of shape (size,), in a free block, else torch's."""
+        if self._pid != os.getpid():  # in a fork, blocks are not ours
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
             self._usable = files_can_be_opened()
             ForkingPickler.register(torch.Tensor, self._reduce)
@@ -226,7 +226,7 @@ class WorkerMemory:
             self._close(free[0])
         try:
             block = Block(size)
-        except OSError:  # out of memory or file descriptors: torch finds another way, or reports it
+        except OSError:  # out of memory or descriptors: torch copes or reports
             return None
         self._blocks.append(block)
         return block
@@ -319,7 +319,7 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
-        # If a worker died, torch reports that instead of this error; otherwise it propagates this one.
+        # If a worker died, torch reports that; else it propagates this error.
         for worker in multiprocessing.active_children():
             if worker.pid == pid:
                 worker.join(_DYING_S)

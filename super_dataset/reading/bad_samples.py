@@ -57,7 +57,7 @@ class BadSample(NamedTuple):
 
 
 class BadSamples:
-    """The bad samples of one dataset. The creating process keeps the list; copies in others send to it."""
+    """A dataset's bad samples. The creating process keeps the list; copies send to it."""
 
     def __init__(self, source: str) -> None:
         self.pid = os.getpid()
@@ -74,12 +74,12 @@ class BadSamples:
         return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
-        """Record the bad samples of one batch, by offset with the reason, and how they were handled."""
-        met = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
+        """Record a batch's bad samples, by offset with the reason, and their handling."""
+        entries = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
-            self._note(met)
+            self._note(entries)
             return
-        lines = "".join(f"{json.dumps(entry)}\n" for entry in met)
+        lines = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         with _locked(self._file):
             os.write(self._file, lines.encode())
 

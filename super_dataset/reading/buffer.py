@@ -48,7 +48,7 @@ class ReplyKind(enum.IntEnum):
 
 
 class Incoming(NamedTuple):
-    """A record being received. If it is shorter than a header, it has none, and all bytes are payload."""
+    """A record being received. One shorter than a header is all payload."""
 
     offset: int
     header: bytes
@@ -106,7 +106,7 @@ class BatchBuffer:
 
     @property
     def block(self) -> torch.Tensor | None:
-        """Return the block, uint8 of shape (size * item_bytes,), or ``None`` if no record needed one."""
+        """Return the block, uint8 of shape (size * item_bytes,), or ``None`` without."""
         return self._block
 
     def slot(self, offset: int) -> memoryview:

@@ -74,22 +74,22 @@ class CacheLink:
         if self.nodes.stale:
             self.nodes.refresh(left_s)
         self.out_of_memory = False
-        asked = self._by_node(wanted, offsets)
+        groups = self._by_node(wanted, offsets)
         asking: set[int] = set()
         trouble = None
         for _ in range(MAX_ROUNDS):
-            trouble = self._ask(wanted, asked, asking, left_s) or trouble
-            asked, asking = self._redirected(wanted.buffer, asked)
-            if not asked:
+            trouble = self._ask(wanted, groups, asking, left_s) or trouble
+            groups, asking = self._redirected(wanted.buffer, groups)
+            if not groups:
                 return trouble
-        count = sum(map(len, asked.values()))
+        count = sum(map(len, groups.values()))
         return CacheUnreachableError(
             f"the cluster at {self.nodes.address} sent us from node to node {MAX_ROUNDS} times for "
             f"{count} samples: its slots are being moved"
         )
 
     def report(self, stream: bytes, command: bytes) -> None:
-        """Send a command that writes to ``stream`` without waiting for the reply; losing it is harmless."""
+        """Send a command that writes to ``stream``, without awaiting the reply."""
         node = self.nodes.node_of(stream) or self.nodes.home
         if not self.nodes.is_open(node) and time.monotonic() < self._shunned_until_s.get(node, 0.0):
             return
@@ -98,7 +98,7 @@ class CacheLink:
             if connection.owed >= _MOST_OWED:
                 connection.converse()
                 self._heed(connection)
-            connection.owed += 1  # count it first: an unexpected reply would be taken for a sample's
+            connection.owed += 1  # first: its reply must not be taken for a sample's
             connection.send(command)
         except CacheError as error:  # the other nodes are not affected
             self._shunned_until_s[node] = time.monotonic() + _SHUN_S
@@ -116,16 +116,16 @@ class CacheLink:
         keys = cache_keys(wanted.sample_ids)
         places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
         owners = nodes.slots.owners
-        found: dict[Node, list[int]] = {}
+        groups: dict[Node, list[int]] = {}
         for offset in offsets:
             # A slot without a known owner has owner -1, the last place.
-            found.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
-        return found
+            groups.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
+        return groups
 
     def _ask(
         self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
     ) -> CacheUnreachableError | None:
-        """Request its share from every node; return the error that kept some of it from coming, if any."""
+        """Request its share from every node; return the error that kept back some, if any."""
         nodes = self.nodes
         total = sum(map(len, asked.values()))
         shares: dict[Node, Share] = {}
@@ -137,8 +137,8 @@ class CacheLink:
                 left_s = min(left_s, wanted.deadline_s - wanted.clock())
                 connection = nodes.connection(node, left_s)
                 connection.limit_wait(left_s)
-                theirs = asking.intersection(offsets)
-                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=theirs)
+                need_asking = asking.intersection(offsets)
+                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=need_asking)
                 share.ask()
                 shares[node] = share
             except CacheUnreachableError as error:
@@ -156,10 +156,10 @@ class CacheLink:
         self, buffer: BatchBuffer, asked: Mapping[Node, Sequence[int]]
     ) -> tuple[dict[Node, list[int]], set[int]]:
         """Return the new nodes of redirected samples, and those that need an ``ASK``."""
-        found: dict[Node, list[int]] = {}
+        groups: dict[Node, list[int]] = {}
         asking: set[int] = set()
         if not buffer.errors or self.nodes.slots is None:
-            return found, asking
+            return groups, asking
         for node, offsets in asked.items():
             for offset in offsets:
                 text = buffer.errors.get(offset, "")
@@ -169,10 +169,10 @@ class CacheLink:
                     continue
                 del buffer.errors[offset]
                 buffer.replies[offset] = ReplyKind.NONE
-                found.setdefault(self.nodes.place(redirection.node), []).append(offset)
+                groups.setdefault(self.nodes.place(redirection.node), []).append(offset)
                 if redirection.kind == "ASK":
                     asking.add(offset)
-        return {node: sorted(offsets) for node, offsets in found.items()}, asking
+        return {node: sorted(offsets) for node, offsets in groups.items()}, asking
 
     def _heed(self, connection: CacheConnection) -> None:
         """Check replies to earlier reports, whose errors may show that slots have moved."""

@@ -39,7 +39,7 @@ __all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_rec
 Verify: TypeAlias = Literal["auto", "all"]
 
 HASHED_SHARE = 64
-"""One in this many payloads that this process has already hashed is hashed again in each epoch."""
+"""One in this many hashed payloads is hashed again in each epoch."""
 
 # The bytes of a header that samples of one layout share: magic to payload length, and shape.
 _LAYOUT = np.r_[0:16, 24:48]
@@ -62,7 +62,7 @@ class SeenRecords:
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
         """Return which payloads to hash, shape (samples,): new ones, and the share that is due."""
-        if self._pid != os.getpid():  # also in a fork: this process has not read what its parent has
+        if self._pid != os.getpid():  # a fork has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # set last, because other threads check it
         slots, upper = _slots_of(sample_ids)
@@ -76,8 +76,8 @@ class SeenRecords:
         """Return those of ``offsets`` whose record is not the one that was hashed before."""
         slots, upper = _slots_of(sample_ids)
         differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
-        found: list[int] = offsets[differs].tolist()
-        return found
+        changed: list[int] = offsets[differs].tolist()
+        return changed
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
         """Remember the records at ``offsets`` as hashed and correct."""
@@ -91,7 +91,7 @@ def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
 
 
 def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Return a value that identifies one production of a sample; never 0, which marks an empty slot."""
+    """Return a value that identifies a production of a sample; 0 marks an empty slot."""
     headers = buffer.headers[offsets]
     mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
     times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
@@ -108,12 +108,12 @@ class CheckedRecords:
 
     @property
     def astray(self) -> str:
-        """Return the evidence that another sample's record came, if any: replies are out of step."""
+        """Return evidence that another sample's record came: replies are out of step."""
         return next((str(error) for error in self.corrupt.values() if isinstance(error, RecordIdError)), "")
 
 
 def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of headers, uint8 of shape (n, 64), that are equal where dtype and shape are."""
+    """Return the bytes of headers, uint8 (n, 64), that tell dtype and shape."""
     return raw_headers[:, _LAYOUT]
 
 
@@ -132,17 +132,17 @@ def check_records(
     prefixes = id_prefixes(sample_ids)
     first = _check_one(buffer, sample_ids, offsets[0], checked)
     if first is None or first.kind is RecordKind.ARRAYS:  # whose layout is in the payload
-        strangers = offsets[1:]
+        unlike = offsets[1:]
     else:
         layout = layout_columns(buffer.raw_headers[places])
         lengths = buffer.record_bytes[places]
         alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
         alike &= buffer.headers["id_prefix"][places] == prefixes[places]
-        strangers = places[~alike].tolist()
-    for offset in strangers:
+        unlike = places[~alike].tolist()
+    for offset in unlike:
         _check_one(buffer, sample_ids, offset, checked)
-    if others := {*checked.corrupt, *checked.tombstones, *checked.pointers}:
-        places = np.array([offset for offset in offsets if offset not in others], np.intp)
+    if settled := {*checked.corrupt, *checked.tombstones, *checked.pointers}:
+        places = np.array([offset for offset in offsets if offset not in settled], np.intp)
     _check_payloads(buffer, sample_ids, places, seen, checked)
     return checked
 
@@ -157,13 +157,13 @@ def _check_payloads(
     """Compare digests with the headers', computing those that are still missing."""
     digests = buffer.digests
     hashed = np.array([offset in digests for offset in places.tolist()], dtype=np.bool_)
-    left = places[~hashed]
-    late = left.tolist() if seen is None else seen.unlike(sample_ids, buffer, left)
+    unhashed = places[~hashed]
+    late = unhashed.tolist() if seen is None else seen.unlike(sample_ids, buffer, unhashed)
     for offset in late:
         _verify_one(buffer, offset, checked)
     taken = places[hashed]
-    found = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
-    for offset in taken[found != buffer.headers["payload_hash"][taken]].tolist():
+    computed = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
+    for offset in taken[computed != buffer.headers["payload_hash"][taken]].tolist():
         _verify_one(buffer, offset, checked)
     if seen is not None:
         fresh = [offset for offset in (*taken.tolist(), *late) if offset not in checked.corrupt]
@@ -183,8 +183,8 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
             checked.tombstones[offset] = read_tombstone(raw_header + bytes(buffer.payload(offset)))
             return None
         if header.kind is RecordKind.POINTER:
-            whole = raw_header + bytes(buffer.payload(offset))
-            checked.pointers[offset] = read_pointer(whole, sample_id=sample_id)
+            record = raw_header + bytes(buffer.payload(offset))
+            checked.pointers[offset] = read_pointer(record, sample_id=sample_id)
             return None
         if header.kind is RecordKind.ARRAYS:
             array_places(buffer.payload(offset))

@@ -78,21 +78,21 @@ def delivered_order(
     Raises:
         BadSampleError: the policy is ``raise``.
     """
-    wanted = list(range(len(ref)))
+    offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
-        wanted = np.flatnonzero(~ref.padding_mask()).tolist() or wanted[:1]
+        offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
-        return wanted if len(wanted) < len(ref) else None
+        return offsets if len(offsets) < len(ref) else None
     if policy == "raise":
         raise bad_sample_error(ref, bad)
-    good = [offset for offset in wanted if offset not in bad]
+    good = [offset for offset in offsets if offset not in bad]
     if policy == "skip" or not good:
         return good
-    return [good[bisect_left(good, offset) % len(good)] for offset in wanted]
+    return [good[bisect_left(good, offset) % len(good)] for offset in offsets]
 
 
 def check_label_dtype(name: str) -> None:
-    """Raise :class:`~superdl.super_wire.errors.ConfigError` for a label dtype that no tensor can have."""
+    """Raise ``ConfigError`` for a label dtype that no tensor can have."""
     try:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
@@ -137,7 +137,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
         for place, offset in enumerate(chosen):
-            if offset in chosen[:place]:  # it replaces a bad one: changing one must not change both
+            if offset in chosen[:place]:  # changing one must not change both
                 payloads[place] = payloads[place].clone()
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
@@ -168,21 +168,21 @@ def _laid_out(
 
 
 def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Tensors]:
-    """Return the named arrays of these samples: for each name a tensor if they agree, else a list."""
+    """Return these samples' named arrays: for each name a tensor if alike, else a list."""
     samples = [_places_in(buffer, offset) for offset in chosen]
     if len(names := {tuple(places) for places in samples}) > 1:
         raise UsageError(
             "a recipe gives the same fields for each sample; in this batch some have "
-            + ", others ".join("(" + (", ".join(one) or "one array without a name") + ")" for one in names)
+            + ", others ".join("(" + (", ".join(keys) or "one array without a name") + ")" for keys in names)
         )
-    # All fields lie in one block, which a worker sends as one: first all of one name, then of the next.
+    # All fields lie in one block, which a worker sends as one, name by name.
     columns = {name: [places[name] for places in samples] for name in samples[0]}
     alike = {
         name: len({(place.dtype, place.shape) for place in column}) == 1 for name, column in columns.items()
     }
     sizes = {name: [place.stop - place.start for place in column] for name, column in columns.items()}
     pieces = [[sum(sizes[name])] if alike[name] else sizes[name] for name in columns]
-    flats = iter(cut_up(buffer.memory, [size for some in pieces for size in some]))
+    flats = iter(cut_up(buffer.memory, [size for piece in pieces for size in piece]))
     tensors: dict[str, _Tensors] = {}
     for name, column in columns.items():
         first = column[0]
@@ -237,7 +237,7 @@ class BatchInfo:
     keys: tuple[str, ...]
     padding: NDArray[np.bool_] | None
     fetch_s: float
-    """Seconds that functions spent fetching the delivered samples, whenever that was; from the records."""
+    """Seconds that functions once spent fetching the delivered samples."""
     decode_s: float
     """Seconds that functions spent decoding and transforming them."""
     read_s: float
@@ -245,7 +245,7 @@ class BatchInfo:
     check_s: float
     """Seconds spent checking headers, and payloads whose hash is verified."""
     wait_s: float
-    """Seconds slept between attempts because samples were missing or the cache was unreachable."""
+    """Seconds slept because samples were missing or the cache was unreachable."""
     size_bytes: int
     """Bytes of records read, from the cache and from packs."""
     hits: int
@@ -274,12 +274,12 @@ class BatchInfo:
         return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
-        """Return itself, as it holds nothing to move. Frameworks call this on everything in a batch."""
+        """Return itself: frameworks call this on everything in a batch."""
         return self
 
 
 def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info of a batch that delivers the samples at ``order``; ``None``: all, as planned."""
+    """Return the info for the samples at ``order``; ``None``: all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None

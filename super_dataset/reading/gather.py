@@ -86,7 +86,7 @@ class Share:
         return self._scatter.finished
 
     def ask(self) -> None:
-        """Send more requests once half of the allowed ones are answered: few sends, and no cache runs dry."""
+        """Send more requests once half of the allowed ones are answered, so that sends are few."""
         sent, offsets = self._sent, self.offsets
         if sent == len(offsets):
             return
@@ -95,14 +95,14 @@ class Share:
         if 2 * under_way > allowed:
             return
         requests, asking = self._wanted.requests, self._asking
-        more = offsets[sent : sent + allowed - under_way]
+        upcoming = offsets[sent : sent + allowed - under_way]
         if asking:
-            parts = [(_ASKING if offset in asking else b"") + requests[offset] for offset in more]
+            parts = [(_ASKING if offset in asking else b"") + requests[offset] for offset in upcoming]
         else:
-            parts = [requests[offset] for offset in more]
+            parts = [requests[offset] for offset in upcoming]
         self.connection.send(b"".join(parts))
-        self._sent += len(more)
-        self._scatter.asked(len(more))
+        self._sent += len(upcoming)
+        self._scatter.asked(len(upcoming))
 
     def begin(self) -> None:
         """Send requests, and take bytes already received."""
@@ -148,9 +148,9 @@ def gather(share: Share, wanted: Wanted) -> None:
 
 
 def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, CacheUnreachableError]]:
-    """Request shares from several nodes at once, receiving as they send; return failed ones with reasons."""
+    """Receive shares from several nodes at once; return failed ones with reasons."""
     failed: list[tuple[Share, CacheUnreachableError]] = []
-    going: dict[int, Share] = {}
+    active: dict[int, Share] = {}
     poll = select.poll()
 
     def step(share: Share, work: Callable[[], None]) -> None:
@@ -162,22 +162,22 @@ def gather_all(shares: Sequence[Share], wanted: Wanted) -> list[tuple[Share, Cac
         except CacheUnreachableError as error:
             failed.append((share, error))
         poll.unregister(share.connection)
-        del going[share.connection.fileno()]
+        del active[share.connection.fileno()]
 
     try:
         for share in shares:
             poll.register(share.connection, select.POLLIN)
-            going[share.connection.fileno()] = share
+            active[share.connection.fileno()] = share
         for share in shares:
             step(share, share.begin)
-        while going:
+        while active:
             left_s = min(max(wanted.deadline_s - wanted.clock(), 0.0), IO_TIMEOUT_S)
             ready = poll.poll(left_s * 1000)
             for descriptor, _ in ready:
-                share = going[descriptor]
+                share = active[descriptor]
                 step(share, share.receive_what_came)
             if not ready or wanted.clock() > wanted.deadline_s:
-                failed += [(share, _too_slow(share)) for share in going.values()]
+                failed += [(share, _too_slow(share)) for share in active.values()]
                 break
     finally:
         for share in shares:

@@ -25,7 +25,7 @@ _SHARE_OF_FILES = 4  # we use at most one in this many of the files that a proce
 
 
 class OpenPack:
-    """A pack's descriptor, closed when no longer referenced: eviction never closes a pack being read."""
+    """A pack's descriptor, closed when no longer referenced, so never while read."""
 
     __slots__ = ("descriptor",)
 
@@ -67,10 +67,10 @@ class OpenPacks:
         """
         key = (store, pack)
         with self._lock:
-            found = self._packs.get(key)
-            if found is not None:
+            cached = self._packs.get(key)
+            if cached is not None:
                 self._packs.move_to_end(key)
-                return found
+                return cached
         opened = OpenPack(self._open(store, pack))
         with self._lock:
             self._packs[key] = opened
@@ -82,7 +82,7 @@ class OpenPacks:
         return opened
 
     def forget(self, store: str, pack: str) -> None:
-        """Close a pack, so that the next read opens it again; a network server may have lost it."""
+        """Close a pack, so that the next read reopens it; a server may have lost it."""
         with self._lock:
             self._packs.pop((store, pack), None)
 
@@ -98,22 +98,22 @@ class OpenPacks:
                 self.forget(*key)
 
     def after_fork(self) -> None:
-        """Reset in a child: close its copies of the descriptors; the lock may have been held."""
+        """Reset in a child: close its descriptors; the lock may have been held."""
         self._lock = threading.Lock()
         self._packs.clear()
 
     def _open(self, store: str, pack: str) -> int:
-        found = self._stores.get(store)
-        if found is None:
-            found = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
+        directory = self._stores.get(store)
+        if directory is None:
+            directory = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
         try:
-            return found.open_pack(pack)
-        except StoreError as error:  # no local name for the cause: that cycle would keep packs open
+            return directory.open_pack(pack)
+        except StoreError as error:  # naming its cause would keep packs open
             if not _is_of_many_files(error.__cause__):
                 raise
         with self._lock:  # other code needs files too
             self._packs.clear()
-        return found.open_pack(pack)
+        return directory.open_pack(pack)
 
 
 def _was_removed(pack: OpenPack) -> bool:
@@ -129,8 +129,8 @@ def _is_of_many_files(error: BaseException | None) -> bool:
 
 def _allowed_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
-    return max(_LEAST_OPEN, min(_MOST_OPEN, most))
+    allowed = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
+    return max(_LEAST_OPEN, min(_MOST_OPEN, allowed))
 
 
 OPEN_PACKS = OpenPacks()  # shared by all datasets of the process

@@ -54,7 +54,7 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class StoreTroubleLog:
-    """A log of what could not be read from a store, at most once a minute for a process and all its forks."""
+    """A log of failed reads from a store, once a minute for a process and its forks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -67,11 +67,11 @@ class StoreTroubleLog:
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
         """Count the samples of a batch that could not be read, and log them if it is time."""
-        told_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
+        logged_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
         now_s, count = self._clock(), count + len(failed)
-        is_due = not now_s - told_s < _LOG_EVERY_S  # a half-written time may be NaN
-        told_and_count = (now_s, 0) if is_due else (told_s, count)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *told_and_count)
+        is_due = not now_s - logged_s < _LOG_EVERY_S  # a half-written time may be NaN
+        state = (now_s, 0) if is_due else (logged_s, count)
+        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *state)
         if not is_due:
             return
         first = min(failed)
@@ -111,15 +111,15 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """Read records through the cache's pointers, by offset; ``store`` is empty if none is visible."""
+    """Read records by the cache's pointers; ``store`` is empty if none is visible."""
     reading = _Reading(store, buffer, packs)
     placed = [
         (offset, place.pack, place.offset, place.length)
         for offset, place in pointers.items()
         if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
     ]
-    nowhere = pointers.keys() - {place[0] for place in placed}
-    reading.failed |= dict.fromkeys(nowhere, "no record can lie there" if store else "no store is seen here")
+    unplaced = pointers.keys() - {place[0] for place in placed}
+    reading.failed |= dict.fromkeys(unplaced, "no record can lie there" if store else "no store is seen here")
     reading.run(sorted(placed, key=itemgetter(1, 2)))
     return reading.came, reading.failed
 
@@ -135,7 +135,7 @@ def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
 
 
 def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
-    """Return the records that have places, in pack order; those with impossible places go to ``failed``."""
+    """Return records with places, in pack order; impossible places go to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -181,7 +181,7 @@ class _Reading:
     def run(self, placed: list[_Place]) -> None:
         """Read all records."""
         self._packs.let_go()
-        # Records as long as a slot are read here, without a function call for each; others by _read.
+        # Records as long as a slot are read here, without a call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
         at_once = _AT_ONCE
         if self._store in packs.cannot_tell:
@@ -206,13 +206,13 @@ class _Reading:
                 continue
             slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
             try:
-                got = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
+                size = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
             except OSError as error:
-                got = 0
+                size = 0
                 if error.errno in _CANNOT_TELL:
                     packs.cannot_tell.add(self._store)
                     at_once = 0
-            if got == length:
+            if size == length:
                 digests[offset] = payload_hash(slot)
                 came.append(offset)
                 row += HEADER_BYTES
@@ -250,7 +250,7 @@ class _Reading:
             self._read(*self._waiting.popleft())
 
     def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record wherever it may be; the first of a batch sets the size of the block."""
+        """Read one record; the first of a batch sets the size of the block."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
@@ -273,9 +273,9 @@ class _NotThereError(Exception):
 
 
 def _check_length(header: bytearray, length: int) -> None:
-    told = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
-    if told != length:
-        raise _NotThereError(f"a record of {told} bytes is where one of {length} should be")
+    record_bytes = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
+    if record_bytes != length:
+        raise _NotThereError(f"a record of {record_bytes} bytes is where one of {length} should be")
 
 
 def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
@@ -289,6 +289,6 @@ def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
 
 
 def _will_need(pack: OpenPack, begin: int, length: int) -> None:
-    """Have the kernel fetch bytes of a pack without waiting; it may refuse, or lack support."""
+    """Have the kernel fetch bytes of a pack, if it can, without waiting."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

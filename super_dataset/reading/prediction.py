@@ -66,7 +66,7 @@ class PredictedReplies:
         return views
 
     def received(self, count: int) -> bytes | None:
-        """Count ``count`` more bytes; at the window's end, return the bytes to be parsed the general way."""
+        """Count more bytes; at the window's end, return those to parse the general way."""
         views, at = self._views, self._at
         count += self._part
         while at < len(views) and count >= len(views[at]):
@@ -81,7 +81,7 @@ class PredictedReplies:
         return b"" if at == len(views) else None
 
     def _compare_rows(self) -> int:
-        """Compare the frames received since the last call; return the view that differs, or 0."""
+        """Compare the frames received meanwhile; return the view that differs, or 0."""
         frame, rows, stride = self._frame, self._rows, self._stride
         row = self.complete
         whole_rows = self._at // 2  # views alternate: payload, row, payload, row, ...
@@ -93,13 +93,13 @@ class PredictedReplies:
             self.complete = row
         if self._at % 2 and self._part:
             start = row * stride
-            come = min(self._part, len(frame))
-            if rows[start : start + come] != frame[:come]:
+            size = min(self._part, len(frame))
+            if rows[start : start + size] != frame[:size]:
                 return 2 * row + 1
         return 0
 
     def headers(self, count: int) -> NDArray[np.uint8]:
-        """Return headers of the first ``count`` predicted replies, uint8 of shape (count, 64)."""
+        """Return headers of the first ``count`` replies, uint8 of shape (count, 64)."""
         rows = np.frombuffer(self._rows, dtype=np.uint8).reshape(-1, self._stride)
         return rows[:count, len(self._frame) :]
 

@@ -82,7 +82,7 @@ class BatchProgress:
         return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
-        """Check records read from packs; return failures with reasons, by offset, still to be requested."""
+        """Check records from packs; return failures with reasons, still to be requested."""
         buffer = self.buffer
         checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
         spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
@@ -103,11 +103,11 @@ class BatchProgress:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)
         pointers = self.pointers
-        told = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
-        self.corrupt |= told
-        self.not_hit.update(told)
+        notes = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
+        self.corrupt |= notes
+        self.not_hit.update(notes)
         self.pointers = {}
-        return told
+        return notes
 
     def sort(self) -> None:
         """Sort the missing samples by the result of the last attempt.
@@ -116,13 +116,13 @@ class BatchProgress:
             CacheError: the cache refused.
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
-        asked, buffer = self.missing, self.buffer
-        replies = buffer.replies[asked].tolist()
-        whole = replies.count(ReplyKind.RECORD) == len(asked)
+        requested, buffer = self.missing, self.buffer
+        replies = buffer.replies[requested].tolist()
+        whole = replies.count(ReplyKind.RECORD) == len(requested)
         records = (
-            asked
+            requested
             if whole
-            else [at for at, reply in zip(asked, replies, strict=True) if reply == ReplyKind.RECORD]
+            else [at for at, reply in zip(requested, replies, strict=True) if reply == ReplyKind.RECORD]
         )
         checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
@@ -133,15 +133,15 @@ class BatchProgress:
         self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
         self.pointers = checked.pointers
         self.astray = checked.astray
-        for offset in asked if buffer.errors else ():
+        for offset in requested if buffer.errors else ():
             if offset in buffer.errors:
                 self._sort_error(offset, buffer.errors.pop(offset))
         if whole and not self.corrupt and not self.pointers:
             self.missing = []
             return
         good = set(records).difference(self.corrupt, self.pointers)
-        self.missing = [offset for offset in asked if offset not in good]
-        nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == ReplyKind.NIL]
+        self.missing = [offset for offset in requested if offset not in good]
+        nil = [offset for offset, reply in zip(requested, replies, strict=True) if reply == ReplyKind.NIL]
         self.not_hit.update(nil, self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:
@@ -150,14 +150,14 @@ class BatchProgress:
         elif is_passing(text):
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
         elif text.startswith("ERR ") and not wants_credentials(text):
-            # No GET of ours gets such a reply: commands or replies were corrupted or got out of step.
+            # No GET gets such a reply: something was corrupted or out of step.
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
             self.astray = text
         else:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report for the coordinator. Only samples that the cache reported absent are misses."""
+        """Return the report for the coordinator; only samples reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -177,7 +177,7 @@ class BatchProgress:
         )
 
     def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
-        """Return the error for a batch that timed out; ``of_source``: why its source has no samples."""
+        """Return the error of a timeout; ``of_source``: why its source has no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "

@@ -54,7 +54,7 @@ _FIRST_S = 0.005
 _LONGEST_S = 1.0
 _REPORT_TIMEOUT_S = 1.0  # for a connection needed only for a report
 _SHUN_S = 30.0  # after such a connection failed
-_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter, so that readers do not retry in step
+_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter
 
 _SEEN = SeenRecords()  # shared by all datasets of the process
 
@@ -91,12 +91,12 @@ class Backoff:
 
     @property
     def attempts(self) -> int:
-        """Bound on the number of attempts: time runs out first, unless the clock stands still."""
+        """Bound on attempts: time runs out first, unless the clock stands still."""
         doublings = math.ceil(math.log2(_LONGEST_S / _FIRST_S))
         return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
 
     def delay_s(self, attempt: int, jitter: float) -> float:
-        """Return the seconds to wait after failure ``attempt``, from 1; ``jitter`` is uniform in [0, 1)."""
+        """Return the seconds to wait after failure ``attempt``, from 1, by a ``jitter`` in [0, 1)."""
         nominal_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt - 1, 32))
         return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
@@ -133,12 +133,12 @@ class ReaderState:
 
     def learn(self, buffer: BatchBuffer) -> None:
         """Remember the size of records for the next batch, and whether they are uniform."""
-        came = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
-        if len(came):
-            usual = int(came[0])
-            alike = bool((came == usual).all())
-            self.record_bytes = usual if alike else int(np.median(came))
-            self.uniform = alike or len(buffer.own) <= len(came) // 2
+        sizes = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
+        if len(sizes):
+            first = int(sizes[0])
+            alike = bool((sizes == first).all())
+            self.record_bytes = first if alike else int(np.median(sizes))
+            self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     @property
     def connected(self) -> bool:
@@ -178,7 +178,7 @@ class BatchReader:
         vars(self).update(state, _local=threading.local())
 
     def state(self) -> ReaderState:
-        """Return this reader's state in this thread; it ends with the thread, and is reset in a fork."""
+        """Return this reader's state in this thread, reset in a fork."""
         state: ReaderState | None = getattr(self._local, "state", None)
         if state is not None and state.pid == os.getpid():
             return state
@@ -227,7 +227,7 @@ class BatchReader:
             deadline_s=began_s + self._settings.read_timeout_s,
             clock=self._clock,
         )
-        # Start the last attempt with enough time for a reply, or we would blame the cache for our haste.
+        # Leave the last attempt time for a reply, or we would blame the cache.
         last_look_s = min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
         last_begin_s = wanted.deadline_s - last_look_s
         while True:
@@ -235,7 +235,7 @@ class BatchReader:
             stop = bool(read.bad) and self._settings.stop_at_bad
             late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
             note = self._note_of_source(ref) if late and read.missing and not (stop or read.trouble) else None
-            if note is not None and note.reason == LISTING:  # it makes progress, or the sampler gives up
+            if note is not None and note.reason == LISTING:  # the sampler gives up if it stalls
                 late, read.attempts = False, 0
                 wanted = replace(wanted, deadline_s=self._clock() + self._settings.read_timeout_s)
                 last_begin_s = wanted.deadline_s - last_look_s
@@ -249,7 +249,7 @@ class BatchReader:
             self._pause(state, read, last_begin_s)
 
     def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
-        """Return the reason why the source gives no samples, as the coordinator noted it in the cache."""
+        """Return why the source gives no samples, as the coordinator noted it."""
         (key,) = cache_keys(ref.dataset_id)
         state = ReaderState(None, self._open_link)
         try:
@@ -297,13 +297,13 @@ class BatchReader:
         began_s = self._clock()
         # An idle connection may be dead, because the cache closes such or was restarted: then another
         # attempt follows at once.
-        asked: Sequence[int] = read.missing
+        requested: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
-            read.trouble = self._gather(state, read, wanted, asked)
+            read.trouble = self._gather(state, read, wanted, requested)
             if read.trouble is None or self._clock() >= wanted.deadline_s:
                 break
-            asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
-            if not asked:  # the connection failed after all replies had come
+            requested = [offset for offset in requested if replies[offset] == ReplyKind.NONE]
+            if not requested:  # the connection failed after all replies had come
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplyScatter", "parse_line"]
 
 _SCRATCH_BYTES = 512
-_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses to parse thousands of digits, by its own error
+_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses thousands of digits
 
 
 class ReplyScatter:
@@ -70,7 +70,7 @@ class ReplyScatter:
         self._asked += count
 
     def buffers(self) -> list[memoryview]:
-        """Return the memory for the next bytes, in order; never empty until all is finished."""
+        """Return the memory for the next bytes; never empty until all is finished."""
         if self._window is None and self._payload is not None and self._current is not None:
             self._window = self._predict(self._payload, self._current)
         if self._window is not None:
@@ -114,7 +114,7 @@ class ReplyScatter:
         return PredictedReplies(rest, current.record_bytes, following, slots, buffer.to_hash)
 
     def _leave(self, window: PredictedReplies) -> None:
-        """Drop a window, complete or not; the current reply is then the last one that it confirmed."""
+        """Drop a window; the current reply is then the last one that it confirmed."""
         self._commit(window)
         self._window = None
         self._payload = memoryview(bytearray())
@@ -130,7 +130,7 @@ class ReplyScatter:
             digests = {offset: window.digests[offset] for offset in offsets if offset in window.digests}
             self._buffer.note_records(offsets, window.headers(confirmed), digests)
         self._done += window.complete
-        # The frame of the next reply was right, so that is the current one, complete but for its line end.
+        # The next reply's frame was right: it is the current one, but for its line end.
         self._current = self._buffer.place_in_block(window.offsets[confirmed], window.header(confirmed))
         window.complete = 0
 
@@ -163,7 +163,7 @@ class ReplyScatter:
             self._end_bulk()
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Parse a reply's frame and a record's header; return the bytes used, 0 if there are too few."""
+        """Parse a frame and a record's header; return the bytes used, 0 if too few."""
         if not self._skip and self._done >= self._asked:
             raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
@@ -176,7 +176,7 @@ class ReplyScatter:
         if not self._skip and self._asked_leave is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
                 raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
-            self._asked_leave = text if kind == "error" else ""  # the GET's own reply follows either way
+            self._asked_leave = text if kind == "error" else ""  # the GET's reply follows
             return body - at
         if kind == "bulk":
             return self._begin_bulk(data, body, length) and body - at + self._header_bytes(length)
@@ -204,7 +204,7 @@ class ReplyScatter:
         return HEADER_BYTES if self._current is not None and length >= HEADER_BYTES else 0
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> bool:
-        """Prepare for a bulk's bytes; return ``False`` if its record's header is not complete yet."""
+        """Prepare for a bulk's bytes; return ``False`` while its header is incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return True

@@ -35,7 +35,7 @@ _CREDENTIAL_OPTIONS = frozenset({"username", "password"})
 
 @dataclass(frozen=True, slots=True)
 class CacheAddress:
-    """One cache node. ``path`` is set for a unix socket, ``host`` and ``port`` for TCP; ``tls`` encrypts."""
+    """One cache node: ``path`` of a unix socket, or ``host`` and ``port``; ``tls`` encrypts."""
 
     host: str
     port: int
@@ -76,7 +76,7 @@ class CacheAddress:
 
     @property
     def keeps_bytes(self) -> bool:
-        """``True`` if the transport detects flipped bits (TLS, unix sockets); TCP's checksum misses some."""
+        """``True`` if the transport detects flipped bits, as TLS and unix sockets do."""
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:

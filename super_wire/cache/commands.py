@@ -48,7 +48,7 @@ class Command(NamedTuple):
 class _Destination(NamedTuple):
     node: Node
     asking: bool = False
-    """Whether the slot is still migrating to the node, so that it answers only after ASKING."""
+    """Whether the slot is still migrating to the node, which needs ASKING."""
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
@@ -69,19 +69,19 @@ class _Exchange:
         self._until_s = time.monotonic() + timeout_s
         self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # with their connection, so perhaps executed, perhaps not
+        self._failed: set[int] = set()  # with their connection, so perhaps executed
 
     def run(self) -> list[Answer]:
-        left = list(range(len(self._commands)))
+        remaining = list(range(len(self._commands)))
         for _ in range(MAX_ROUNDS):
-            groups = self._grouped(left)
+            groups = self._grouped(remaining)
             self._redirected, self._failed = {}, set()
             sent = {to: self._send(to, group) for to, group in groups.items()}
             for to, connection in sent.items():
                 if connection is not None:
                     self._take_answers(to, groups[to], connection)
-            left = [*self._redirected, *filter(self._may_go_again, self._failed)]
-            if not left:
+            remaining = [*self._redirected, *filter(self._may_go_again, self._failed)]
+            if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
                 self._until_s = time.monotonic() + self._timeout_s
@@ -115,11 +115,11 @@ class _Exchange:
         """Send commands; return the connection to read from, or ``None`` if sending failed."""
         try:
             connection = self._nodes.connection(to.node)
-        except (CacheError, ConfigError) as error:  # ConfigError: beyond loopback, and not encrypted
+        except (CacheError, ConfigError) as error:  # ConfigError: not encrypted
             self._fail(group, error if isinstance(error, CacheError) else CacheError(str(error)))
             return None
-        asked = (_ASKING,) if to.asking else ()
-        buffers = [buffer for index in group for buffer in (*asked, *self._commands[index].buffers)]
+        prefix = (_ASKING,) if to.asking else ()
+        buffers = [buffer for index in group for buffer in (*prefix, *self._commands[index].buffers)]
         try:
             connection.send_gathered(buffers, self._deadline_s())
         except CacheError as error:

@@ -48,7 +48,7 @@ _OK = b"+OK\r\n"
 
 
 class ProtocolDoubtError(CacheUnreachableError):
-    """The bytes cannot be the expected replies: their order is lost, so the connection must be closed."""
+    """The bytes cannot be the expected replies: the connection must be closed."""
 
 
 class CacheConnection:
@@ -131,7 +131,7 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
-        """Send all buffers in order by ``until_s`` of the monotonic clock, without copying large ones."""
+        """Send all buffers by ``until_s`` of the monotonic clock, not copying large ones."""
         try:
             if self._tls is None:
                 self._send_views([memoryview(buffer) for buffer in buffers], until_s)
@@ -149,7 +149,7 @@ class CacheConnection:
         return count
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Do the same, but wait for the socket at most once: encrypted data may yield no byte yet."""
+        """Do the same, but wait for the socket once: encrypted data may yield no byte yet."""
         try:
             if self._tls is None:
                 count = self._socket.recvmsg_into(buffers)[0]
@@ -163,14 +163,14 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Send one command and return the answer; an error reply is raised as :meth:`refused` returns it."""
+        """Return the answer to a command; an error is raised as :meth:`refused` returns it."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise self.refused(answer.text)
         return answer
 
     def refused(self, text: str) -> CacheError:
-        """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
+        """Return the error for a reply: ``CacheUnreachableError`` if it is temporary."""
         return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
@@ -183,25 +183,25 @@ class CacheConnection:
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """Return the next ``count`` answers, including errors, by ``until_s`` of the monotonic clock."""
+        """Return ``count`` answers, also errors, by ``until_s`` of the monotonic clock."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
-        if not self.owed and count:  # fast path: records are stored by the thousand, nearly all with success
+        if not self.owed and count:  # fast path: nearly all SETs succeed
             received = self._next_piece(began_s, until_s)
             if received == _OK * count:
                 return [b"OK"] * count
         while len(answers) < self.owed + count:
             try:
-                found = parse_reply(received, at)
+                parsed = parse_reply(received, at)
             except MalformedReplyError as error:
                 raise no_redis(self.address, received[at:], error) from error
-            if found is None:
+            if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
                     raise self._failure(ProtocolDoubtError("an endless answer"))
                 continue
-            answer, at = found
+            answer, at = parsed
             answers.append(answer)
         late, answers = answers[: self.owed], answers[self.owed :]
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
@@ -211,7 +211,7 @@ class CacheConnection:
         return answers
 
     def close(self) -> None:
-        """Close this process's end; a copy that a fork left in another process is not affected."""
+        """Close this process's end; a fork's copy is not affected."""
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
@@ -221,10 +221,10 @@ class CacheConnection:
         time.
         """
         pieces = [received, self._next_piece(began_s, until_s)]
-        more = len(pieces[1])
-        while more < len(received) and (self.pending or self._is_readable()):
+        size = len(pieces[1])
+        while size < len(received) and (self.pending or self._is_readable()):
             pieces.append(self._next_piece(began_s, until_s))
-            more += len(pieces[-1])
+            size += len(pieces[-1])
         return b"".join(pieces)
 
     def _is_readable(self) -> bool:
@@ -314,7 +314,7 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
 
 
 def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield the buffers joined into pieces of at least 64 KiB, except the last; none is split."""
+    """Yield the buffers, unsplit, in pieces of at least 64 KiB, except the last."""
     waiting: list[bytes | memoryview] = []
     waiting_bytes = 0
     for buffer in buffers:

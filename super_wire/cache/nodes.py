@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 MAX_ROUNDS = 6
-"""Bound on the sends of one command within one exchange or one attempt of a read, including redirections."""
+"""Bound on a command's sends within an exchange or attempt, with redirections."""
 
 CONNECT_TIMEOUT_S = 5.0
 """Default timeout of a connect."""
@@ -96,7 +96,7 @@ class SlotMap:
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """A node's redirection of a slot to another node: permanently, or (``ASK``) only this once."""
+    """A redirection of a slot to another node, for good or (``ASK``) only this once."""
 
     kind: Literal["MOVED", "ASK"]
     slot: int
@@ -152,7 +152,7 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
-    """Return first and last slot of one entry, and its master, if the entry has its address."""
+    """Return an entry's first and last slot, and its master if it has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
@@ -264,7 +264,7 @@ class NodeConnections:
         return None if node is None else self.place(node)
 
     def place(self, node: Node) -> Node:
-        """Return a node as the key of its connection: one that reports no host is the home node."""
+        """Return a node as its connection's key: without a host it is the home node."""
         return node if node.host else self.home
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
@@ -295,7 +295,7 @@ class NodeConnections:
         self._close_strangers()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Read a record that no sample has from every node, as readers may, or raise :class:`CacheError`."""
+        """Read a missing record from every node, or raise :class:`CacheError`."""
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
@@ -303,7 +303,7 @@ class NodeConnections:
                 raise connection.refused(answer.text)
 
     def lose(self, node: Node, why: str) -> None:
-        """Close a failed connection. The node gets one more until :meth:`renew`, then it is broken."""
+        """Close a failed connection; the node gets one more until :meth:`renew`."""
         self.drop(node)
         if node in self._lost_once:
             self.broken.setdefault(node, CacheUnreachableError(why))
@@ -348,7 +348,7 @@ class NodeConnections:
 
 
 def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """Return one node's slot map; ``None`` if it is no cluster, or does not report it to this user."""
+    """Return a node's slot map; ``None`` if it is no cluster, or does not report it."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):

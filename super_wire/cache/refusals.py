@@ -49,7 +49,7 @@ def is_for_memory(text: str) -> bool:
 
 
 def wants_credentials(text: str) -> bool:
-    """Report whether an error reply means that credentials are missing, wrong or unnecessary."""
+    """Report whether an error means missing, wrong or unnecessary credentials."""
     return text.startswith(_CREDENTIALS)
 
 
@@ -88,13 +88,13 @@ def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheE
 
 
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
-    """Return the error for an OpenSSL failure: permanent if certificates do not match, else temporary."""
+    """Return the error for an OpenSSL failure, permanent if certificates do not match."""
     reason = error.reason or str(error)
     place = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
-        said = getattr(error, "verify_message", "") or reason
+        detail = getattr(error, "verify_message", "") or reason
         return CacheError(
-            f"{place} showed a certificate that was not accepted: {said} (SUPER_CACHE_CA_FILE names the "
+            f"{place} showed a certificate that was not accepted: {detail} (SUPER_CACHE_CA_FILE names the "
             "authorities to trust, in PEM; the certificate must be for the host in the address)"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):

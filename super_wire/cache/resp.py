@@ -85,17 +85,17 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
             raise _malformed(f"a first line longer than {MAX_LINE_BYTES} bytes", data, at)
         raise _TooShortError
     line, body = data[at + 1 : end], end + len(CRLF)
-    found: Reply = line
+    reply: Reply = line
     if mark == b"-":
-        found = ErrorReply(line.decode(errors="replace"))
+        reply = ErrorReply(line.decode(errors="replace"))
     elif mark == b":":
         number = _count(data, at, line.removeprefix(line[:1] if line[:1] in (b"+", b"-") else b""), 2**64)
-        found = -number if line[:1] == b"-" else number
+        reply = -number if line[:1] == b"-" else number
     elif mark == b"$":
-        found, body = _bulk(data, at, line, body)
+        reply, body = _bulk(data, at, line, body)
     elif mark == b"*":
-        found, body = _array(data, at, line, body, depth)
-    return found, body
+        reply, body = _array(data, at, line, body, depth)
+    return reply, body
 
 
 def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, int]:
@@ -116,11 +116,11 @@ def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[li
     count = _count(data, at, line, MAX_ELEMENTS)
     if depth > MAX_DEPTH:
         raise _malformed(f"arrays lie deeper than {MAX_DEPTH} in one another", data, at)
-    found = []
+    items = []
     for _ in range(count):
         item, body = _reply(data, body, depth + 1)
-        found.append(item)
-    return found, body
+        items.append(item)
+    return items, body
 
 
 def _count(data: bytes, at: int, digits: bytes, limit: int) -> int:

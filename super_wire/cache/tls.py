@@ -46,9 +46,9 @@ class TlsStream:
 
     def encrypted(self, data: bytes) -> bytes:
         """Return the bytes to send for ``data``."""
-        left = memoryview(data)
-        while left:
-            left = left[self._tls.write(left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[self._tls.write(remaining) :]
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:

@@ -47,7 +47,7 @@ ATTEMPTS = 3
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request; its value names an :class:`superdl.super_wire.request.Outcome`."""
+    """The cause of a failed request; its value names an ``Outcome``."""
 
     MISSING = "missing"
     CHANGED = "changed"
@@ -137,7 +137,7 @@ class Span(NamedTuple):
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
-        """Clip it to an object of ``size_bytes``; the result is empty if the object ends before it."""
+        """Clip it to an object of ``size_bytes``; empty if the object ends before it."""
         if self.begin < 0:
             return Span(max(size_bytes + self.begin, 0), size_bytes)
         return Span(self.begin, max(min(self.end, size_bytes), self.begin))
@@ -252,15 +252,15 @@ class Bucket(ABC):
 
 
 def check_version(found: str, version: str) -> None:
-    """Refuse an object of another version than the catalog lists, since its id would be wrong."""
+    """Refuse an object of another version than listed: its id would be wrong."""
     if found != version:
         raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
 
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes other than those of a span, which may only be cut off by the object's end."""
-    found = _CONTENT_RANGE.fullmatch(told)
-    first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
+    """Refuse bytes other than a span's, which may be cut off by the object's end."""
+    match = _CONTENT_RANGE.fullmatch(told)
+    first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,

@@ -60,7 +60,7 @@ _WORDS = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """Return this process's client of ``gs://name`` or ``az://container``; errors as in ``open_bucket``."""
+    """Return the client of ``gs://name`` or ``az://container``; errors as ``open_bucket``."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 
@@ -117,9 +117,9 @@ class _Cloud(Bucket):
             options["range"] = {"suffix": -span.begin} if span.begin < 0 else tuple(span)
         with self._failures():
             answer = self._obstore.get(self._store, key, options=options)
-            found, (first, last) = _version(answer.meta), answer.range
+            current, (first, last) = _version(answer.meta), answer.range
         if version:
-            check_version(found, version)  # not every server honours If-Match
+            check_version(current, version)  # not every server honours If-Match
         before(last - first)
         with self._failures():
             data: bytes = answer.bytes().to_bytes()
@@ -135,9 +135,9 @@ class _Cloud(Bucket):
         """Yield all objects below a prefix, or only those directly in it and its folders."""
         with self._failures():
             if folders:
-                found = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
-                names = [f"{folder}/" for folder in found["common_prefixes"]]
-                yield Page(list(map(_listed, found["objects"])), names)
+                listing = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
+                names = [f"{folder}/" for folder in listing["common_prefixes"]]
+                yield Page(list(map(_listed, listing["objects"])), names)
                 return
             for page in self._obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
                 yield Page(list(map(_listed, page)))
@@ -153,14 +153,14 @@ class _Cloud(Bucket):
 
         try:
             yield
-        except (BaseError, OSError, ValueError) as error:  # OSError: FileNotFoundError; ValueError: odd keys
-            said = str(error).partition("\n")[0][:_WORDS]
-            status = int(found[1]) if (found := _STATUS.search(str(error))) else 0
+        except (BaseError, OSError, ValueError) as error:  # ValueError: odd keys
+            message = str(error).partition("\n")[0][:_WORDS]
+            status = int(match[1]) if (match := _STATUS.search(str(error))) else 0
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
-            raise ObjectError(fault, f"{said}{remedy}") from error
+            raise ObjectError(fault, f"{message}{remedy}") from error
 
 
 def _listed(meta: Any) -> Listed:

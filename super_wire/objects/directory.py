@@ -65,14 +65,14 @@ class Directory(Bucket):
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
             _check_status(status, version)
-            found = Span(0, status.st_size) if span is None else span.within(status.st_size)
-            before(found.size_bytes)
-            data = _read_exactly(descriptor, found.size_bytes, found.begin)
+            clipped = Span(0, status.st_size) if span is None else span.within(status.st_size)
+            before(clipped.size_bytes)
+            data = _read_exactly(descriptor, clipped.size_bytes, clipped.begin)
             # Concurrent writing would mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
-        if len(data) != found.size_bytes:
+        if len(data) != clipped.size_bytes:
             raise ObjectError(
-                Fault.FAILED, f"it has {found.size_bytes} bytes, but only {len(data)} could be read"
+                Fault.FAILED, f"it has {clipped.size_bytes} bytes, but only {len(data)} could be read"
             )
         if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
@@ -118,7 +118,7 @@ class Directory(Bucket):
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """Return the kept descriptor of a directory; ``None`` if there is no room for another one."""
+        """Return a directory's kept descriptor; ``None`` without room for another."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -128,7 +128,7 @@ class Directory(Bucket):
         return kept
 
     def _resolve(self, path: str, flags: int = 0) -> int:
-        """Open a path, which must lead below a root, by ``O_PATH``: nothing can be read by the descriptor."""
+        """Open a path that leads below a root by ``O_PATH``, which cannot read it."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
@@ -154,7 +154,7 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def file_version(status: os.stat_result) -> str:
-    """Return the version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
+    """Return a file's version: ``size-mtime_ns``, so that a rewritten file is another."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 

@@ -71,7 +71,7 @@ class Dataset(Bucket):
             raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
         if not may_read(server_of(endpoint), None):
             raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
-        if not re.fullmatch("[!-~]*", token):  # no header can hold it, and the error would show it
+        if not re.fullmatch("[!-~]*", token):  # no header can hold it
             raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
@@ -82,8 +82,8 @@ class Dataset(Bucket):
         """Return the bucket of the commit that its branch or tag currently has."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
-            said, _ = self._json(f"revision/{commit}?expand=sha")
-            commit = str(said.get("sha")) if isinstance(said, dict) else ""
+            revision, _ = self._json(f"revision/{commit}?expand=sha")
+            commit = str(revision.get("sha")) if isinstance(revision, dict) else ""
             if not _COMMIT.fullmatch(commit):
                 raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
         return f"hf://{self._name}@{commit}"
@@ -103,14 +103,14 @@ class Dataset(Bucket):
             place = self._place(key)
             if version:
                 check_version(place.version, version)
-            found = span.within(place.size) if span is not None and span.begin < 0 else span
+            bounded = span.within(place.size) if span is not None and span.begin < 0 else span
             of_hub = self._is_hubs(place.url)
             own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
-            with answered("GET", place.url, {**own, **range_header(found)}, follow) as answer:
+            with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
                     if answer.size != place.size or (of_hub and answer.etag() != place.version):
                         raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
-                    return answer.content(found, before)
+                    return answer.content(bounded, before)
                 self._places.pop(key, None)
                 if not may_be_old:  # else its URL may have expired
                     raise self._failure(answer)
@@ -154,7 +154,7 @@ class Dataset(Bucket):
         return place
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub API's answer, and the query for the next page, empty after the last."""
+        """Return the Hub's answer, and the query for the next page, empty after the last."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -162,17 +162,17 @@ class Dataset(Bucket):
             content = answer.read(_ANSWER_BYTES + 1)
             following = _NEXT.search(answer.headers.get("Link", ""))
         try:
-            said = json.loads(content) if len(content) <= _ANSWER_BYTES else None
+            parsed = json.loads(content) if len(content) <= _ANSWER_BYTES else None
         except (ValueError, RecursionError):
-            said = None
-        return said, urlsplit(following[1]).query if following else ""
+            parsed = None
+        return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
-        """Report whether a redirect stays at the Hub, as for a renamed dataset; then it gets the token."""
+        """Report whether a redirect stays at the Hub; then it gets the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if bytes may be read there, without the token; else raise ``ObjectError``."""
+        """Return ``True`` if bytes may be read there without the token, or raise."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True

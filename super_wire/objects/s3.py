@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
-    """Return this process's client of the bucket ``name``, with the settings of its environment."""
+    """Return this process's client of a bucket, with its environment's settings."""
     return _opened(name, patience, os.getpid(), settings_of_s3())
 
 
@@ -119,20 +119,20 @@ class S3Bucket(Bucket):
         begun: Pending | None = None,
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it."""
-        asked = begun if isinstance(begun, Asked) else None
-        told: list[int] = []
+        pending = begun if isinstance(begun, Asked) else None
+        sizes: list[int] = []
 
         def before_once(size_bytes: int) -> None:
-            if not told:  # the same version has the same size
-                told.append(size_bytes)
+            if not sizes:  # the same version has the same size
+                sizes.append(size_bytes)
                 before(size_bytes)
 
-        if asked is None and not self._lean:
+        if pending is None and not self._lean:
             return self._read_slowly(key, version, span, before_once)
         passing = True
         try:
-            asked = asked or self._route().ask(key, version, span)
-            return asked.route.finish(asked, before_once)
+            pending = pending or self._route().ask(key, version, span)
+            return pending.route.finish(pending, before_once)
         except UnusualAnswerError as answer:
             passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
         except OSError as error:
@@ -140,7 +140,7 @@ class S3Bucket(Bucket):
                 raise self._unanswered(error) from error
         # Outside the handler: its exception would keep the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not passing and asked is not None and self._way is asked.route:
+        if not passing and pending is not None and self._way is pending.route:
             self._lean = False  # this server's answers are always unusual
         return data
 
@@ -212,7 +212,7 @@ class S3Bucket(Bucket):
         return self._general(request, receive)
 
     def region(self) -> str:
-        """Return the bucket's region, which S3 reports even in refusals; empty if there is none."""
+        """Return the bucket's region, which S3 reports even in refusals; empty without."""
         request = Request("HEAD", None)
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
@@ -265,11 +265,11 @@ class S3Bucket(Bucket):
             receive: called with each good answer, whose body is still unread.
             attempts: the maximum, plus one if the bucket is in another region; 0 means the default.
         """
-        attempts = left = attempts or self._patience.attempts
+        attempts = attempts_left = attempts or self._patience.attempts
         followed = False
         while True:
             way = self._route()
-            left -= 1
+            attempts_left -= 1
             try:
                 with closing(way.send(request)) as response:
                     if response.status in _GOOD:
@@ -281,16 +281,16 @@ class S3Bucket(Bucket):
                 self._told = response.headers.get("x-amz-bucket-region") or self._told
                 # Following a redirect costs no attempt, but happens only once.
                 if region not in {"", way.endpoint.region} and not followed:
-                    followed, left, self._region = True, left + 1, region
+                    followed, attempts_left, self._region = True, attempts_left + 1, region
                     self._follow(way)
                     continue
                 failed = refusal(response.status, content, self._bucket, region, request.method)
             except urllib3.exceptions.HTTPError as error:
                 failed = self._unanswered(error)
                 failed.__cause__ = error
-            if failed.fault is not Fault.UNAVAILABLE or failed.unreachable or left <= 0:
+            if failed.fault is not Fault.UNAVAILABLE or failed.unreachable or attempts_left <= 0:
                 raise failed
-            time.sleep(self._patience.pause_s * 2.0 ** (attempts - left - 1))
+            time.sleep(self._patience.pause_s * 2.0 ** (attempts - attempts_left - 1))
 
     def _route(self) -> Route:
         way = self._way
@@ -333,7 +333,7 @@ class S3Bucket(Bucket):
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = f"{_REACHING}, and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
-        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *error.args)):
+        if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
             remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)

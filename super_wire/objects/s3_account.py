@@ -41,7 +41,7 @@ _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _DIRECTORY_BUCKET = "--x-s3"
 _PORTS = {"http": 80, "https": 443}
 _ON = frozenset({"1", "true", "yes"})
-_LOOK_AGAIN_S = 10.0  # pause before another search for credentials, as a machine's own take seconds
+_LOOK_AGAIN_S = 10.0  # pause before another search for credentials
 _OURS = ("AWS_", "SUPER_S3_")
 _REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
@@ -96,7 +96,7 @@ class Account:
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
-        """A function that returns valid credentials, or raises ``ObjectError``; ``None`` if anonymous."""
+        """A function for valid credentials or ``ObjectError``; ``None`` if anonymous."""
         return None if self.anonymous else self._valid_now
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
@@ -160,13 +160,13 @@ class Account:
                         self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
-            found: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
-            return found
+            frozen: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
+            return frozen
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn botocore's errors into ours. Failures of a server of credentials may be temporary."""
+    """Turn botocore's errors into ours; those of a server may be temporary."""
     from botocore import exceptions
 
     try:
@@ -179,7 +179,7 @@ def _failures() -> Iterator[None]:
         fault = Fault.UNAVAILABLE if passing else Fault.REFUSED
         raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
     except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
-        # RuntimeError: expired even after a refresh. OSError, ValueError: from programs and files.
+        # RuntimeError: expired after a refresh. OSError, ValueError: programs and files.
         why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
         raise ObjectError(Fault.REFUSED, why) from error
 

@@ -56,13 +56,13 @@ def parse_page(content: bytes) -> ListPage:
     """
     objects: list[Listed] = []
     # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
-    others = content if b"<!" in content else _OBJECT.sub(b"", content)
-    if b"<Contents" not in others:
+    remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
+    if b"<Contents" not in remainder:
         objects = [
             Listed(key.decode(), etag.decode(), int(size), modified.decode())
             for key, modified, etag, size in _OBJECT.findall(content)
         ]
-        content = others
+        content = remainder
     folders: list[str] = []
     fields: dict[str, str] = {}
     texts: list[str] = []
@@ -99,17 +99,17 @@ def parse_page(content: bytes) -> ListPage:
 
 def fields_of(content: bytes) -> dict[str, str]:
     """Return the texts of an answer's elements by name; empty if it is not XML."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     texts: list[str] = []
 
     def end(name: str) -> None:
-        found[name] = texts.pop() if texts else ""
+        fields[name] = texts.pop() if texts else ""
 
     try:
         _parse(content, end, texts)
     except (expat.ExpatError, ValueError):
         return {}
-    return found
+    return fields
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
@@ -138,14 +138,14 @@ def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
     """Return the bucket's region, if a refusal reports it; else empty."""
     if status not in _TELLING:
         return ""
-    found = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
-    return found if re.fullmatch("[a-z0-9-]{1,40}", found) else ""
+    region = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
+    return region if re.fullmatch("[a-z0-9-]{1,40}", region) else ""
 
 
 def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
     """Return the error for a failed S3 request, with S3's own message and a remedy."""
-    said = fields_of(content)
-    code, message = (clean_text(said.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
+    fields = fields_of(content)
+    code, message = (clean_text(fields.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
     if status == _OTHER_VERSION:  # S3's message is about preconditions, which users never set

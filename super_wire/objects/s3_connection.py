@@ -128,7 +128,7 @@ class S3Connection:
         return self._socket.fileno()
 
     def send(self, request: bytes) -> None:
-        """Send a request; raise ``OSError`` if the connection broke, or accepts nothing in time."""
+        """Send a request; ``OSError`` if the connection broke, or accepts nothing."""
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
@@ -145,10 +145,10 @@ class S3Connection:
         while (end := received.find(_END_OF_HEAD)) < 0:
             if len(received) > _MAX_HEAD_BYTES:
                 raise UnusualAnswerError(0, f"its head is over {_MAX_HEAD_BYTES} bytes")
-            more = self._socket.recv(_FIRST_RECEIVE_BYTES)
-            if not more:
+            piece = self._socket.recv(_FIRST_RECEIVE_BYTES)
+            if not piece:
                 raise UnusualAnswerError(0, "the server closed the connection within the head")
-            received += more
+            received += piece
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
@@ -157,22 +157,22 @@ class S3Connection:
         Raises:
             OSError: the connection broke, or the body came too slowly.
         """
-        have, size = len(head.begun), head.size_bytes
-        if have == size:
+        filled, size = len(head.begun), head.size_bytes
+        if filled == size:
             return head.begun
         deadline_s = time.monotonic() + self._silence_s + size / _SLOWEST_BYTES_PER_S
         data = bytearray(size)
-        data[:have] = head.begun
+        data[:filled] = head.begun
         with memoryview(data) as view:
-            while have < size:
-                received = self._socket.recv_into(view[have:], 0, self._wait_for_all)
+            while filled < size:
+                received = self._socket.recv_into(view[filled:], 0, self._wait_for_all)
                 if not received:
                     raise ConnectionResetError(
-                        f"the server closed the connection after {have} of {size} bytes"
+                        f"the server closed the connection after {filled} of {size} bytes"
                     )
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"{have} of {size} bytes came in time")
-                have += received
+                    raise TimeoutError(f"{filled} of {size} bytes came in time")
+                filled += received
         return data
 
 

@@ -63,9 +63,9 @@ def _send_parts(send: _Send, key: str, body: BinaryIO, upload: dict[str, str], p
         parts.append(answer.headers.get("ETag", ""))
     numbered = enumerate(parts, start=1)
     lines = (f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in numbered)
-    whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>".encode()
-    digest = hashlib.sha256(whole).hexdigest()
-    joined = send(Request("POST", key, query_of(upload), body=whole, digest=digest))
-    if "ETag" not in (said := fields_of(joined.data.lstrip())):
+    document = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>".encode()
+    digest = hashlib.sha256(document).hexdigest()
+    joined = send(Request("POST", key, query_of(upload), body=document, digest=digest))
+    if "ETag" not in (fields := fields_of(joined.data.lstrip())):
         # S3 may fail after status 200, and sends white space while it works.
-        raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {said.get('Code', '')}")
+        raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {fields.get('Code', '')}")

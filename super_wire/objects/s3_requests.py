@@ -28,7 +28,7 @@ _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """Return an object's URL path, percent-encoded as S3 signs it: once, slashes kept, not normalised."""
+    """Return an object's URL path, percent-encoded as S3 signs it: once, with slashes."""
     return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
@@ -125,15 +125,15 @@ class Signer:
         second, moment = int(time.time()), self._moment
         if moment is not None and moment.second == second:
             return moment
-        found = credentials()
+        frozen = credentials()
         date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         day = date[:8]
-        key = f"AWS4{found.secret_key}".encode()
+        key = f"AWS4{frozen.secret_key}".encode()
         for word in (day, self._region, "s3", "aws4_request"):
             key = hmac.digest(key, word.encode(), "sha256")
         scope = f"{day}/{self._region}/s3/aws4_request"
-        token = (f"x-amz-security-token:{found.token}",) if found.token else ()
-        more = (*self._payer, *token)
-        moment = _Moment(second, f"x-amz-date:{date}", scope, key, found.access_key or "", more)
+        token = (f"x-amz-security-token:{frozen.token}",) if frozen.token else ()
+        headers = (*self._payer, *token)
+        moment = _Moment(second, f"x-amz-date:{date}", scope, key, frozen.access_key or "", headers)
         self._moment = moment  # if two threads both compute it, the results are equal
         return moment

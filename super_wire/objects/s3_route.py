@@ -57,7 +57,7 @@ class Asked:
     span: Span | None
 
     def fileno(self) -> int:
-        """Return the connection's descriptor, which becomes readable once the answer begins."""
+        """Return the connection's descriptor, readable once the answer begins."""
         return self.connection.fileno()
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ _NO_LISTING = "a web server lists nothing: name samples by key_list, and shards 
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
-    """Report whether ``https://host`` is one of ``hosts``, or allowed without a list, as above."""
+    """Report whether ``https://host`` is one of ``hosts``, or allowed without them."""
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -120,7 +120,7 @@ class Site(Bucket):
 
 
 class Answer(NamedTuple):
-    """A server's answer; ``target`` is the URL of a redirect that was not followed, else empty."""
+    """A server's answer; ``target`` is the URL of an unfollowed redirect, else empty."""
 
     url: str
     status: int
@@ -136,8 +136,8 @@ class Answer(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the whole object."""
-        found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
-        return int(found[3]) if found else self.number("Content-Length")
+        match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:
         """Return the size in a header; ``ObjectError`` if it has none."""
@@ -152,13 +152,13 @@ class Answer(NamedTuple):
 
     def failure(self, remedy: str = "") -> ObjectError:
         """Return the error for an answer without an object."""
-        said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
-        return ObjectError(fault_of(self.status), said + remedy)
+        words = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
+        return ObjectError(fault_of(self.status), words + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
         """Return the bytes of the requested span; ``before`` as in ``Bucket.read``."""
         size = self.number("Content-Length")
-        if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length, and the body may be endless
+        if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length
             raise ObjectError(Fault.FAILED, "the server sends it in chunks, beside a Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
@@ -182,7 +182,7 @@ def server_of(url: str) -> str:
 
 
 def checked_path(key: str) -> str:
-    """Return a key as the path of a URL; ``ObjectError`` if a server could resolve it to another."""
+    """Return a key as a URL's path; ``ObjectError`` if it could resolve to another."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
         raise ObjectError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
     return quote(key)
@@ -218,14 +218,14 @@ def answered(
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
-        lasting = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
-        fault = Fault.FAILED if lasting else Fault.UNAVAILABLE
+        permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
+        fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
     raise ObjectError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
-    """Return urllib3's response, unless it is a temporary failure; after retries, the last result."""
+    """Return urllib3's response, after retries of temporary failures the last one."""
     # urllib3's own retries would read a refusal's whole body.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):

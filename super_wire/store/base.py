@@ -38,7 +38,7 @@ __all__ = ["Listed", "PackInProgress", "Store"]
 
 
 class Listed(NamedTuple):
-    """A file or object of a folder: its name there, its length, and the time it was written (unix time)."""
+    """A folder's file or object: its name there, length, and unix time of writing."""
 
     name: str
     bytes: int
@@ -64,7 +64,7 @@ class Store(abc.ABC):
 
     def packs(self) -> dict[str, int]:
         """Return the length of each pack, by name."""
-        return {found.name: found.bytes for found in self._list(PACKS)}
+        return {pack.name: pack.bytes for pack in self._list(PACKS)}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:
         """Read bytes of a pack; fewer if it ends before, so the caller must check them."""
@@ -92,7 +92,7 @@ class Store(abc.ABC):
 
     def segments(self) -> list[str]:
         """Return the names of all segments."""
-        return [found.name for found in self._list(INDEX)]
+        return [segment.name for segment in self._list(INDEX)]
 
     def read_segment(self, name: str) -> Segment:
         """Read one segment."""
@@ -100,7 +100,7 @@ class Store(abc.ABC):
             return read_segment(self._contents(INDEX, name, MAX_SEGMENT_BYTES))
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, which begins with the collection if any; return the name."""
+        """Write a segment under a new name, which begins with any collection; return it."""
         name = new_segment_name(collection)
         self._put(INDEX, name, data)
         return name
@@ -118,9 +118,9 @@ class Store(abc.ABC):
         self._remove(OPEN, instance)
 
     def others(self, instance: str, now: float) -> list[str]:
-        """Return the other instances that have it open, which touched it within ten minutes."""
+        """Return other instances that touched it within ten minutes."""
         touched = sorted(self._list(OPEN))
-        return [found.name for found in touched if found.name != instance and now - found.written < IN_USE_S]
+        return [entry.name for entry in touched if entry.name != instance and now - entry.written < IN_USE_S]
 
     def mark_used(self, collection: str) -> None:
         """Note that a job opens a collection now."""
@@ -128,7 +128,7 @@ class Store(abc.ABC):
 
     def used(self) -> dict[str, float]:
         """Return the last recorded time that each collection was opened."""
-        return {found.name: found.written for found in self._list(USED)}
+        return {collection.name: collection.written for collection in self._list(USED)}
 
     def sweep(self, now: float) -> int:
         """Remove files of writers that died over a day ago; return the number of files."""
@@ -161,10 +161,10 @@ class Store(abc.ABC):
     def _remove_all(self, folders: Sequence[str], before: float) -> int:
         self._check_writing()
         old = [
-            (folder, found.name)
+            (folder, entry.name)
             for folder in folders
-            for found in self._list(folder)
-            if found.written < before
+            for entry in self._list(folder)
+            if entry.written < before
         ]
         for folder, name in old:
             self._remove(folder, name)
@@ -227,7 +227,7 @@ class PackInProgress:
             return self._writer.add(sample_id, header, payload)
         except OSError:
             self.abandon()
-            with self._failures():  # entering it per record would cost more than writing a small one
+            with self._failures():  # entering it per record would be dear
                 raise
 
     def commit(self) -> str:

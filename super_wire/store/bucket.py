@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketStore"]
 
-_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file until its PUT
+_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
 _NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
 _FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
 _MAX_GET_BYTES = 2**26  # of one GET for several records
@@ -69,7 +69,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # S3 also refuses a missing object, unless the bucket may be listed without a prefix.
+            # Without permission to list, S3 also refuses a missing object.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -81,15 +81,15 @@ class BucketStore(Store):
 
         Spans may be cut off, as by :meth:`read`.
         """
-        found = [b""] * len(spans)
+        contents = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
             end = max(offset + length for offset, length in (spans[place] for place in group))
             data = memoryview(self._get(_key(PACKS, pack), begin, end - begin))
             for place in group:
                 offset, length = spans[place]
-                found[place] = bytes(data[offset - begin : offset - begin + length])
-        return found
+                contents[place] = bytes(data[offset - begin : offset - begin + length])
+        return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
         """Begin to write a pack; it stays invisible until it is committed."""
@@ -118,16 +118,16 @@ class BucketStore(Store):
                 f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
                 "holds nothing"
             )
-        # Concurrent creators give it the same id, since not every server supports If-None-Match.
+        # Concurrent creators give it one id: not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
     def _first_key(self, name: str) -> str:
-        """Return the first key that begins with a name in this store; empty if there is none."""
+        """Return the store's first key that begins with a name; empty without one."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
-            return next((found.key for page in pages for found in page.objects), "")
+            return next((entry.key for page in pages for entry in page.objects), "")
 
     def _count(self) -> None:
         with self._lock:
@@ -170,25 +170,25 @@ class BucketStore(Store):
         with self._failures(folder):
             for page in self._bucket.pages(prefix):
                 self._count()
-                for found in page.objects:
-                    name = found.key.removeprefix(prefix)
+                for entry in page.objects:
+                    name = entry.key.removeprefix(prefix)
                     if is_name(folder, name):
-                        changed_s = datetime.fromisoformat(found.modified).timestamp()
-                        files.append(Listed(name, found.size, changed_s))
+                        changed_s = datetime.fromisoformat(entry.modified).timestamp()
+                        files.append(Listed(name, entry.size, changed_s))
         return files
 
     @contextlib.contextmanager
     def _failures(self, key: str) -> Iterator[None]:
         """Turn errors of the bucket, and those of the temporary file, into ours."""
-        what = f"{self.address}/{key}"
+        address = f"{self.address}/{key}"
         try:
             yield
         except ObjectError as error:
-            raise error.of_store(what) from error
+            raise error.of_store(address) from error
         except StoreError:
             raise
         except OSError as error:
-            raise system_failure(error)(f"{what}: {error}") from error
+            raise system_failure(error)(f"{address}: {error}") from error
 
 
 def _key(folder: str, name: str) -> str:
@@ -196,19 +196,19 @@ def _key(folder: str, name: str) -> str:
 
 
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield groups of spans that one request reads, by index; the bytes read for nothing are bounded."""
+    """Yield groups of spans to read at once, by index, wasting bounded bytes."""
     group: list[int] = []
-    begin = end = vain = 0
+    begin = end = wasted = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):
         offset, length = spans[place]
         gap, bytes_of_all = max(0, offset - end), max(end, offset + length) - begin
-        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and vain + gap <= end - begin - vain)
+        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and wasted + gap <= end - begin - wasted)
         if group and not (near and bytes_of_all <= _MAX_GET_BYTES):
             yield group
             group = []
         if not group:
-            begin, end, vain, gap = offset, offset, 0, 0
+            begin, end, wasted, gap = offset, offset, 0, 0
         group.append(place)
-        end, vain = max(end, offset + length), vain + gap
+        end, wasted = max(end, offset + length), wasted + gap
     if group:
         yield group

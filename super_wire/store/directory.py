@@ -80,7 +80,7 @@ class DirectoryStore(Store):
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack, which may be cut off, as by :meth:`read`."""
+        """Read (offset, length) spans of a pack, which may be cut off, as by :meth:`read`."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
@@ -138,9 +138,9 @@ class DirectoryStore(Store):
             for entry in entries:
                 if is_name(folder, entry.name):
                     with contextlib.suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
-                            files.append(Listed(entry.name, found.st_size, found.st_mtime))
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            files.append(Listed(entry.name, status.st_size, status.st_mtime))
         return files
 
     def _is_there(self) -> bool:
@@ -176,14 +176,14 @@ def _below(root: str, *names: str) -> str:
 
 def _refuse_what_is_private(root: str) -> None:
     try:
-        found = os.stat(root)  # noqa: PTH116
+        status = os.stat(root)  # noqa: PTH116
     except FileNotFoundError as error:
         raise StoreGoneError(f"{root} does not exist: name the directory of a store") from error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise StoreFormatError(f"{root} is no directory: name a directory for the store")
-    if found.st_uid != os.geteuid() and not found.st_mode & 0o077:
+    if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to {_user(found.st_uid)}: name a store of your own, or have it shared "
+            f"{root} is private to {_user(status.st_uid)}: name a store of your own, or have it shared "
             "(chmod 755 for reading, 775 for writing)"
         )
 
@@ -246,10 +246,10 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
     """Read ``length`` bytes, or fewer if the file ends or the disk cannot read; a record's check detects
     both.
     """
-    parts, got = [], 0
-    while got < length:
+    parts, size = [], 0
+    while size < length:
         try:
-            data = os.pread(descriptor, length - got, offset + got)
+            data = os.pread(descriptor, length - size, offset + size)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
@@ -257,7 +257,7 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
         if not data:
             break
         parts.append(data)
-        got += len(data)
+        size += len(data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -99,7 +99,7 @@ def parse_store(text: str) -> str:
         try:
             path = os.path.realpath(Path(text).expanduser())
             path.encode()
-        except (RuntimeError, UnicodeEncodeError) as error:  # no such home; a name that messages cannot carry
+        except (RuntimeError, UnicodeEncodeError) as error:  # no such home; no valid text
             raise ConfigError(f"{_FORMS}; {text[:80]!a} cannot be used: {error}") from error
         return path
     bucket, _, rest = text.removeprefix(_S3).partition("/")
@@ -125,7 +125,7 @@ def is_bucket(address: str) -> bool:
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """Return bucket and prefix (empty, or without a trailing slash) of an S3 store's normal address."""
+    """Return an S3 store's bucket and prefix (without a trailing slash)."""
     bucket, _, prefix = address.removeprefix(_S3).partition("/")
     return bucket, prefix
 
@@ -136,7 +136,7 @@ def is_name(folder: str, name: str) -> bool:
 
 
 def checked_name(folder: str, name: str) -> str:
-    """Return the name; ``StoreFormatError`` if it is invalid there, and so might lead out of the store."""
+    """Return the name; ``StoreFormatError`` if invalid: it might lead out of the store."""
     if not is_name(folder, name):
         raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
     return name
@@ -153,7 +153,7 @@ def new_mark(store_id: str) -> bytes:
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """Return the id in a ``store.json``; ``StoreFormatError`` if it marks no store of this version."""
+    """Return the id in a ``store.json``; ``StoreFormatError`` if of another version."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
@@ -172,5 +172,5 @@ def read_mark(data: bytes, address: str) -> str:
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Map a system error to a type of ours; ``StoreBusyError`` for all that may be temporary."""
+    """Map a system error to ours; ``StoreBusyError`` for all that may be temporary."""
     return _FAILURES.get(error.errno, StoreBusyError)

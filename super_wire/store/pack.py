@@ -51,7 +51,7 @@ MAX_RECORDS = 2**20
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
-"""One record in a pack's index: its sample, its header's offset, its whole length, and its kind."""
+"""A record in a pack's index: its sample, header's offset, whole length, and kind."""
 
 DATA_KINDS = frozenset({RecordKind.DATA, RecordKind.ARRAYS})
 """Kinds of records that packs hold."""
@@ -106,7 +106,7 @@ class PackIndex:
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection of all records of one bucket by one recipe: 16 hexadecimal digits."""
+    """Return the collection of a bucket's records by a recipe: 16 hexadecimal digits."""
     parts = (bucket.encode(), recipe_digest)
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hashlib.blake2b(framed, digest_size=8).hexdigest()

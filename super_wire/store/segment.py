@@ -41,7 +41,7 @@ __all__ = [
 SEGMENT_VERSION = 1
 
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
-"""One record: its sample, its header's offset, its whole length, and the index of its pack in the segment."""
+"""A record: its sample, header's offset, whole length, and its pack's index."""
 
 _MAGIC = b"SSEG"
 _HEAD = struct.Struct("<4sIQQQ32s")
@@ -70,7 +70,7 @@ class Segment:
 
 
 def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
-    """Return the data of one pack as entries of a segment, in which the pack has the index ``pack``."""
+    """Return one pack's data as a segment's entries, with the index ``pack``."""
     data = index.entries[np.isin(index.entries["kind"], [int(kind) for kind in DATA_KINDS])]
     entries = np.empty(len(data), SEGMENT_DTYPE)
     for name in ("id", "offset", "bytes"):
@@ -103,10 +103,10 @@ def pack_segment(segment: Segment) -> bytes:
     numbers = {meta: number for number, meta in enumerate(metas)}
     rows = [[pack.name, pack.bytes, numbers[pack.meta]] for pack in packs]
     table = {"metas": [asdict(meta) for meta in metas], "packs": rows}
-    told = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % _ALIGNMENT)  # spaces may follow JSON
-    body = told + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
-    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(told), len(entries), 0, b"")[:_HEAD_HASHED]
+    packed_table = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    packed_table += b" " * (-len(packed_table) % _ALIGNMENT)  # spaces may follow JSON
+    body = packed_table + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
+    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(packed_table), len(entries), 0, b"")[:_HEAD_HASHED]
     digest = xxhash.xxh3_64(numbered)
     digest.update(body)
     return numbered + digest.intdigest().to_bytes(8, "little") + bytes(_HEAD.size - _HEAD_HASHED - 8) + body
