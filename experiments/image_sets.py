@@ -92,8 +92,8 @@ class PublishedSet:
 _PHOTO_SIZES = ((500, 375), (375, 500), (500, 333), (640, 480))
 
 MADE_SETS: Mapping[str, MadeSet] = {
-    made.name: made
-    for made in (
+    made_set.name: made_set
+    for made_set in (
         MadeSet(
             name="tiny-imagenet-like",
             about="200 classes of 64x64 JPEGs, 1.8% of them greyscale",

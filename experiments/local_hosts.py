@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _environment(threads: int) -> dict[str, str]:
     """Return the variables of all hosts; those already set are kept."""
-    with contextlib.ExitStack() as bound:
+    with contextlib.ExitStack() as stack:
         # All sockets stay open until the ports are known, so that they differ.
-        held = [bound.enter_context(socket.socket()) for _ in range(3)]
-        for one in held:
-            one.bind(("", 0))
-        ports = ",".join(str(one.getsockname()[1]) for one in held)
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for bound_socket in sockets:
+            bound_socket.bind(("", 0))
+        ports = ",".join(str(bound_socket.getsockname()[1]) for bound_socket in sockets)
     return {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(threads),

@@ -86,7 +86,7 @@ def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
     """Return the sum of the counters."""
     parts = list(counters)
     return LoaderCounters(
-        **{item.name: sum(getattr(one, item.name) for one in parts) for item in fields(LoaderCounters)}
+        **{item.name: sum(getattr(part, item.name) for part in parts) for item in fields(LoaderCounters)}
     )
 
 

@@ -110,10 +110,10 @@ class StallMeter:
         return stall_summary([(stall.cause, stall.wait_s) for stall in known], steps), known
 
     def _ask(self) -> None:
-        told = self._told() if any(step.misses for step in self._waiting) else {}
+        causes = self._told() if any(step.misses for step in self._waiting) else {}
         for step in self._waiting:
-            same = {name: getattr(step, name) for name in _OF_A_STEP}
-            self._known.append(StalledStep(**same, cause=cause_of(step, told)))
+            values = {name: getattr(step, name) for name in _OF_A_STEP}
+            self._known.append(StalledStep(**values, cause=cause_of(step, causes)))
         self._waiting, self._missed = [], 0
 
     def _told(self) -> dict[tuple[int, int], str]:

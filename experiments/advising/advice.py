@@ -149,14 +149,14 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 
 def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
     """Simulate a run from its measurements; ``hour_usd`` is the hourly price of its machines."""
-    passes = max(1, math.ceil(measured.epochs))
+    epochs = max(1, math.ceil(measured.epochs))
     # All epochs after the first are alike.
-    played = min(passes, 2)
-    whole = measured.samples / (measured.batch_size * measured.ranks)
-    scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
-    each_bytes = measured.batch_size * measured.ranks * measured.record_bytes
+    simulated = min(epochs, 2)
+    batches = measured.samples / (measured.batch_size * measured.ranks)
+    scale = min(1.0, _BATCHES_MAX / max(batches, 1.0))
+    batch_bytes = measured.batch_size * measured.ranks * measured.record_bytes
     cache_bytes = max(
-        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * each_bytes)
+        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * batch_bytes)
     )
     model = build_world_model(
         SimulationSpec(
@@ -173,9 +173,9 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
                     replicas=measured.ranks,
                     step_s=measured.step_s,
                     handover_s=measured.handover_s,
-                    epochs=played,
+                    epochs=simulated,
                     workers=max(1, measured.workers),
-                    read_gb_per_s=each_bytes / measured.ranks / measured.read_s / _GB,
+                    read_gb_per_s=batch_bytes / measured.ranks / measured.read_s / _GB,
                 ),
             ),
             functions=FunctionsSpec(
@@ -186,21 +186,24 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
         )
     )
     (trainers,) = World(model, log=False).run().trainers.values()
-    passed = [
+    slowest = [
         # The slowest rank determines a pass.
-        max((trainer.passes[at] for trainer in trainers), key=lambda one: one.ended_s - one.began_s)
-        for at in range(played)
+        max(
+            (trainer.passes[epoch] for trainer in trainers),
+            key=lambda figures: figures.ended_s - figures.began_s,
+        )
+        for epoch in range(simulated)
     ]
-    walls_s = [(one.ended_s - one.began_s) / scale for one in passed]
+    walls_s = [(figures.ended_s - figures.began_s) / scale for figures in slowest]
     rates = [measured.samples / wall_s for wall_s in walls_s]
-    waiting = [one.wait_s / (one.ended_s - one.began_s) for one in passed]
-    later = passes > 1
-    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if later else measured.epochs * walls_s[0]
+    wait_shares = [figures.wait_s / (figures.ended_s - figures.began_s) for figures in slowest]
+    has_later = epochs > 1
+    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if has_later else measured.epochs * walls_s[0]
     return Forecast(
         first_images_per_s=rates[0],
-        first_waiting=waiting[0],
-        later_images_per_s=rates[-1] if later else None,
-        later_waiting=waiting[-1] if later else None,
+        first_waiting=wait_shares[0],
+        later_images_per_s=rates[-1] if has_later else None,
+        later_waiting=wait_shares[-1] if has_later else None,
         wall_s=wall_s,
         usd=None if hour_usd is None else hour_usd * wall_s / 3600,
     )

@@ -129,11 +129,11 @@ def _read(batches: Iterator[Batch]) -> _Read:
     read = _Read()
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not read.samples:
-        _, labels, told = next(batches)
-        read.read_s.append(told.read_s)
-        read.records_s += told.fetch_s + told.decode_s
+        _, labels, figures = next(batches)
+        read.read_s.append(figures.read_s)
+        read.records_s += figures.fetch_s + figures.decode_s
         read.samples += len(labels)
-        read.size_bytes += told.size_bytes
+        read.size_bytes += figures.size_bytes
     return read
 
 

@@ -115,10 +115,10 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     if launch:
         raise ConfigError(f"{where}: {_LAUNCH} starts one run, and this spec has trials; leave one out")
     trials = []
-    for trial, own in spec.trials.items():
-        _check_values(f"trials.{trial}", own)
-        made = _spec_of(spec, f"{name}-{trial}", values, own, f"trials.{trial} in {where}")
-        trials.append(Trial(trial, made))
+    for trial, trial_values in spec.trials.items():
+        _check_values(f"trials.{trial}", trial_values)
+        trial_spec = _spec_of(spec, f"{name}-{trial}", values, trial_values, f"trials.{trial} in {where}")
+        trials.append(Trial(trial, trial_spec))
     executors = {trial.spec.executor for trial in trials if _wants_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
@@ -153,16 +153,18 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
     common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
     try:
         mapping = apply_values(apply_values(common, arm), trial)
-        made = parse_spec(_without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"})
+        run_spec = parse_spec(
+            _without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"}
+        )
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     warmup = spec.compare.warmup_epochs
-    if made.epochs <= warmup:
+    if run_spec.epochs <= warmup:
         raise ConfigError(
-            f"{where}: of {made.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; set "
-            "more epochs or fewer warm-up epochs"
+            f"{where}: of {run_spec.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; "
+            "set more epochs or fewer warm-up epochs"
         )
-    return made
+    return run_spec
 
 
 def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

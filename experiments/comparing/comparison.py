@@ -102,11 +102,13 @@ class Comparison:
     @property
     def measured(self) -> int:
         """The number of rounds with figures."""
-        return sum(one.figures is not None for one in self.rounds)
+        return sum(report.figures is not None for report in self.rounds)
 
     def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
         """Return the figures of an arm's measured rounds."""
-        return tuple(one.figures for one in self.rounds if one.arm == arm and one.figures is not None)
+        return tuple(
+            report.figures for report in self.rounds if report.arm == arm and report.figures is not None
+        )
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
         """Return the spread of a figure for each arm; None without values."""
@@ -127,18 +129,18 @@ class Comparison:
         failed = {
             arm.name: lost
             for arm in self.arms
-            if (lost := sum(one.figures is None for one in self.rounds if one.arm == arm.name))
+            if (lost := sum(report.figures is None for report in self.rounds if report.arm == arm.name))
         }
         spreads = {figure.key: self.spreads(figure.key) for figure in FIGURES}
-        said = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
+        sentences = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
         waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
-        return (*said, *waits, *(("Note:", note) for note in self.notes))
+        return (*sentences, *waits, *(("Note:", note) for note in self.notes))
 
     def _told_stalls(self, arm: ArmReport) -> str:
         """Describe the causes of an arm's stalls, and their shares of its training time."""
-        causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
-        told = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
-        return f"{arm.name}: {', '.join(told)} of training time." if told else ""
+        causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
+        shares = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
+        return f"{arm.name}: {', '.join(shares)} of training time." if shares else ""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the comparison and its conclusions as plain values for JSON."""
@@ -146,8 +148,8 @@ class Comparison:
         for arm in mapping["arms"]:
             spreads = {figure.key: self.spreads(figure.key)[arm["name"]] for figure in FIGURES}
             arm["figures"] = {
-                key: one and {"median": one.median, "least": one.least, "most": one.most}
-                for key, one in spreads.items()
+                key: spread and {"median": spread.median, "least": spread.least, "most": spread.most}
+                for key, spread in spreads.items()
             }
         return mapping
 
@@ -189,11 +191,11 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     places = [_place(word) for word in named]
     runs = [read_measured_run(place) for _, place in places]
     names = [name or run.report["name"] for (name, _), run in zip(places, runs, strict=True)]
-    told = {run.report["spec"]["compare"]["warmup_epochs"] for run in runs}
-    if warmup_epochs is None and len(told) > 1:
-        differ = ", ".join(map(str, sorted(told)))
-        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({differ}): say --warmup-epochs")
-    warmup = told.pop() if warmup_epochs is None else warmup_epochs
+    warmups = {run.report["spec"]["compare"]["warmup_epochs"] for run in runs}
+    if warmup_epochs is None and len(warmups) > 1:
+        listed = ", ".join(map(str, sorted(warmups)))
+        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({listed}): say --warmup-epochs")
+    warmup = warmups.pop() if warmup_epochs is None else warmup_epochs
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
     notes = [_MADE_BEFORE]
@@ -222,7 +224,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         status="finished",
         started_at=now_text(),
         directory="",
-        repeats=max(one.repeat for one in rounds),
+        repeats=max(round_report.repeat for round_report in rounds),
         warmup_epochs=warmup,
         arms=list(arms.values()),
         rounds=rounds,

@@ -117,7 +117,7 @@ class Spread:
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
     """Return the spread of a figure over rounds; None if no round has it."""
-    values = [value for one in rounds if (value := getattr(one, key)) is not None]
+    values = [value for figures in rounds if (value := getattr(figures, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
@@ -130,26 +130,26 @@ def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     """Compute the figures of a round; all but whole-run figures leave out each run's warm-up."""
-    counted = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
-    trained = [epoch["train"] for epoch in counted]
-    wall_s = math.fsum(one["wall_s"] for one in trained)
-    waited_s = math.fsum(one["wait_s"] for one in trained)
+    epochs = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
+    train_passes = [epoch["train"] for epoch in epochs]
+    wall_s = math.fsum(train_pass["wall_s"] for train_pass in train_passes)
+    waited_s = math.fsum(train_pass["wait_s"] for train_pass in train_passes)
     stalls_s = _added_up(
         {wait_for(cause): total["wait_s"]}
-        for one in trained
-        if one["stalls"]
-        for cause, total in one["stalls"]["causes"].items()
+        for train_pass in train_passes
+        if train_pass["stalls"]
+        for cause, total in train_pass["stalls"]["causes"].items()
     )
-    images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
+    images = sum(epoch_pass["samples"] for epoch in epochs for epoch_pass in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
     firsts = [run.report["first_batch_s"] for run in measured.runs]
-    steps = sum(one["batches"] for one in trained)
+    steps = sum(train_pass["batches"] for train_pass in train_passes)
     validated = [
-        one["val"]["accuracy"] for run in measured.runs for one in run.report["epochs"] if one["val"]
+        epoch["val"]["accuracy"] for run in measured.runs for epoch in run.report["epochs"] if epoch["val"]
     ]
     per_image = {name: 1000 * used / images for name, used in used_s.items()} if images else {}
     return RoundFigures(
-        images_per_s=_images_per_s(measured.runs, trained, warmup_epochs),
+        images_per_s=_images_per_s(measured.runs, train_passes, warmup_epochs),
         step_ms=1000 * wall_s / steps if steps else None,
         wait_percent=100 * waited_s / wall_s if wall_s > 0 else 0.0,
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
@@ -186,13 +186,13 @@ def _images_per_s(
 
     Return None if that time is unknown, since it is taken from samples of the processes.
     """
-    wall_s = math.fsum(one["wall_s"] for one in trained)
+    wall_s = math.fsum(train_pass["wall_s"] for train_pass in trained)
     # The rates of concurrent runs cannot be added: the last run is fast once the others have ended.
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
         ends = [end for run in runs if (end := run.end_s(len(run.report["epochs"]))) is not None]
         wall_s = max(ends, default=0.0) - min(begins, default=math.inf)
-    return sum(one["samples"] for one in trained) / wall_s if wall_s > 0 else None
+    return sum(train_pass["samples"] for train_pass in trained) / wall_s if wall_s > 0 else None
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
@@ -220,10 +220,12 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
     """Return decodes per image of the splits that were read, over all runs; None if not reported."""
-    jobs = [one["job"] for run in runs for epoch in run.report["epochs"] for one in _passes(epoch)]
+    jobs = [
+        epoch_pass["job"] for run in runs for epoch in run.report["epochs"] for epoch_pass in _passes(epoch)
+    ]
     images = max(
         run.report["train_samples"]
-        + (run.report["val_samples"] or 0) * any(one["val"] for one in run.report["epochs"])
+        + (run.report["val_samples"] or 0) * any(epoch["val"] for epoch in run.report["epochs"])
         for run in runs
     )
     return None if not images or None in jobs else sum(job["samples_produced"] for job in jobs) / images
@@ -250,8 +252,8 @@ def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | N
         return None
     if len(runs) > 1:
         return usd / epochs
-    least, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
-    counted = [one["usd"] for one in costs if one["epoch"] >= least]
+    first_epoch, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
+    counted = [cost["usd"] for cost in costs if cost["epoch"] >= first_epoch]
     return statistics.fmean(counted) if counted else None
 
 
@@ -293,7 +295,7 @@ def conclusions(
     repeats = {name: times for name, times in repeats.items() if times}
     if len(repeats) > 1 and not any(spreads["usd"].values()):
         points.append(("Cost:", "not compared, because cost.machine names no machine of the price table."))
-    titles = [one.title for one in FIGURES if one.key in whole and any(spreads[one.key].values())]
+    titles = [figure.title for figure in FIGURES if figure.key in whole and any(spreads[figure.key].values())]
     points.append(("Warm-up:", _about_warmup(warmup_epochs, ", ".join(titles))))
     if len(repeats) > 1:
         points.append(("Chance:", _about_chance(repeats)))

@@ -34,8 +34,8 @@ class RunMeasured:
 
     def after(self, warmup_epochs: int) -> list[dict[str, Any]]:
         """Return the epochs after this run's first ``warmup_epochs``."""
-        least = self.first_epoch + warmup_epochs
-        return [one for one in self.report["epochs"] if one["epoch"] >= least]
+        first = self.first_epoch + warmup_epochs
+        return [epoch for epoch in self.report["epochs"] if epoch["epoch"] >= first]
 
     def end_s(self, epochs: int) -> float | None:
         """Return the timestamp when ``epochs`` epochs had ended; for 0, the end of the start phase."""

@@ -118,24 +118,24 @@ def publish(report: Comparison, console: Console) -> None:
 
 def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_going: bool) -> None:
     rounds, directory = rounds_of([arm.name for arm in arms], report.repeats), Path(report.directory)
-    for one in rounds:
-        arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == one.arm)
+    for turn in rounds:
+        arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == turn.arm)
         at_once = f", {len(arm.trials)} trials at once" if len(arm.trials) > 1 else ""
-        place, folder = f"[{one.number}/{len(rounds)}]", Path("runs", f"{one.number:02d}-{one.arm}")
-        say(console, f"{place} {one.arm}, repeat {one.repeat} of {report.repeats}{at_once}")
+        label, folder = f"[{turn.number}/{len(rounds)}]", Path("runs", f"{turn.number:02d}-{turn.arm}")
+        say(console, f"{label} {turn.arm}, repeat {turn.repeat} of {report.repeats}{at_once}")
         try:
-            measured = _run_round(one, arm, directory / folder)
+            measured = _run_round(turn, arm, directory / folder)
         except ComparisonFailedError as error:
-            report.rounds.append(RoundReport(*one, str(folder), None, str(error)))
+            report.rounds.append(RoundReport(*turn, str(folder), None, str(error)))
             if not keep_going:
                 raise
         else:
             of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
-            report.rounds.append(RoundReport(*one, str(folder), figures))
+            report.rounds.append(RoundReport(*turn, str(folder), figures))
         if len(arm.trials) == 1:  # with many trials at once, pages are not worth a second each
             _write_pages(directory / folder, console)
-        say(console, f"{place} {report.rounds[-1].phrase()}")
+        say(console, f"{label} {report.rounds[-1].phrase()}")
         write_comparison(report, directory)
     failed = len(rounds) - report.measured
     report.status = "failed" if failed else "finished"
@@ -222,11 +222,11 @@ def _run_in(place: Path) -> Path:
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
     """Describe the first failed run; runs that were ended because of it are not at fault."""
-    first = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
-    code = first.code or 0
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    said = first.last_lines().replace("\n", "\n  ")
-    return f"the run of {first.title} ended with {how}; the last lines of {folder}:\n  {said}"
+    failed = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
+    code = failed.code or 0
+    ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+    last_lines = failed.last_lines().replace("\n", "\n  ")
+    return f"the run of {failed.title} ended with {ending}; the last lines of {folder}:\n  {last_lines}"
 
 
 def _children_cpu_s() -> float:

@@ -99,10 +99,10 @@ def _validation_indices(labels: list[int]) -> set[int]:
 
 def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
     """Raise an error if the set lacks images."""
-    found = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
-    if found != counts:
+    present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
+    if present != counts:
         raise SourceError(
-            f"{what} in {target} is damaged: there are {found} images, not {counts}; delete the directory "
+            f"{what} in {target} is damaged: there are {present} images, not {counts}; delete the directory "
             "and make it again"
         )
     return target
@@ -179,29 +179,29 @@ def _draw(
     from superdl.experiments.data.pictures import label_of, picture_file
 
     def draw_some(split: str, start: int, digits: int) -> int:
-        some = range(start, min(start + _AT_ONCE, counts[split]))
-        for index in some:
+        indices = range(start, min(start + _AT_ONCE, counts[split]))
+        for index in indices:
             folder = f"{root}/{split}/{made.class_name(label_of(made, index))}"
             content = picture_file(made, seed, split, index)
             with open(f"{folder}/{index:0{digits}d}.{made.extension}", "wb") as file:  # noqa: PTH123  # a Path for each costs
                 file.write(content)
-        return len(some)
+        return len(indices)
 
     for split in counts:
         for label in range(made.classes):
             (root / split / made.class_name(label)).mkdir(parents=True)
-    total, done, told, start_s = sum(counts.values()), 0, 0, time.perf_counter()
+    total, done, reported, start_s = sum(counts.values()), 0, 0, time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        drawn = [
+        futures = [
             pool.submit(draw_some, split, start, max(5, len(str(count - 1))))
             for split, count in counts.items()
             for start in range(0, count, _AT_ONCE)
         ]
         try:
-            for one in as_completed(drawn):
-                done += one.result()
-                if done * _TOLD_TIMES // total > told:
-                    told = done * _TOLD_TIMES // total
+            for future in as_completed(futures):
+                done += future.result()
+                if done * _TOLD_TIMES // total > reported:
+                    reported = done * _TOLD_TIMES // total
                     rate = done / max(time.perf_counter() - start_s, 1e-9)
                     tell(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
         except BaseException:

@@ -84,10 +84,10 @@ def push(
         finally:
             pool.shutdown(cancel_futures=True)
     if failed:
-        left = files - counts["sent"] - counts["there"]
+        missing = files - counts["sent"] - counts["there"]
         raise SourceError(
-            f"{left:,} of {files:,} files are not in {url}; mend this and push again, which sends the rest: "
-            f"{'; '.join(failed[:_MOST_FAILURES])}"
+            f"{missing:,} of {files:,} files are not in {url}; mend this and push again, which sends the "
+            f"rest: {'; '.join(failed[:_MOST_FAILURES])}"
         )
     return counts
 

@@ -91,30 +91,30 @@ def directories_of(data: DataSpec) -> list[Path]:
 
     Key lists in files are included; buckets are not.
     """
-    named = [data.train, data.val, data.train_key_list, data.val_key_list]
+    places = [data.train, data.val, data.train_key_list, data.val_key_list]
     if data.train is None:
         published = PUBLISHED_SETS.get(data.kind)
-        made = MADE_SETS.get(data.kind if published is None else published.like)
-        drawn = Path("data/digits") if made is None else default_directory(made, data.samples)
-        place = Path(data.directory or (drawn if published is None else Path("data") / published.folder))
-        named = [str(place), str(_beside(place)), *([] if data.directory else [str(drawn)])]
-    texts = [text.removeprefix("file://") for text in named if text]
-    found = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
-    return list(dict.fromkeys(found))
+        made_set = MADE_SETS.get(data.kind if published is None else published.like)
+        default = Path("data/digits") if made_set is None else default_directory(made_set, data.samples)
+        place = Path(data.directory or (default if published is None else Path("data") / published.folder))
+        places = [str(place), str(_beside(place)), *([] if data.directory else [str(default)])]
+    texts = [text.removeprefix("file://") for text in places if text]
+    paths = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
+    return list(dict.fromkeys(paths))
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
     """Return the published set if present, else the drawn set that replaces it, always with a note."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
-    found = None if made_in(place) is not None else find_published(data.kind, place, tell)
-    if found is not None:
+    prepared = None if made_in(place) is not None else find_published(data.kind, place, tell)
+    if prepared is not None:
         note = f"the images are {data.kind} as published, in {place}"
         if data.samples is not None:
             note += "; all of them: data.samples is for sets that are drawn"
-        if found.val is None:
+        if prepared.val is None:
             note += "; there are no validation images"
-        return replace(found, note=note)
+        return replace(prepared, note=note)
     note = (
         f"{data.kind} as published is not in {place} (superdl data list says what is taken): the images are "
         f"{published.like}, which are drawn; accuracies do not compare with those of the published set"
@@ -289,22 +289,26 @@ def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
         splits = {
             split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
         }
-        found = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
-        absent = [path.name for split, paths in splits.items() for path in paths if path not in found[split]]
-        if any(found.values()) and absent:
+        present = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
+        absent = [
+            path.name for split, paths in splits.items() for path in paths if path not in present[split]
+        ]
+        if any(present.values()) and absent:
             raise SourceError(
                 f"{directory / place} has a part of {name}; these are not there, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
         if not absent:
-            return found
+            return present
     return None
 
 
 def _file(directory: Path, name: str) -> Path:
     """Return a file's path, unpacked, packed or as torchvision names it; if missing, its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
-    return next((directory / one for one in names if (directory / one).is_file()), directory / name)
+    return next(
+        (directory / candidate for candidate in names if (directory / candidate).is_file()), directory / name
+    )
 
 
 def _convert(

@@ -42,7 +42,7 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
     Raises:
         ConfigError: they do not fit; the message has the required and the free space.
     """
-    free = shutil.disk_usage(next(one for one in (directory, *directory.parents) if one.is_dir())).free
+    free = shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
     if free < size_bytes + _SPARE_BYTES:
         raise ConfigError(
             f"{what} takes about {size_bytes / _MEGABYTE:,.0f} MB in {directory}, where "
@@ -68,17 +68,17 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         ConfigError: the place cannot be written.
     """
     # Compare what JSON gives back: tuples become lists.
-    wanted = json.loads(json.dumps(manifest))
-    if _stands(target, wanted, what):
+    expected = json.loads(json.dumps(manifest))
+    if _stands(target, expected, what):
         return
     try:
         with _alone_beside(target):
             # Another process may have written it while this one waited.
-            if _stands(target, wanted, what):
+            if _stands(target, expected, what):
                 return
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
                 shutil.rmtree(remains, ignore_errors=True)
-            _write(target, wanted, fill)
+            _write(target, expected, fill)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         raise ConfigError(
@@ -95,13 +95,13 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
         return False
     except NotADirectoryError:
         raise ConfigError(f"cannot write to {target}: it, or one above it, is a file") from None
-    found = manifest_of(target)
-    if found is None:
+    actual = manifest_of(target)
+    if actual is None:
         raise SourceError(f"cannot write {what} to {target}: it holds other files; name a new directory")
     for name, value in wanted.items():
-        if found.get(name) != value:
+        if actual.get(name) != value:
             raise SourceError(
-                f"{target} holds something else than {what} ({name} is {found.get(name)!r} there, {value!r} "
+                f"{target} holds something else than {what} ({name} is {actual.get(name)!r} there, {value!r} "
                 "is wanted): delete it, or name another directory"
             )
     return True

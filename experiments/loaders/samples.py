@@ -175,8 +175,8 @@ class ImageMaker:
                 f"recipe.steps give {pixels.dtype} of shape {pixels.shape}; a model here is fed uint8 of "
                 "shape (height, width, 3)"
             )
-        made: npt.NDArray[np.uint8] = pixels
-        return made
+        image: npt.NDArray[np.uint8] = pixels
+        return image
 
     def _program_of(self, epoch: int) -> Any:
         if self._epoch != epoch:

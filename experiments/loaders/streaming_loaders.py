@@ -189,7 +189,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         _, intervals = dataset.shuffler.get_chunks_and_intervals_per_workers(
             dataset.distributed_env, max(request.loader.num_workers, 1), batch, 1
         )
-        counts = [sum(end - start for _, start, end, _ in one) for one in intervals]
+        counts = [sum(end - start for _, start, end, _ in worker_intervals) for worker_intervals in intervals]
         length = sum(ceil(count / batch) for count in counts)
     else:
         places = _ByIndex(dataset)

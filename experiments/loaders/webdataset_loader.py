@@ -121,7 +121,7 @@ def shuffled(shards: Sequence[str], seed: int) -> Any:
 def _batches_of_worker(batch_size: int, source: Iterator[_Raw]) -> Iterator[_Raw]:
     info = get_worker_info()
     worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-    return (one for place, one in enumerate(source) if place // batch_size % workers == worker)
+    return (sample for index, sample in enumerate(source) if index // batch_size % workers == worker)
 
 
 class _Decode:

@@ -216,18 +216,20 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     groups = {}
     for name in last.groups:
         cpu_s = _cpu_s(name, first, last)
-        seen = [sample.groups[name] for sample in samples if name in sample.groups]
+        usages = [sample.groups[name] for sample in samples if name in sample.groups]
         groups[name] = GroupUsage(
-            processes_max=max(one.processes for one in seen),
+            processes_max=max(usage.processes for usage in usages),
             cpu_s=cpu_s,
             cpu_cores=cpu_s / wall_s if wall_s > 0 else 0.0,
-            rss_bytes_max=max(one.rss_bytes for one in seen),
-            pss_bytes_max=max((one.pss_bytes for one in seen if one.pss_bytes is not None), default=None),
+            rss_bytes_max=max(usage.rss_bytes for usage in usages),
+            pss_bytes_max=max(
+                (usage.pss_bytes for usage in usages if usage.pss_bytes is not None), default=None
+            ),
         )
     # The first sample covers GPU use before the phase.
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
-    memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
-    busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
+    memory = [reading.memory_bytes for reading in gpu if reading.memory_bytes is not None]
+    busy = [reading.busy_percent for reading in gpu if reading.busy_percent is not None]
     return PhaseUsage(
         epoch,
         split,

@@ -197,10 +197,10 @@ def draw_bars(
 ) -> None:
     """Draw named horizontal bars with their values; ``spread`` holds their error bars, below and above."""
     lengths = [value or 0.0 for value in bars.values()]
-    reach = [[value or 0.0 for value in side] for side in spread] or None
-    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=reach, capsize=4, color=_FILLS[0][0])
-    told = ["" if value is None else number(value) for value in bars.values()]
-    axes.bar_label(drawn, told, padding=4, fontsize=8)
+    errors = [[value or 0.0 for value in side] for side in spread] or None
+    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_FILLS[0][0])
+    labels = ["" if value is None else number(value) for value in bars.values()]
+    axes.bar_label(drawn, labels, padding=4, fontsize=8)
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.set_yticks(range(len(bars)), [textwrap.fill(name, _NAME_WIDTH) for name in bars])

@@ -132,7 +132,7 @@ class RunFiles:
     @property
     def trained(self) -> tuple[Pass, ...]:
         """The training passes."""
-        return tuple(one for one in self.passes if one.split == "train")
+        return tuple(epoch_pass for epoch_pass in self.passes if epoch_pass.split == "train")
 
 
 def read_run(directory: Path) -> RunFiles:
@@ -165,10 +165,10 @@ def run_of_report(report: dict[str, Any]) -> RunFiles:
 def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
     """Return all passes of the report's epochs, in order."""
     return tuple(
-        Pass(one["epoch"], split, one[split])
-        for one in facts.get("epochs", ())
+        Pass(epoch["epoch"], split, epoch[split])
+        for epoch in facts.get("epochs", ())
         for split in ("train", "val")
-        if one.get(split)
+        if epoch.get(split)
     )
 
 

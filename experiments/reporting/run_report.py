@@ -64,7 +64,9 @@ class RunReport:
     @property
     def validated(self) -> tuple[int, PassSummary] | None:
         """The last validated epoch and its validation; None if there was none."""
-        return next(((one.epoch, one.val) for one in reversed(self.epochs) if one.val is not None), None)
+        return next(
+            ((epoch.epoch, epoch.val) for epoch in reversed(self.epochs) if epoch.val is not None), None
+        )
 
     @property
     def val_accuracy(self) -> float | None:
@@ -121,11 +123,11 @@ def print_report(report: RunReport, console: Console) -> None:
             highlight=False,
         )
     run = run_of_report(report.to_mapping())
-    said = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
-    said += [" ".join(point) for point in findings(run)]
+    sentences = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
+    sentences += [" ".join(point) for point in findings(run)]
     notes = [f"Note: {note}" for note in report.notes]
-    hosts = [_host_line(one) for one in report.hosts]
-    for line in (*said, *hosts, *notes, f"Written to {report.directory}"):
+    hosts = [_host_line(host) for host in report.hosts]
+    for line in (*sentences, *hosts, *notes, f"Written to {report.directory}"):
         say(console, line)
 
 

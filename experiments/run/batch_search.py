@@ -94,10 +94,10 @@ def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> 
     tried: list[TriedBatch] = []
 
     def fits(size: int) -> bool:
-        one = probe.try_size(size)
-        tried.append(one)
-        tell(_line(one))
-        return one.fits
+        tried_batch = probe.try_size(size)
+        tried.append(tried_batch)
+        tell(_line(tried_batch))
+        return tried_batch.fits
 
     if not fits(1):
         raise ConfigError(
@@ -191,7 +191,7 @@ class Probe:
         short, failed = self._ranks.largest([float(is_short), float(failure is not None)])
         if failure is not None and not short and not self._fitted:  # later: too little memory
             raise ConfigError(f"a step of {batch_size} image(s) failed: {failure}") from failure
-        return () if failed else tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
+        return () if failed else tuple(int(maximum) for maximum in self._ranks.gathered(torch.tensor(peak)))
 
 
 def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int, room: int) -> int:
@@ -245,29 +245,29 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
     Raises:
         SuperError: the data or the device is not available, or not even one image fits.
     """
-    tell = partial(say, console_of_rank(console))
+    print_line = partial(say, console_of_rank(console))
     with begun(spec) as (ranks, device, strategy):
         process = ranks.process
         # Opened for training, so that a converted format is written as training reads it. Batches have one
         # image, since the memory for larger batches in the loader is computed.
-        small = replace(spec, loader=replace(spec.loader, batch_size=1))
-        data = images_of(spec, ranks, tell)
-        loader = opened_loader(small, data.train, ranks, tell, training=True)
+        single_spec = replace(spec, loader=replace(spec.loader, batch_size=1))
+        data = images_of(spec, ranks, print_line)
+        loader = opened_loader(single_spec, data.train, ranks, print_line, training=True)
         with closing(loader):
             next(iter(loader))  # starts the workers
             ranks.barrier()
             share = -(-loader.sample_count // process.replicas)
             probe = Probe(spec, len(loader.classes), device, ranks, host_bytes=_free_bytes(spec, loader))
-            tell(
+            print_line(
                 f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, "
                 f"{strategy} on {process.replicas} rank(s), {probe.device}, "
                 f"in {_gib(probe.limit_bytes)} of each"
             )
-            found = find_batch_size(probe, share, tell)
+            sizes = find_batch_size(probe, share, print_line)
     of_ranks = f" on each of {process.replicas} ranks" if process.replicas > 1 else ""
-    whole = " (all training images that a rank has)" if found.batch_size == share else ""
-    tell(f"loader.batch_size={found.batch_size} is the largest that fits{of_ranks}{whole}")
-    return replace(found, strategy=strategy, ranks=process.replicas)
+    whole = " (all training images that a rank has)" if sizes.batch_size == share else ""
+    print_line(f"loader.batch_size={sizes.batch_size} is the largest that fits{of_ranks}{whole}")
+    return replace(sizes, strategy=strategy, ranks=process.replicas)
 
 
 def _free_bytes(spec: Spec, loader: Loader) -> int:

@@ -87,25 +87,27 @@ def evaluate(
     spec = _spec_of(run, overrides)
     path = _checkpoint_of(run, checkpoint)
     with begun(spec) as (ranks, device, name), ExitStack() as stack:
-        known, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
-        tell = partial(say, console_of_rank(console))
-        source = images_of(spec, ranks, tell).val
+        loaded, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
+        print_line = partial(say, console_of_rank(console))
+        source = images_of(spec, ranks, print_line).val
         if source is None:
             raise ConfigError(
                 f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
             )
-        source = replace(source, classes=_classes_in(run, known))
-        loader = opened_loader(spec, source, ranks, tell, training=False, pin_memory=device.type == "cuda")
+        source = replace(source, classes=_classes_in(run, loaded))
+        loader = opened_loader(
+            spec, source, ranks, print_line, training=False, pin_memory=device.type == "cuda"
+        )
         stack.callback(loader.close)
-        _check_classes(known, loader)
+        _check_classes(loaded, loader)
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
-        _load(strategy, known, path)
-        tell(f"{path} (epoch {known.epoch}) on {loader.sample_count:,} images of {source.url}")
+        _load(strategy, loaded, path)
+        print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
-        found = Evaluation(
+        evaluation = Evaluation(
             checkpoint=str(path),
-            epoch=known.epoch,
+            epoch=loaded.epoch,
             data=source.url,
             samples=figures.samples,
             top1=figures.accuracy,
@@ -116,8 +118,8 @@ def evaluate(
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
     if ranks.leads:
-        write_json(asdict(found), run / _FILE)
-    return found
+        write_json(asdict(evaluation), run / _FILE)
+    return evaluation
 
 
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
@@ -135,13 +137,13 @@ def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
 def _checkpoint_of(run: Path, name: str | None) -> Path:
     files = {"best": BEST, "last": LAST}
     candidates = [run / FOLDER / file for key, file in files.items() if name in (None, key)]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
+    checkpoint = next((path for path in candidates if path.is_file()), None)
+    if checkpoint is None:
         raise ConfigError(
             f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them with "
             "training.checkpoint_every=1"
         )
-    return found
+    return checkpoint
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:

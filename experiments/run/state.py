@@ -176,9 +176,11 @@ def in_bucket(output: str) -> bool:
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
     """Return an epoch's use for the bill. Counts missing from one pass are included in the next."""
-    passes = [one for _, one in epoch.splits()]
-    counted = added([one.job for one in passes if one.job is not None])
-    return EpochUse(epoch.epoch, sum(one.wall_s for one in passes), epoch.train.samples, counted)
+    passes = [epoch_pass for _, epoch_pass in epoch.splits()]
+    counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
+    return EpochUse(
+        epoch.epoch, sum(epoch_pass.wall_s for epoch_pass in passes), epoch.train.samples, counted
+    )
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:

@@ -105,24 +105,24 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
 
 def _train(state: RunState, console: Console) -> None:
-    spec, ranks, tell = state.spec, state.ranks, partial(say, console)
+    spec, ranks, print_line = state.spec, state.ranks, partial(say, console)
     with ExitStack() as stack:
         weights = spec.training.resume or spec.model.weights
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
-        tell(f"model {state.report.model}")
+        print_line(f"model {state.report.model}")
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(_UNPINNED.format(torch.get_num_threads()))
-            tell(state.report.notes[-1])
+            print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
-        train, val = _loaders(state, stack, tell)
+        train, val = _loaders(state, stack, print_line)
         check_best_to(
             spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
         )
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
         trainer = Trainer(
-            _model(state, tell),
+            _model(state, print_line),
             train,
             val,
             optimizer=spec.optimizer,
@@ -131,7 +131,7 @@ def _train(state: RunState, console: Console) -> None:
             training=spec.training,
             ranks=ranks,
             one_job=spec.loader.runs_functions,
-            listeners=[monitor, *_listeners(state, tell, stack)],
+            listeners=[monitor, *_listeners(state, print_line, stack)],
             read_gpu=lambda: monitor.last_gpu,
             tell_stalls=_stall_log(state, stack),
             checkpoints=checkpoints,

@@ -88,10 +88,10 @@ class CacheModel:
         self, key: SetKey, indices: Indices, now: float, *, whole: bool
     ) -> tuple[Indices, NDArray[np.bool_]]:
         """Return the result of :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
-        found, pointers = self.look(key, indices, now), self._rows(key).pointers
+        lengths, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
-            found[self.spoilt(key, indices)] = 0
-        return found, np.isin(indices, list(pointers)) & (found > 0)
+            lengths[self.spoilt(key, indices)] = 0
+        return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(
         self, key: SetKey, indices: Indices, now: float, placed: NDArray[np.bool_]
@@ -100,11 +100,11 @@ class CacheModel:
 
         A pointer to a record that is not ``placed`` for this reader counts as corrupt.
         """
-        found, pointed = self.audit(key, indices, now, whole=False)
-        corrupt = self.spoilt(key, indices) & (found > 0)
+        lengths, pointed = self.audit(key, indices, now, whole=False)
+        corrupt = self.spoilt(key, indices) & (lengths > 0)
         pointed &= ~corrupt
         corrupt |= pointed & ~placed
-        return (found != 0) & ~corrupt, corrupt, pointed & ~corrupt
+        return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
         """Return the memory of the samples for which ``held`` is true."""

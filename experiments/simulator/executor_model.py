@@ -225,7 +225,7 @@ class ExecutorModel:
         fetched = begun if request.kind.decodes else 0
         gets = data.gets(request.indices) if fetched else 0
         pointed = self._pointed(request, request.indices)
-        told = self._keep(request, outcomes, pointed)
+        store_fields = self._keep(request, outcomes, pointed)
         answer = RequestDone(
             request_id=request.request_id,
             outcomes=outcomes,
@@ -242,7 +242,7 @@ class ExecutorModel:
             gb_s=self._bill(duration_s + cold_s, gets),
             source_requests=gets,
             cold_start=cold_s > 0,
-            **told,
+            **store_fields,
         )
         self._free(alive=True)
         world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
@@ -251,12 +251,12 @@ class ExecutorModel:
 
     def _look(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Check which samples of a save are in the cache."""
-        cache, found = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
+        cache, outcomes = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
         if cache.up:
-            there = cache.look(request.samples, indices, self._world.now_s) > 0
-            good = there & ~cache.spoilt(request.samples, indices)
-            found[:] = np.where(good, _CACHED, _NOT_CACHED)
-        return found
+            cached = cache.look(request.samples, indices, self._world.now_s) > 0
+            intact = cached & ~cache.spoilt(request.samples, indices)
+            outcomes[:] = np.where(intact, _CACHED, _NOT_CACHED)
+        return outcomes
 
     def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of samples for which the cache receives a pointer into a new pack."""

@@ -201,11 +201,16 @@ class SimulationSpec:
     def __post_init__(self) -> None:
         """Reject duplicate names and references to unknown ones."""
         for what in ("datasets", "jobs", "teams"):
-            names = [one.name for one in getattr(self, what)]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ConfigError(f"{what} named {', '.join(twice)} occur twice; give each a name of its own")
-        datasets, teams = {one.name: one for one in self.datasets}, [one.name for one in self.teams]
+            names = [item.name for item in getattr(self, what)]
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                raise ConfigError(
+                    f"{what} named {', '.join(duplicates)} occur twice; give each a name of its own"
+                )
+        datasets, teams = (
+            {dataset.name: dataset for dataset in self.datasets},
+            [team.name for team in self.teams],
+        )
         for number, job in enumerate(self.jobs):
             where = f"jobs[{number}]"
             if job.dataset not in datasets:

@@ -221,19 +221,19 @@ class TrainerModel:
         if reading.number != self._number or self.done:
             return
         world = self.world
-        wanted = reading.indices[reading.missing]
-        got = corrupt = pointed = np.zeros(wanted.size, dtype=np.bool_)
-        followed = self._sees_store & world.store.good(reading.key, wanted)
+        indices = reading.indices[reading.missing]
+        delivered = corrupt = pointed = np.zeros(indices.size, dtype=np.bool_)
+        followed = self._sees_store & world.store.good(reading.key, indices)
         if world.cache.up:
-            got, corrupt, pointed = world.cache.read(reading.key, wanted, world.now_s, followed)
+            delivered, corrupt, pointed = world.cache.read(reading.key, indices, world.now_s, followed)
         if reading.attempts == 0:
             straight = reading.placed & followed
-            got = got | straight
+            delivered = delivered | straight
             reading.straight = int(np.count_nonzero(straight | pointed))
-            reading.hits = int(np.count_nonzero(got))
-        corrupt = corrupt & ~got
+            reading.hits = int(np.count_nonzero(delivered))
+        corrupt = corrupt & ~delivered
         spoilt = reading.missing[corrupt]
-        reading.missing = reading.missing[~got]
+        reading.missing = reading.missing[~delivered]
         reading.attempts += 1
         if not reading.missing.size:
             if self.script.read_s:

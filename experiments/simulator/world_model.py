@@ -201,14 +201,14 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
     """Build the world of ``spec``."""
     datasets = [
         DatasetModel(
-            name=_name(one.name, copy, one.copies).encode(),
-            random=one.random,
+            name=_name(dataset.name, copy, dataset.copies).encode(),
+            random=dataset.random,
             # One value for all samples, without memory for each.
-            record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
-            source_bytes=one.source_bytes,
+            record_bytes=np.broadcast_to(np.int64(_record_bytes(dataset)), dataset.samples),
+            source_bytes=dataset.source_bytes,
         )
-        for one in spec.datasets
-        for copy in range(one.copies)
+        for dataset in spec.datasets
+        for copy in range(dataset.copies)
     ]
     return WorldModel(
         seed=spec.seed,
@@ -269,7 +269,7 @@ def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
 
 
 def _functions(spec: FunctionsSpec) -> FunctionsModel:
-    names = {one.name for one in dataclasses.fields(FunctionsModel)}
+    names = {model_field.name for model_field in dataclasses.fields(FunctionsModel)}
     values = {name: value for name, value in dataclasses.asdict(spec).items() if name in names}
     if spec.kind == "pool":
         values |= {"burst": None, "per_s": math.inf}
@@ -279,7 +279,7 @@ def _functions(spec: FunctionsSpec) -> FunctionsModel:
 
 
 def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
-    dataset = next(one for one in spec.datasets if one.name == job.dataset)
+    dataset = next(candidate for candidate in spec.datasets if candidate.name == job.dataset)
     for number in range(job.count):
         plan = Plan(
             size=dataset.samples,

@@ -161,13 +161,13 @@ def read_checkpoint(
     content = None
     if ranks.leads:
         candidates = [path, path / FOLDER / LAST, path / LAST]
-        found = next((candidate for candidate in candidates if candidate.is_file()), None)
-        if found is None:
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if file is None:
             raise ConfigError(
                 f"{asked_by}: there is no checkpoint at {path}: name a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
-        path = found
+        path = file
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -304,16 +304,16 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """Return the repeating parts: children of sequences that have parameters and children, not nested."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
         if module in inside or not isinstance(module, nn.Sequential):
             continue
         for part in module.children():
             if any(True for _ in part.parameters()) and any(True for _ in part.children()):
-                found.append(part)
+                blocks.append(part)
                 inside.update(part.modules())
-    return found
+    return blocks
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

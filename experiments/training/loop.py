@@ -238,8 +238,8 @@ class Trainer:
         Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
         """
         laps = [meter.lap() for meter in self._meters.values()]
-        told = [lap for lap in laps if lap is not None]
-        return added(told) if len(told) == len(laps) else None
+        answered = [lap for lap in laps if lap is not None]
+        return added(answered) if len(answered) == len(laps) else None
 
     def _validate(self, epoch: int) -> PassSummary | None:
         if self._val is None:
@@ -312,9 +312,9 @@ class Trainer:
             totals = of_all_ranks(totals, self._ranks)
             (wall_s,) = self._ranks.largest([wall_s])
             if job is not None and not self._one_job:
-                own = astuple(job)
-                sums = self._ranks.sums([float(value) for value in own])
-                job = LoaderCounters(*(type(value)(one) for value, one in zip(own, sums, strict=True)))
+                counts = astuple(job)
+                sums = self._ranks.sums([float(value) for value in counts])
+                job = LoaderCounters(*(type(value)(total) for value, total in zip(counts, sums, strict=True)))
         stalls, stalled_steps = self._stalls[split].lap()
         self._tell_stalls(stalled_steps)
         return totals.summary(wall_s, job, stalls)
