@@ -75,13 +75,13 @@ class MadeSet:
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return the folder of a class: its number, zero-padded so that names sort as numbers do."""
+        """Return the folder of a class: its number, zero-padded for sorting."""
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that users download and unpack themselves, into ``folder`` or a directory they name."""
+    """A set that users unpack themselves, into ``folder`` or a directory they name."""
 
     name: str
     folder: str

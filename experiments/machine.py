@@ -98,7 +98,7 @@ def commit_of(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    # A hook of another repository may have set GIT_DIR; optional locks would write to the repository.
+    # Another repository's hook may set GIT_DIR; optional locks would write.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:

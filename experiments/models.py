@@ -22,7 +22,7 @@ __all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_oper
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 _CLASSES_MIN = 2
-_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
+_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as for torchvision's weights
 _STD = (0.229, 0.224, 0.225)
 
 
@@ -95,7 +95,7 @@ def _convolution(channels_in: int, channels_out: int, stride: int) -> nn.Sequent
 
 
 class NormalisedNetwork(nn.Module):
-    """A network for normalised float images that takes uint8 ones [N, 3, H, W], in either layout."""
+    """A network for normalised floats that takes uint8 [N, 3, H, W], in either layout."""
 
     scale: Tensor
     shift: Tensor
@@ -186,7 +186,7 @@ _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_LIBRARIES: list[torch.library.Library] = []  # an operator lasts as long as the library that declared it
+_LIBRARIES: list[torch.library.Library] = []  # operators last as long as their library
 
 
 def declare_operators() -> None:
@@ -238,7 +238,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         weights |= {name: mine[name] for name in left_out}
     try:
         network.load_state_dict(weights)
-    except RuntimeError as error:  # torch names parameters that are missing, unknown or of another shape
+    except RuntimeError as error:  # torch names the wrong parameters
         reason = " ".join(str(error).split())[:_REASON_MAX]
         raise ConfigError(f"model.weights: {place} is of another model: {reason}") from error
     if left_out:

@@ -100,7 +100,7 @@ def write_json(value: object, path: Path) -> None:
 def write_whole(text: str, path: Path) -> None:
     """Write a text atomically; a reader sees the old file or the new one, never half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # File names may contain bytes that are not valid text: escape them instead of failing.
+    # File names may contain bytes that are not text: escape them.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
@@ -113,7 +113,7 @@ class RowLog:
 
     def __init__(self, directory: Path, name: str) -> None:
         """Create the file."""
-        # Unbuffered: a worker forked meanwhile would inherit a buffer, and write it again.
+        # A worker forked meanwhile would inherit a buffer and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:

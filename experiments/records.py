@@ -72,7 +72,7 @@ class LoaderCounters(WorkCounters):
         Prometheus. Dollars count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
-        # Dollars show no reset: a share also falls when other jobs use the samples it paid for.
+        # Dollars show no reset: they also fall when other jobs use the samples.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{
@@ -98,7 +98,7 @@ class CountedLoader(Protocol):
 
 
 class CounterLaps:
-    """Split a loader's counters into laps. The first begins with the job, before the first epoch."""
+    """Split a loader's counters into laps, the first from the start of the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
         """Start with the counters of ``loader`` at zero."""
@@ -178,7 +178,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The number of steps in a pass that stalled for one cause, and their total waiting in seconds."""
+    """The number of steps in a pass stalled for one cause, and their seconds of waiting."""
 
     steps: int
     wait_s: float
@@ -242,7 +242,7 @@ class EpochSummary:
 
 
 class Listener:
-    """A listener for training events, called in order in the main thread; this base ignores them."""
+    """A listener for training events, called in the main thread; this base ignores them."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""

@@ -1,4 +1,4 @@
-"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic, with named errors.
+"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic.
 
 A spec is a frozen pydantic dataclass whose fields have the types below. `experiments.spec` and
 `experiments.simulator.spec` define the keys.
@@ -84,7 +84,7 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator for one or more ordered names, in a list or comma-separated; returns the latter.
+    """Make a validator for ordered names, in a list or comma-separated; returns the latter.
 
     ``alone`` is a name that excludes all others.
     """

@@ -198,7 +198,7 @@ class TrainingSpec:
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # An epoch has this many training steps, and the loader restarts whenever it ends; null: one pass.
+    # Training steps of an epoch, for which the loader restarts as needed; null: one pass.
     steps_per_epoch: AtLeastOne | None = None
     print_every: AtLeastOne | None = None  # steps between lines with their mean time
     validate_every: AtLeastZero = 1  # epochs; 0: never
@@ -264,7 +264,7 @@ class Spec:
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reject a name that is not one folder name, and executors that cannot work with the other keys."""
+        """Reject a name that is no folder name, and executors that contradict other keys."""
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
         if self.executor == "auto":

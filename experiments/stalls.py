@@ -34,7 +34,7 @@ coordinator keeps only the newest 1,024 entries.
 
 @dataclass(frozen=True, slots=True)
 class StalledStep:
-    """A step that waited ``wait_s`` seconds for its batch; ``cause`` is one of those in `docs/runs.md`."""
+    """A step that waited ``wait_s`` seconds; ``cause`` is one in `docs/runs.md`."""
 
     epoch: int
     split: str
@@ -126,7 +126,7 @@ class StallMeter:
 
 
 def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSummary:
-    """Sum up the cause and seconds of each stalled step of a pass with ``steps`` steps in all."""
+    """Sum up causes and seconds of the stalled steps in a pass of ``steps`` steps."""
     causes: dict[str, list[float]] = {}
     for cause, wait_s in stalls:
         causes.setdefault(cause, []).append(wait_s)

@@ -120,7 +120,7 @@ class Advice:
 
 
 def advice_of(measured: Measured, spec: Spec) -> Advice:
-    """Predict a run and its changes from the measurements, with the prices of the spec's machines."""
+    """Predict a run and its changes from measurements and the prices of the spec's machines."""
     hour_usd = _hour_usd(spec)
     now = foretold(measured, hour_usd)
     changes = [(name, foretold(changed, hour_usd)) for name, changed in _changes(measured)]
@@ -148,7 +148,7 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 
 
 def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
-    """Simulate a run from its measurements; ``hour_usd`` is the hourly price of its machines."""
+    """Simulate a measured run; ``hour_usd`` is the hourly price of its machines."""
     epochs = max(1, math.ceil(measured.epochs))
     # All epochs after the first are alike.
     simulated = min(epochs, 2)

@@ -138,7 +138,7 @@ def _read(batches: Iterator[Batch]) -> _Read:
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return the seconds of a training step while batches are read, and of taking over a finished batch."""
+    """Return the seconds of a step while batches are read, and of taking over a batch."""
     model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
     strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
     scaled_on = device.type if strategy.scales else None

@@ -53,7 +53,7 @@ class Arm:
 
     @property
     def sharing(self) -> Spec | None:
-        """The first of several trials that share one coordinator, which must be started for them."""
+        """The first of several trials that share a coordinator, which must be started."""
         wanting = [trial.spec for trial in self.trials if _wants_services(trial.spec)]
         return wanting[0] if len(wanting) > 1 else None
 
@@ -81,7 +81,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the arms of a spec, or the ``chosen`` ones; a loader's kind can also be chosen as an arm.
+    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm.
 
     Raises:
         ConfigError: an arm is unknown, sets a reserved key, or makes an invalid spec.
@@ -149,7 +149,7 @@ def _check_values(where: str, values: Mapping[str, Any]) -> None:
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
-    """Build the spec of one run: the common values, overridden by the arm's, then by the trial's."""
+    """Build a run's spec: common values, overridden by the arm's, then the trial's."""
     common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
     try:
         mapping = apply_values(apply_values(common, arm), trial)
@@ -168,7 +168,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
 
 
 def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the settings of functions from arms whose loader runs none, since one spec serves all arms."""
+    """Drop settings of functions from arms whose loader runs none."""
     loader = mapping["loader"]
     if not isinstance(loader, dict) or loader.get("kind") in SUPER_KINDS:
         return mapping

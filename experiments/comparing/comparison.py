@@ -53,7 +53,7 @@ _MACHINE = ("machine", "usable_cpus", "device", "device_name", "platform")
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm: its settings, the names of its concurrent trials, and its loader's settings as reported."""
+    """An arm: its settings, its concurrent trials' names, its loader's reported settings."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything known about a comparison. ``status``: running, finished, interrupted or failed."""
+    """A comparison. ``status``: running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def of_whole_runs(self) -> frozenset[str]:
-        """The keys of figures that include the warm-up; with concurrent runs, also the cost of an epoch."""
+        """Keys of figures that include the warm-up; with concurrent runs, also an epoch's cost."""
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
@@ -186,7 +186,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs: epochs to leave out of each run; None: as the runs' specs say.
 
     Raises:
-        ConfigError: a directory holds no run, a run did not finish, or the runs' specs differ in the warm-up.
+        ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
     """
     places = [_place(word) for word in named]
     runs = [read_measured_run(place) for _, place in places]
@@ -215,7 +215,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         values = {f"loader.{key}": report["spec"]["loader"][key] for key in ("kind", "batch_size")}
         arms.setdefault(name, ArmReport(name, values, settings=report["loader_settings"]))
         repeat = 1 + names[: len(rounds)].count(name)
-        # The processes of a finished run were not observed from outside: use its own clock.
+        # A finished run was not observed from outside: use its own clock.
         figures = round_figures(RoundMeasured((run,), wall_s=report["wall_s"]), warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, name, str(place), figures))
         notes += _notes(str(place), report, run.first_epoch)

@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, their spread over repeats, and conclusions in words.
+"""The arithmetic of a comparison: figures of a round, spreads over repeats, conclusions.
 
 All functions are pure; `measured` reads the runs. To add a figure, add a field to `RoundFigures`, a line to
 `FIGURES` and a line to `round_figures`.
@@ -129,7 +129,7 @@ def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute the figures of a round; all but whole-run figures leave out each run's warm-up."""
+    """Compute a round's figures; only whole-run figures include the warm-up."""
     epochs = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
     train_passes = [epoch["train"] for epoch in epochs]
     wall_s = math.fsum(train_pass["wall_s"] for train_pass in train_passes)
@@ -182,12 +182,12 @@ def _added_up(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _images_per_s(
     runs: Sequence[RunMeasured], trained: Sequence[Mapping[str, Any]], warmup_epochs: int
 ) -> float | None:
-    """Return training images per second of the passes, or for concurrent runs per second until all had ended.
+    """Return training images per second of the passes; for concurrent runs, until all had ended.
 
     Return None if that time is unknown, since it is taken from samples of the processes.
     """
     wall_s = math.fsum(train_pass["wall_s"] for train_pass in trained)
-    # The rates of concurrent runs cannot be added: the last run is fast once the others have ended.
+    # Rates of concurrent runs do not add up: the last is fast once the others end.
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
         ends = [end for run in runs if (end := run.end_s(len(run.report["epochs"]))) is not None]
@@ -196,7 +196,7 @@ def _images_per_s(
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds after the warm-up, by group; without a warm-up, they include the start.
+    """Return CPU seconds by group after the warm-up; without one, they include the start.
 
     Empty if a run had several ranks. Shared services count from the end of the first run's warm-up.
     """
@@ -219,7 +219,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 
 def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
-    """Return decodes per image of the splits that were read, over all runs; None if not reported."""
+    """Return decodes per image of the splits read, over all runs; None if not reported."""
     jobs = [
         epoch_pass["job"] for run in runs for epoch in run.report["epochs"] for epoch_pass in _passes(epoch)
     ]
@@ -246,7 +246,7 @@ def _usd(runs: Sequence[RunMeasured]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | None:
-    """Return the cost of an epoch; for concurrent runs, the total cost over all their epochs."""
+    """Return the cost of an epoch; for concurrent runs, total cost over total epochs."""
     usd, epochs = _usd(runs), sum(len(run.report["epochs"]) for run in runs)
     if usd is None or not epochs:
         return None

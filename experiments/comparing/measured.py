@@ -38,7 +38,7 @@ class RunMeasured:
         return [epoch for epoch in self.report["epochs"] if epoch["epoch"] >= first]
 
     def end_s(self, epochs: int) -> float | None:
-        """Return the timestamp when ``epochs`` epochs had ended; for 0, the end of the start phase."""
+        """Return the time when ``epochs`` epochs had ended; for 0, the start phase."""
         epoch = self.first_epoch + epochs - 1 if epochs else None
         ends = [phase.get("ended_at_s") for phase in self.phases if phase["epoch"] == epoch]
         return ends[-1] if ends else None

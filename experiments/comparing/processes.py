@@ -69,7 +69,7 @@ class RunProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=kept | {"PYTHONUNBUFFERED": "1"},  # so that the output of a killed run is complete
+                env=kept | {"PYTHONUNBUFFERED": "1"},  # completes the output of a killed run
                 process_group=0,  # on Ctrl-C in the terminal, this process interrupts the trainers alone
             )
 
@@ -86,7 +86,7 @@ class RunProcess:
         if self.process is not None and self.code is None:
             self.was_told_to = True
             with contextlib.suppress(ProcessLookupError):
-                # Kill the whole group, workers included; interrupt only the trainer, which ends the others.
+                # Kill the whole group; interrupt only the trainer, which ends its workers.
                 send = os.killpg if number == signal.SIGKILL else os.kill
                 send(self.process.pid, number)
 
@@ -111,7 +111,7 @@ def run_together(
     later. Call this from the main thread: the system ties the runs to the thread that starts them.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; the runs were interrupted, and have written their reports.
+        KeyboardInterrupt: the runs were interrupted too, and have written their reports.
     """
     kill_at_s, tick_at_s = math.inf, 0.0
     try:
@@ -148,7 +148,7 @@ def _signal(runs: Sequence[RunProcess], number: signal.Signals) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run ``superdl`` with these words, after the process id of the parent."""
     parent, *words = arguments
-    # A shell starts background jobs with SIGINT ignored, and then nothing could interrupt the run.
+    # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Interrupt this process when its parent dies, so that the run still writes its report.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)

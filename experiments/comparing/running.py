@@ -53,7 +53,7 @@ _GRACE_S = 0.1
 
 
 class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; the message names it and quotes its last lines of output."""
+    """A run of a comparison failed; the message quotes its last lines."""
 
 
 def compare(
@@ -133,7 +133,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
             of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
             report.rounds.append(RoundReport(*turn, str(folder), figures))
-        if len(arm.trials) == 1:  # with many trials at once, pages are not worth a second each
+        if len(arm.trials) == 1:  # pages of many trials are not worth a second each
             _write_pages(directory / folder, console)
         say(console, f"{label} {report.rounds[-1].phrase()}")
         write_comparison(report, directory)
@@ -215,7 +215,7 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run's directory in ``place``; without one, ``place``, which fails when read."""
+    """Return the latest run's directory in ``place``, else ``place``, which fails when read."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
@@ -261,7 +261,7 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
         EmbeddedError: the services do not start.
         ConfigError: a variable is invalid, or one is missing that the executor needs.
     """
-    from superdl.sampler.embedded.embedded import Embedded  # imports torch: only when services are needed
+    from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 
     with embedded_executor(spec):

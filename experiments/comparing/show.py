@@ -63,7 +63,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def comparison_page(comparison: Comparison) -> str:
     """Return the page as HTML."""
     planned = len(comparison.arms) * comparison.repeats
-    if comparison.status == "finished":  # arms of runs made elsewhere may have different numbers of runs
+    if comparison.status == "finished":  # arms made elsewhere may differ in runs
         planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
     counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"

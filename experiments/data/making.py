@@ -52,7 +52,7 @@ def make_digits(directory: str | Path) -> Path:
 
     Raises:
         SourceError: the directory holds other files, or a set that is damaged.
-        ConfigError: the path cannot be a directory, cannot be written, or scikit-learn is not installed.
+        ConfigError: the path cannot be written, or scikit-learn is not installed.
     """
     target = Path(directory).expanduser().absolute()
     written_once(target, DIGITS_FORMAT, "the digits", _write_digits)
@@ -61,7 +61,7 @@ def make_digits(directory: str | Path) -> Path:
 
 def _write_digits(root: Path) -> None:
     try:
-        from sklearn.datasets import load_digits  # heavy: imported only when the set is written
+        from sklearn.datasets import load_digits  # slow to import
     except ImportError as error:
         raise ConfigError(
             "the digits come from scikit-learn, which is not installed: pip install 'superdl[train]'",
@@ -82,7 +82,7 @@ def _write_digits(root: Path) -> None:
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
-    """Return the held-out indices: the same share of each class, chosen by a seeded hash of the index."""
+    """Return the held-out indices: an equal share of each class, by a seeded hash."""
 
     def split_key(index: int) -> bytes:
         return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
@@ -139,7 +139,7 @@ def make_set(
         ConfigError: too few samples, no room, or a place that cannot be written.
         SourceError: the directory has other content, or a set that is damaged.
     """
-    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # numpy: only to make a set
+    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # needs numpy
 
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)

@@ -37,7 +37,7 @@ _WIDTHS = (1.0, 1.35, 1.8, 2.4)
 _OUTLINES = 5  # disc, square, ring, cross, triangle
 DISTINCT_CLASSES = len(_DIRECTIONS) * _KINDS * len(_WIDTHS) * _OUTLINES
 _NARROWEST = (4.0, 1.0 / 16.0)  # a period of the narrowest texture: pixels, and share of the shorter side
-_COARSE_WEIGHT = 0.28  # noise of a scale grows with the scale to this power; chosen for the size of files
+_COARSE_WEIGHT = 0.28  # noise grows with its scale to this power, chosen for file sizes
 _BANK_SIDE = 256
 _HALF = 0.5
 _BESIDE_GREY = 20  # CMYK falls on other indices than grey
@@ -103,7 +103,7 @@ def _figure_and_texture(
     rest = label // len(_DIRECTIONS)
     dashed, rest = rest % _KINDS, rest // _KINDS
     widest, turn = rest % len(_WIDTHS), rest // len(_WIDTHS)
-    outline = (turn + label) % _OUTLINES  # varies with the direction too, so that few classes differ in both
+    outline = (turn + label) % _OUTLINES  # few classes differ in both
 
     side = min(width, height)
     angle = direction * (1 if random.random() < _HALF else -1) + math.radians(random.uniform(-3, 3))
@@ -147,7 +147,7 @@ def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> 
 
 @lru_cache(maxsize=2)
 def _noise_bank(seed: int, side: int) -> tuple[Plane, Plane, Plane]:
-    """Return three planes of noise of every scale, deviation 1; cached, since drawing them is slow."""
+    """Return three planes of noise of every scale, deviation 1; slow, so cached."""
     random = np.random.default_rng([seed, 0])
     return _noise(random, side), _noise(random, side), _noise(random, side)
 

@@ -37,7 +37,7 @@ def push(
 ) -> dict[str, int]:
     """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
 
-    ``done`` is called for each file that was sent or already there, with its size and the total size.
+    ``done`` is called for each file sent or already there, with its size and the total.
 
     Returns the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
 
@@ -73,7 +73,7 @@ def push(
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
-                # One listing per folder bounds memory, and saves a request for each file.
+                # Listing a folder bounds memory and saves a request per file.
                 known = _objects(client, below)
                 for name in sizes:
                     if len(failed) < _MOST_FAILURES:
@@ -123,7 +123,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with its files' names and sizes, in order; reject entries that cannot be sent."""
+    """Yield each folder with its files' sizes by name; reject entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error

@@ -68,7 +68,7 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
     ``tell`` receives lines for people while a set is written.
 
     Raises:
-        ConfigError: a URL has an unknown scheme or contradicts ``data.kind``, or a set cannot be written.
+        ConfigError: a URL is unknown or contradicts ``data.kind``, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
         SourceError: a directory has other content than the set, or a damaged set.
     """
@@ -104,7 +104,7 @@ def directories_of(data: DataSpec) -> list[Path]:
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
-    """Return the published set if present, else the drawn set that replaces it, always with a note."""
+    """Return the published set if present, else its drawn replacement, with a note."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
     prepared = None if made_in(place) is not None else find_published(data.kind, place, tell)
@@ -161,7 +161,7 @@ def _existing(directory: Path, key: str) -> str:
 
 
 def _file_url(directory: Path) -> str:
-    """Return the directory's absolute real path as a URL; not percent-encoded, as sources are not."""
+    """Return the directory's real path as a URL, not percent-encoded, like all sources."""
     return f"file://{directory.resolve()}"
 
 
@@ -215,7 +215,7 @@ def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedDa
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the first directory of ``names`` that has folders in it, other than one called images."""
+    """Return the first directory of ``names`` with folders other than ``images``."""
     for name in names:
         try:
             with os.scandir(directory / name) as entries:
@@ -284,7 +284,7 @@ _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
-    """Find a set's files in a directory, or in the subdirectories used by its archive and torchvision."""
+    """Find a set's files in a directory, or where its archive or torchvision puts them."""
     for place in _PLACES[name]:
         splits = {
             split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
@@ -304,7 +304,7 @@ def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
 
 
 def _file(directory: Path, name: str) -> Path:
-    """Return a file's path, unpacked, packed or as torchvision names it; if missing, its regular path."""
+    """Return a file's path, unpacked, packed or as named by torchvision; else its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
     return next(
         (directory / candidate for candidate in names if (directory / candidate).is_file()), directory / name
@@ -314,7 +314,7 @@ def _file(directory: Path, name: str) -> Path:
 def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
-    """Write the images as PNG files in class folders, ``train/`` and ``val/`` below ``directory``, once."""
+    """Write the images once, as PNG in class folders of ``train/`` and ``val/``."""
     from PIL import Image
 
     known = {path.name: path.stat() for paths in files.values() for path in paths}
@@ -340,7 +340,7 @@ def _convert(
 
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
-    """Read images and labels of two files: a magic number with the dimensions, sizes, then bytes."""
+    """Read images and labels: a magic number with the dimensions, sizes, then bytes."""
     import numpy as np  # not needed to list the sets
 
     arrays = []

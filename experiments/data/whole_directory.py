@@ -37,7 +37,7 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 
 
 def check_room(directory: Path, size_bytes: int, what: str) -> None:
-    """Check that ``size_bytes`` fit where ``directory`` will be; ``what`` names them in the message.
+    """Check that ``what`` of ``size_bytes`` fits where ``directory`` will be.
 
     Raises:
         ConfigError: they do not fit; the message has the required and the free space.
@@ -124,7 +124,7 @@ def _write(target: Path, manifest: Mapping[str, Any], fill: Callable[[Path], Non
     try:
         fill(staging)
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        staging.chmod(0o755)  # mkdtemp makes it private; the functions that read it may be another user
+        staging.chmod(0o755)  # mkdtemp's is private; functions may be another user
         staging.replace(target)  # also replaces an empty directory
     finally:
         shutil.rmtree(staging, ignore_errors=True)

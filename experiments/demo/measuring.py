@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from torch.utils.data import DataLoader, Dataset
 
-from superdl.coordinator import catalog  # noqa: F401  # else list_samples would import it while timed
+from superdl.coordinator import catalog  # noqa: F401  # not while timed
 from superdl.experiments.data import Source
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
 from superdl.experiments.loaders.workers import stack
@@ -111,7 +111,7 @@ def _open_super(task: Task) -> Any:
 
 
 def _cpu_s() -> float:
-    """Return the CPU seconds so far of this process and its descendants, including ended ones."""
+    """Return the CPU seconds of this process and its descendants, including ended ones."""
     own, total_s = psutil.Process(), 0.0
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent counts its time
@@ -136,7 +136,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the task of the command line; print its epochs and the services that are still running."""
+    """Measure the command line's task; print its epochs and the services still running."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

@@ -36,7 +36,7 @@ __all__ = ["demo"]
 
 _MADE_IN, _MADE_SET = "data/demo", "imagenet-like"
 _IMAGES, _FEWEST = 1500, 64
-_DECODING_S = 50.0  # limits the number of large photos, so that all epochs decode for about this long
+_DECODING_S = 50.0  # of all epochs; limits the number of large photos
 _DECODING_EPOCHS = 4
 _PROBED = 8
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
@@ -48,7 +48,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     """Measure both loaders, print the figures, write them as a page, and return them for JSON.
 
     Args:
-        named: a folder of images, with a folder for each class; None: drawn images, in ``data/demo``.
+        named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
         images: the number of images to read; None: 1,500, or fewer if decoding is slow.
         console: receives all output.
 

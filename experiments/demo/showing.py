@@ -1,4 +1,4 @@
-"""Present a demo: table, bars and sentences, in a terminal and as a page, and lines for a script."""
+"""Present a demo in a terminal and as a page, with lines for a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert a source's images into another loader's format, once: unchanged files, packed into shards.
+"""Pack a source's unchanged files into shards of another loader's format, once.
 
 The time it took is stored beside the shards and reported, since users of such a loader pay it.
 """

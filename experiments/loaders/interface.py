@@ -1,4 +1,4 @@
-"""The interface of a loader for training: batches with their figures, the classes, the job's counters."""
+"""The interface of a loader: batches with figures, classes, the job's counters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the listing: keys, versions (of files, sizes and times), labels and classes."""
+        """The fingerprint of keys, versions (of files, sizes and times), labels and classes."""
 
     @property
     def resumes_within_epochs(self) -> bool:
@@ -73,7 +73,7 @@ class Loader(CountedLoader, Protocol):
         """Return the number of batches in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, and keep a position in it that was just loaded."""
+        """Set the next iteration's epoch, and keep a position in it that was just loaded."""
 
     def state_dict(self, batches: int) -> dict[str, Any]:
         """Return the place after ``batches`` batches of the latest iteration, as plain values."""
@@ -113,7 +113,7 @@ class LoaderRequest:
     tell: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
-        """Return a DataLoader's options from the spec, which are also settings in the report."""
+        """Return a DataLoader's options, which are also settings in the report."""
         return {
             "num_workers": self.loader.num_workers,
             "persistent_workers": self.loader.num_workers > 0,

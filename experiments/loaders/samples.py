@@ -155,7 +155,7 @@ class ImageMaker:
             # Too little memory is not the image's fault.
             except MemoryError:
                 raise
-            except Exception as error:  # Pillow's decoders can raise anything on broken bytes
+            except Exception as error:  # Pillow raises anything on broken bytes
                 raise BadSampleError(
                     f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
                 ) from error
@@ -197,7 +197,7 @@ class ImageMaker:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Decode one image file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
+    """Decode a file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     width, height = image.size

@@ -178,7 +178,7 @@ class DecodingLoader:
         )
 
     def close(self) -> None:
-        """Stop the workers at once: the garbage collector would stop those in a reference cycle badly."""
+        """Stop the workers at once: the garbage collector stops those in a cycle badly."""
         batches, self._batches = self._batches, None
         end_workers(batches)
 
@@ -205,7 +205,7 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """A DistributedSampler that adds the epoch to each index; each iteration is the next epoch."""
+    """A DistributedSampler that adds the epoch to indices; each iteration is an epoch."""
 
     def __init__(self, indices: DistributedSampler[Any]) -> None:
         self._indices = indices
@@ -228,7 +228,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler:
-    """Return the order of a rank: for training a new shuffle per epoch by the seed, else key order."""
+    """Return a rank's order: a new shuffle per epoch for training, else key order."""
     return EpochSampler(
         DistributedSampler(
             dataset,

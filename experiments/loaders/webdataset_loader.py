@@ -47,7 +47,7 @@ _Raw = dict[str, Any]
 
 
 def shard_count(samples: int, size_bytes: int) -> int:
-    """Return the number of shards for these samples: a multiple of 48, but at most one per sample."""
+    """Return the number of shards: a multiple of 48, but at most one per sample."""
     return min(_SHARDS * max(ceil(size_bytes / (_SHARDS * _SHARD_BYTES)), 1), samples)
 
 

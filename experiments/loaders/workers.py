@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DecodedSample:
-    """Pixels of shape (height, width, 3) with label and key, and the seconds to fetch and to decode them."""
+    """Pixels of shape (height, width, 3), label, key, and seconds to fetch and decode."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -124,7 +124,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """Stop a DataLoader's workers at once; kill one that hangs, which torch would only send SIGTERM."""
+    """Stop a DataLoader's workers at once; kill one that hangs, unlike torch."""
     # Torch itself does this when the last reference goes; it has no public name for it.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)

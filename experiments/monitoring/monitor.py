@@ -1,4 +1,4 @@
-"""Sample resource use in the background and at the borders of passes, and summarise it by phase.
+"""Sample resource use, also at the borders of passes, and summarise it by phase.
 
 The phases are the start, then each pass. Each sample is written as it is taken.
 `experiments.monitoring.readings` reads the values of a sample.
@@ -181,7 +181,7 @@ class UtilizationMonitor(Listener):
         return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
-        """Yield one row for each group of processes and one for the GPU; other columns are empty."""
+        """Yield a row for each group of processes and one for the GPU."""
         epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():

@@ -1,4 +1,4 @@
-"""Read a run's current resource use: CPU and memory of its processes by group, and its GPU through NVML.
+"""Read a run's resource use: CPU and memory by group of processes, GPU through NVML.
 
 Only descendants of the trainer are visible: a coordinator, cache or function elsewhere is absent, not zero.
 The package `nvidia-ml-py` (module `pynvml`) is optional and imported only to make a meter.
@@ -77,7 +77,7 @@ class ProcessGroups:
         rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile: its last reading counts
+            with contextlib.suppress(psutil.Error):  # ended: its last reading counts
                 group = self._see(process)
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
@@ -108,7 +108,7 @@ class ProcessGroups:
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
-        with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but keeps its group
+        with contextlib.suppress(psutil.ZombieProcess):  # it has no command, but keeps its group
             # Each time: between fork and exec a child still has its parent's command.
             seen.group = self._group(process)
         return seen.group

@@ -35,7 +35,7 @@ _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
 
 
 class StepColumns:
-    """The steps of one pass, in order: columns of seconds, loss and accuracy, NaN where a value is absent."""
+    """The steps of a pass: columns of seconds, loss and accuracy, NaN where absent."""
 
     def __init__(self) -> None:
         # Compact columns: a run may have millions of steps.
@@ -75,7 +75,7 @@ class Pass(NamedTuple):
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause, named as in `super_wire.waits`; empty if none is reported."""
+        """Seconds of waiting by cause of `super_wire.waits`; empty if none is reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])

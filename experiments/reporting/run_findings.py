@@ -73,7 +73,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    """Describe the run's progress, and its first epoch if it resumed from another run's checkpoint."""
+    """Describe the run's progress, and its first epoch if it resumed another run."""
     planned = run.spec.get("epochs")
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
@@ -118,7 +118,7 @@ def _waiting(run: RunFiles) -> tuple[str, str]:
 
 
 def _first_epoch(run: RunFiles) -> str:
-    """Name the first epoch of this run, which is a later one if it resumed from another run's checkpoint."""
+    """Name this run's first epoch, a later one if it resumed another run."""
     epoch = run.trained[0].epoch
     return f"epoch {epoch + 1}" if epoch else "the first epoch"
 
@@ -141,7 +141,7 @@ def _why(passes: Sequence[Pass]) -> str:
 
 
 def _change(run: RunFiles) -> str:
-    """Suggest how to make the run faster, starting with later epochs, which count more than the first."""
+    """Suggest how to make the run faster; later epochs count most."""
     first, later = run.trained[:1], run.trained[1:]
     for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)

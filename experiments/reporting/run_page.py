@@ -1,4 +1,4 @@
-"""The page of a run, ``report.html``, with its tables, made from the files in its directory alone.
+"""The page of a run, ``report.html``, made from the files in its directory.
 
 So ``superdl report DIRECTORY`` can make it at any time, also for a killed run. Its text is in
 ``templates/run.html``. A table by pass is a mapping of heads to functions: to add a figure of a pass, add one
@@ -75,7 +75,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each value of a spec as ``dotted.key=value``, as on the command line; skip empty sections."""
+    """Yield each value of a spec as ``dotted.key=value``; skip empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -240,7 +240,7 @@ def _hosts(run: RunFiles) -> Table | None:
 
 
 def _bill(bill: dict[str, Any]) -> Table:
-    """Tabulate the cost of each item: the whole run, its first epoch, and the mean of later epochs."""
+    """Tabulate each item's cost: the run, its first epoch, the mean of later epochs."""
     epochs = [epoch["usd"] for epoch in bill["epochs"]]
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {

@@ -62,7 +62,7 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
 
 
 def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[list[int], list[float]]:
-    """Average neighbours to get at most ``most`` means, and return the index of each group and its mean."""
+    """Average neighbours into at most ``most`` means; return their indices and means."""
     if not len(values):
         return [], []
     starts = np.arange(0, len(values), -(-len(values) // most))
@@ -141,7 +141,7 @@ def _stalls(run: RunFiles) -> list[Drawing]:
 
 
 def _usage(run: RunFiles) -> list[Drawing]:
-    """Plot cores in use by part, and the GPUs, over the run's time, and mark the start of each epoch."""
+    """Plot cores in use by part, and GPUs, over time; mark the starts of epochs."""
     rows = run.usage_by_rank.get(0, [])
     times = sorted({row.at_s for row in rows})
     if len(times) < 2:  # noqa: PLR2004  # from one look to the next
@@ -157,7 +157,7 @@ def _usage(run: RunFiles) -> list[Drawing]:
 
 
 def _cores_in_use(rows: Sequence[UsageRow], times: Sequence[float]) -> Drawing:
-    """Plot the mean number of cores used by each part, over intervals of at least half a second."""
+    """Plot the mean cores used by each part, over intervals of at least half a second."""
     # Samples at pass borders follow others at once, so short intervals would be noisy. Each sample covers the
     # time since the previous.
     span_s = times[-1] - times[0]

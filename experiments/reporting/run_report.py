@@ -1,4 +1,4 @@
-"""The report of a run: one value, shown as a table and written as JSON with the same figures."""
+"""The report of a run, as a table and as JSON with the same figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunReport:
         status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.
         executor: runs the functions; ``None`` if the loader has none.
         loader_settings: the settings with which the training loader was opened.
-        rest: counts after the last pass of either split or in an unfinished one; ``None`` if not reported.
+        rest: counts after the last finished pass; ``None`` if not reported.
         epochs: passes whose figures cover all ``ranks``.
         utilization: figures of rank 0 and the processes it started.
         hosts: the hosts that run workers.
@@ -75,7 +75,7 @@ class RunReport:
 
     @property
     def first_batch_s(self) -> float | None:
-        """Seconds from the start of the run to its first training batch; None if there was none."""
+        """Seconds from the run's start to its first training batch; None without one."""
         phases = () if self.utilization is None else self.utilization.phases
         start = next((phase for phase in phases if phase.epoch is None), None)
         if start is None or not self.epochs:

@@ -1,4 +1,4 @@
-"""``superdl run SPEC --find-batch-size``: find the largest batch whose training step fits into memory.
+"""``superdl run SPEC --find-batch-size``: find the largest batch that fits into memory.
 
 Steps use synthetic images, under the spec's strategy, in new processes for each size, one per rank: a process
 keeps its peak, and one that runs out of memory does not affect others. A step that runs out of memory does
@@ -72,7 +72,7 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The result: the largest ``batch_size`` of a rank, below ``limit_bytes``, and all sizes tried."""
+    """The largest ``batch_size`` of a rank, below ``limit_bytes``, and all sizes tried."""
 
     batch_size: int
     device: str
@@ -144,7 +144,7 @@ class Probe:
     def __init__(
         self, spec: Spec, classes: int, device: torch.device, ranks: Ranks, *, host_bytes: int
     ) -> None:
-        """Set the limit: a GPU's free memory, else ``host_bytes``, this rank's part of the host's."""
+        """Set the limit: a GPU's free memory, else this rank's ``host_bytes``."""
         self._spec = spec
         self._classes = classes
         self._ranks = ranks
@@ -158,7 +158,7 @@ class Probe:
             self.limit_bytes = int(ranks.smallest([torch.cuda.mem_get_info(device)[0]])[0])
 
     def _held_by_loader(self, batch_size: int) -> int:
-        """Return the bytes of a loader's batches: two of each worker, one in transfer, one in use."""
+        """Return a loader's bytes: two batches per worker, one in transfer, one in use."""
         batches = 2 * max(self._spec.loader.num_workers, 1) + 2
         return batches * batch_size * 3 * self._spec.recipe.crop**2
 
@@ -271,7 +271,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
 
 def _free_bytes(spec: Spec, loader: Loader) -> int:
-    """Return a rank's part of the host's free memory, without what a cache started here may still take."""
+    """Return a rank's part of the host's free memory, less what its cache may still take."""
     free = available_memory_bytes()
     if spec.loader.runs_functions and not (spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
         stats: Any = loader.job_stats()

@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: evaluate a checkpoint exactly on validation or other images, over all ranks."""
+"""``superdl evaluate RUN``: evaluate a checkpoint exactly, over all ranks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Evaluation:
 def evaluate(
     run: Path, overrides: Sequence[str] = (), *, checkpoint: str | None = None, console: Console | None = None
 ) -> Evaluation:
-    """Evaluate a checkpoint of ``run``, and write the figures into its directory, ``evaluation.json``.
+    """Evaluate a checkpoint of ``run``, and write its ``evaluation.json``.
 
     Args:
         run: the directory of a run that kept checkpoints.
@@ -157,7 +157,7 @@ def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
 
 
 def _check_classes(known: Checkpoint, loader: Loader) -> None:
-    """Check that images and model have the same classes, since a label is an index into them."""
+    """Check that images and model have the same classes: labels are their indices."""
     if known.facts.get("digest of the classes") != digest(list(loader.classes)):
         raise ConfigError(
             f"the images have {len(loader.classes)} classes, and the model tells "

@@ -110,7 +110,7 @@ class StepTimes(Listener):
         for step in steps:
             if step.split != "train":
                 continue
-            # On a GPU steps are issued before they are done, but the last one here is done now.
+            # A GPU's steps are issued before they are done; this one is done.
             done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:
@@ -141,7 +141,7 @@ class StepLog(Listener):
 
 
 class TensorBoardLog(Listener):
-    """Writes training steps under ``step/`` and the passes of an epoch under ``train/`` and ``val/``."""
+    """Writes training steps under ``step/``, passes under ``train/`` and ``val/``."""
 
     def __init__(self, directory: Path) -> None:
         """Open a log in ``directory``.

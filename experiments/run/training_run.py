@@ -79,7 +79,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     before it raises the error.
 
     Raises:
-        SuperError: the spec's data, loader or device is not available, or a batch cannot be delivered.
+        SuperError: data, loader or device is not available, or a batch cannot be delivered.
         KeyboardInterrupt: the user ended the run.
     """
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
@@ -91,7 +91,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.send(console)  # an early test, before hours of work: the bucket may refuse
+            state.send(console)  # tests the bucket before hours of work
             _train(state, console)
     except BaseException as error:
         if state is not None:
@@ -191,7 +191,7 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
-    """Copy the best checkpoint to ``best_to``, and the best or the last to the service's model directory."""
+    """Copy the best checkpoint to ``best_to``, the best or last to the service's directory."""
     if checkpoints is None or not state.ranks.leads:
         return
     if models := os.environ.get(MODEL_DIR):
@@ -207,7 +207,7 @@ def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
 
 
 def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
-    """Make the model with its weights, the same on all ranks, and then seed each rank differently."""
+    """Make the model, the same on all ranks, then seed each rank differently."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
@@ -304,7 +304,7 @@ def executor_of(spec: Spec) -> str | None:
     """Return a short name for the executor of a run's functions; ``None`` without functions.
 
     Raises:
-        ConfigError: the spec names an executor, but the environment names a coordinator, which decides it.
+        ConfigError: the spec names an executor, which the environment's coordinator decides.
     """
     if not spec.loader.runs_functions:
         return None
@@ -340,7 +340,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks, with a spec's seed, threads and steps; yield this rank's device and strategy.
+    """Join the other ranks as the spec says; yield the ranks, device and strategy.
 
     Raises:
         ConfigError: the device or the strategy is not available, or the ranks cannot be joined.

@@ -1,4 +1,4 @@
-"""The cache of the simulated world: records and tombstones by sample, their memory, and their loss."""
+"""The cache of the simulated world: records and tombstones, their memory and loss."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class JobPrediction:
-    """One job. ``stall_share`` is waiting after the first batch, as a share of the time since then."""
+    """A job. ``stall_share`` is the share of time spent waiting after the first batch."""
 
     name: str
     samples: int
@@ -190,7 +190,7 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each point of the sweep, and the jobs if there is one point and few jobs."""
+    """Print a row for each point of the sweep; for one with few jobs, also the jobs."""
     _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:

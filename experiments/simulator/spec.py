@@ -1,4 +1,4 @@
-"""The spec of a simulation: a YAML file turned into frozen dataclasses that validate themselves.
+"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves.
 
 `experiments.schema` checks the keys; `world_model` builds the world from a spec.
 """

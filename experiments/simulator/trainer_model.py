@@ -1,4 +1,4 @@
-"""One rank of a simulated training run: a sampler that requests pages, readers, a trainer that consumes."""
+"""One rank of a simulated training run: a sampler of pages, readers, a trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class BatchModel:
-    """A batch of the pass ``number`` on which a reader works; it keeps the records it has read."""
+    """A batch of the pass ``number`` that a reader reads, with the records read so far."""
 
     number: int
     position: int

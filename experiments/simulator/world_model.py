@@ -61,7 +61,7 @@ class DatasetModel:
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """Count the GETs for these samples: one per run, plus one for each gap too large to read through."""
+        """Count the GETs for samples: one per run, and one per gap too large to read through."""
         if self.runs is None or not indices.size:
             return indices.size
         ascending = np.sort(indices)
@@ -103,7 +103,7 @@ class FunctionsModel:
     """Until this time every request raises."""
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """Return the seconds for a request of this many samples, without cold starts and randomness."""
+        """Return the seconds for a request of so many samples, without cold start and chance."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -262,7 +262,7 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
 
 
 def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
-    """Return a local process that restores and saves in a directory that Lambda functions do not see."""
+    """Return the local process that serves a directory that Lambda does not see."""
     if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
         return ()
     return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)

@@ -112,7 +112,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run, until there is a better one; False if it has none.
+        """Copy the best checkpoint of the resumed run; False if it has none.
 
         Raises:
             ConfigError: it cannot be copied.

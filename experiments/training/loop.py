@@ -86,7 +86,7 @@ class Trainer:
         ``stop`` may end training after any step.
 
         Raises:
-            ConfigError: the training loader has no batch, or the strategy does not fit the number of ranks.
+            ConfigError: the training loader has no batch, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
             raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
@@ -126,7 +126,7 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train all epochs, or those left by a checkpoint, and validate at the intervals of the spec.
+        """Train the epochs that remain, and validate at the intervals of the spec.
 
         Raises:
             Terminated: SIGTERM was received; the checkpoint includes the last step.
@@ -205,7 +205,7 @@ class Trainer:
                     self._end(epoch, over=False)
             return
         over = ends and not self._validates(epoch)
-        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the very end, all is done
+        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the end, all is done
             self._end(epoch, over=over)
         every = self._training.checkpoint_steps
         if not ends and every is not None and batches.step % every == 0:
@@ -214,7 +214,7 @@ class Trainer:
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
         if self._batches.resumable:  # else the checkpoint of the last epoch stays
             self._keep(epoch, LAST, over=over)
-        self._ranks.barrier()  # if ranks ended early, torchrun would end the one that still writes
+        self._ranks.barrier()  # else torchrun would end the rank that writes
         raise Terminated
 
     def _validates(self, epoch: int) -> bool:
@@ -233,7 +233,7 @@ class Trainer:
         return summary
 
     def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass: of an unfinished pass, and of samples produced ahead.
+        """Return the counts since the last pass: of an unfinished one and samples produced ahead.
 
         Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
         """
@@ -327,7 +327,7 @@ _MEANS = ("wait_s", "read_s", "compute_s")
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
     """Combine totals over ranks: sums of samples and their results, means of seconds.
 
-    The first batch is the latest one; batches are counted on this rank, since all ranks have the same number.
+    The first batch is the latest one; batches are this rank's, since all have the same number.
     """
     own = asdict(totals)
     sums = dict(

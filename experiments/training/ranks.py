@@ -76,7 +76,7 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 class Ranks:
-    """Collectives among the ranks, from the view of one; a process alone pays nothing for them."""
+    """Collectives among the ranks, for one of them; free for a process alone."""
 
     def __init__(self, process: ProcessRank) -> None:
         """Wrap a process; use :func:`join_ranks`."""
@@ -198,7 +198,7 @@ def join_ranks(
         yield Ranks(process)
         dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
     except BaseException as error:
-        # An interrupt is no failure itself, but torchrun interrupts the others after one.
+        # torchrun interrupts the other ranks after a failure.
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         first = watch.tell(reason) if isinstance(error, Exception) else watch.told()
         if first is not None:
@@ -248,7 +248,7 @@ class FailureWatch:
         self._thread.start()
 
     def tell(self, reason: str) -> str | None:
-        """Report that this rank failed; return None if it is the first, else the first rank's reason."""
+        """Report that this rank failed; return None if it is the first, else the first's reason."""
         mine = f"rank {self._rank} failed: {reason}"
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store ended with rank 0
@@ -258,7 +258,7 @@ class FailureWatch:
         return None if first == mine else first
 
     def told(self) -> str | None:
-        """Return the reason of the first failed rank; None if there is none, or the store is unreachable."""
+        """Return the first failed rank's reason; None without one, or without the store."""
         with contextlib.suppress(RuntimeError):
             return self._failure()
         return None
@@ -286,7 +286,7 @@ class FailureWatch:
         if not self._stopped.wait(_GRACE_S):
             sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
             sys.stderr.flush()
-            os._exit(_EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts
+            os._exit(_EXIT_CODE)  # nothing interrupts the main thread's collective
 
 
 class Terminated(KeyboardInterrupt):

@@ -35,7 +35,7 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device: the values of its record, some of them still tensors.
+    """A step whose results are still on the device: its record's values, some as tensors.
 
     Padding samples are excluded.
     """
@@ -78,7 +78,7 @@ def take_step(
             applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            own = torch.from_numpy(~figures.padding).to(device)  # padding is counted by another rank or batch
+            own = torch.from_numpy(~figures.padding).to(device)  # another rank or batch counts padding
             logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
@@ -107,7 +107,7 @@ def take_step(
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
-    """Count the labels among the ``top`` likeliest classes; None if there are no more classes."""
+    """Count labels among the ``top`` likeliest classes; None without more classes."""
     if logits.shape[1] <= top:
         return None
     return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
@@ -138,7 +138,7 @@ class Batches:
 
     @property
     def resumable(self) -> bool:
-        """True if a run can resume from the present place without repeated or missing samples."""
+        """True if a run can resume here without repeated or missing samples."""
         return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
@@ -165,7 +165,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next step's batch; None after the last, which is earlier if batches were left out.
+        """Return the next batch; None after the last, which is earlier if some were left out.
 
         Raises:
             ConfigError: the loader ended before its length, or without any batch.
@@ -187,7 +187,7 @@ class Batches:
         return batch
 
     def _begin(self) -> Batch | None:
-        """Begin a pass of the loader, which draws its random numbers from a copy of torch's state."""
+        """Begin a pass, which draws its random numbers from a copy of torch's state."""
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0

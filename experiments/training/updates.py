@@ -64,7 +64,7 @@ class Updater:
         self.optimizer.register_step_post_hook(self._on_applied)
 
     def _on_applied(self, *_: object) -> None:
-        self._applied = True  # the scaler does not call the optimiser in a step that it skips
+        self._applied = True  # the scaler may skip the optimiser
 
     @property
     def lr(self) -> float:
@@ -72,7 +72,7 @@ class Updater:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, loss: Tensor) -> bool:
-        """Take a step on a loss; return False if it was skipped because gradients were not finite."""
+        """Take a step on a loss; return False if gradients were not finite and it was skipped."""
         self.optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._applied = False
@@ -83,7 +83,7 @@ class Updater:
         return self._applied
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of schedule and scaler; the strategy saves the optimiser's, maybe sharded."""
+        """Return the states of schedule and scaler; the strategy saves the optimiser's."""
         return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
