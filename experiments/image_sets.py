@@ -1,4 +1,4 @@
-"""The image sets that `superdl data make` draws, and the published sets they replace: a table.
+"""The image sets that `superdl data make` draws, and the sets they replace.
 
 It imports fast, since specs and the command line load it. `experiments.data.pictures` draws the pictures,
 `experiments.data.making` writes them.
@@ -54,7 +54,7 @@ class MadeSet:
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return the pictures per split for ``samples`` training pictures; None: the whole set.
+        """Return the pictures per split for ``samples`` training ones; None: the whole set.
 
         Raises:
             ConfigError: there are fewer samples than classes.

@@ -292,7 +292,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with each value set at its dotted key, ``{"loader.kind": "torch"}``.
+    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``.
 
     Raises:
         ConfigError: a key is not of this form, or leads through a key that holds no mapping.

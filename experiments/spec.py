@@ -106,7 +106,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps applied to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``.
+    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``.
 
     ``steps`` replaces both: a recipe's steps as in `super_dataset.Recipe`, the random ones seeded by
     ``augment_seed``.
@@ -305,7 +305,7 @@ def parse_spec(mapping: Mapping[str, Any]) -> Spec:
 
 
 def spec_keys() -> tuple[str, ...]:
-    """Return the dotted keys of a spec that are not sections: ``epochs``, ``loader.batch_size``."""
+    """Return the dotted keys of values in a spec: ``epochs``, ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -318,7 +318,7 @@ _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec, a file or a built-in name, apply ``a.b=c`` overrides and check the result.
+    """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
 
     A file may have a section ``quick``, values by dotted keys that shorten the run. They are always checked,
     and applied before the overrides if ``quick`` is set. Without the section, a few steps are taken.

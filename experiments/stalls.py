@@ -75,7 +75,7 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
 
 
 class StallMeter:
-    """Collects the stalled steps of one split and fetches their causes from its job in batches.
+    """Collects a split's stalled steps, and fetches their causes in batches.
 
     Args:
         source: the loader; its ``job_stats`` reports recent stalls.

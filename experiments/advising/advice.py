@@ -1,4 +1,4 @@
-"""Predict a run from a probe of some seconds, and find the one change that helps it most.
+"""Predict a run from a short probe, and find the change that helps most.
 
 The probe reads batches through the run's own loader, first without a model, then with its steps. The times of
 all parts go into the simulator (:mod:`superdl.experiments.simulator`), which simulates the run with the
@@ -80,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run: its first epoch, those after it, and all of it; cost in US dollars.
+    """The prediction for a run: its first epoch, later ones, all of it; US dollars.
 
     Waiting is a share of an epoch. Figures of later epochs are None if there is only one; ``usd`` is None if
     the spec names no machine.
@@ -96,7 +96,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The measurements, the forecast, and the forecast for each possible change, best first."""
+    """The measurements, and the forecasts without and with each change, best first."""
 
     measured: Measured
     forecast: Forecast

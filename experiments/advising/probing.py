@@ -40,7 +40,7 @@ _WARM_UP_STEPS = 2
 
 
 def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
-    """Probe this machine with a spec for some ten seconds, and predict a run of it.
+    """Probe this machine for some ten seconds, and predict a run of ``spec``.
 
     Args:
         spec: the run's spec.
@@ -55,7 +55,7 @@ def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
 
 
 def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
-    """Read batches without a model for some seconds, then take steps with it, for a run of ``count`` ranks.
+    """Read batches for some seconds, then take steps, for a run of ``count`` ranks.
 
     Raises:
         ConfigError: the loader is not SUPER, or this is one of several ranks.

@@ -1,4 +1,4 @@
-"""The arms of a comparison, each with its trials, as complete specs that are checked before anything runs.
+"""The arms of a comparison with their trials, as complete specs, checked before they run.
 
 Their rounds are interleaved, so that a machine that grows slower or faster affects all arms alike.
 """
@@ -41,7 +41,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work, whose trials run at once. ``values`` are its settings by dotted key.
+    """A way of doing the work, whose trials run at once; ``values`` by dotted key.
 
     ``launch`` is a command to which ``-m superdl.main run SPEC`` is appended; it defaults to Python.
     """
@@ -59,7 +59,7 @@ class Arm:
 
 
 class Round(NamedTuple):
-    """One repeat of one arm: ``number`` counts all rounds, ``repeat`` those of the arm, both from 1."""
+    """A repeat of an arm; ``number`` counts all rounds, ``repeat`` the arm's, from 1."""
 
     number: int
     repeat: int
@@ -67,7 +67,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds: each repeat runs every arm once, and starts one arm later than the previous.
+    """Return all rounds: each repeat runs every arm, and starts one arm later.
 
     With A, B and C: A B C, B C A, C A B. Over as many repeats as there are arms, each arm has each place
     once, so that files not yet read, or a warm processor, do not always affect the same arm.

@@ -63,7 +63,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round (see `Round`): its figures, or the reason for having none. ``folder`` holds its runs."""
+    """A round (see `Round`): its figures, or why it has none. ``folder`` holds its runs."""
 
     number: int
     repeat: int

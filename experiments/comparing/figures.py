@@ -41,7 +41,7 @@ _STANDING = {"cache"}
 
 
 class Figure(NamedTuple):
-    """A displayed figure: its name in `RoundFigures`, title, unit, and whether more is better.
+    """A displayed figure of `RoundFigures`: title, unit, and whether more is better.
 
     ``whole``: it covers the whole run, warm-up included.
     """
@@ -71,7 +71,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """The figures of one round of an arm; None if not measured. docs/runs.md defines each.
+    """A round's figures, defined in docs/runs.md; None if not measured.
 
     ``stall_percent_by_cause`` is the share of training time spent in stalled steps, by cause, and
     ``cpu_ms_by_group`` the CPU time per image, by group of processes.
@@ -268,7 +268,7 @@ def are_apart(first: Spread, second: Spread) -> bool | None:
 
 
 def probability_of_apart(first: int, second: int) -> float:
-    """Return the probability that two equal arms have disjoint ranges, given their numbers of repeats.
+    """Return the probability that equal arms have disjoint ranges, given their repeats.
 
     Of all orders of the values, two have all values of one arm first.
     """
@@ -282,7 +282,7 @@ def conclusions(
     failed: Mapping[str, int] | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, str], ...]:
-    """Return sentences on what the figures leave out or do not show, each after its subject.
+    """Return sentences on what the figures do not show, each after its subject.
 
     ``spreads`` is keyed by figure and arm, ``failed`` is the number of failed rounds by arm, ``whole`` holds
     the keys of figures that include the warm-up.

@@ -1,4 +1,4 @@
-"""The processes of a round: one per run, started together and watched until the last has ended.
+"""The processes of a round: one per run, started together, watched until all end.
 
 ``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
 WORD...``, or a launcher with ``--launch``, tied to the process that started it. At its end it waits for the
@@ -105,7 +105,7 @@ class RunProcess:
 def run_together(
     runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
 ) -> None:
-    """Start all runs and wait for them and the processes they start; call ``tick`` each second.
+    """Start all runs, and wait for all processes; call ``tick`` each second.
 
     A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
     later. Call this from the main thread: the system ties the runs to the thread that starts them.
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _found(word: str) -> str:
-    """Resolve a command in this environment's folder, where ``python`` is the current interpreter."""
+    """Find a command in this environment, where ``python`` is the current interpreter."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

@@ -221,7 +221,7 @@ def _run_in(place: Path) -> Path:
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    """Describe the first failed run; runs that were ended because of it are not at fault."""
+    """Describe the first failed run; those ended because of it are not at fault."""
     failed = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -230,7 +230,7 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all children that were waited for, and of their descendants."""
+    """Return the CPU seconds of all awaited children and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

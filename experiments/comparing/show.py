@@ -1,4 +1,4 @@
-"""Display a comparison: one table and sentences on a console, and ``report.html`` with plots.
+"""Display a comparison: on a console, and as ``report.html`` with plots.
 
 The page's text is in ``reporting/templates/comparison.html``.
 """
@@ -180,7 +180,7 @@ def _bars(comparison: Comparison, figure: Figure) -> Drawing:
 
 
 def _settings(comparison: Comparison) -> Iterator[Table]:
-    """Yield tables of each arm's settings, its loader's settings, and the trials' settings."""
+    """Yield tables of the settings of arms, loaders and trials."""
     for arm in comparison.arms:
         if arm.values:
             yield facts_table(f"{arm.name} sets", arm.values)

@@ -1,4 +1,4 @@
-"""Write an image set once and atomically: scikit-learn's digits, or a set of drawn pictures.
+"""Write an image set once and atomically: scikit-learn's digits or drawn pictures.
 
 The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
 validation, class by class, by a seeded hash, so that the split is the same on every machine.
@@ -44,7 +44,7 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits below ``directory`` as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
 
     A directory that already holds the complete set is checked and left as it is.
 

@@ -1,4 +1,4 @@
-"""Draw one picture of a made set and encode it: a textured figure in front of photo-like noise.
+"""Draw and encode a picture of a made set: a textured figure on photo-like noise.
 
 The class determines the texture's direction (mirrored or not, so that a flip changes no class), its kind and
 width, and the figure's outline, in this order of importance. Colours, brightness, place and size are drawn
@@ -63,14 +63,14 @@ def label_of(made: MadeSet, index: int) -> int:
 
 
 def colour_mode(made: MadeSet, index: int) -> str:
-    """Return Pillow's mode of a picture; modes other than RGB are spread evenly in any split."""
+    """Return a picture's mode; modes other than RGB are spread evenly in a split."""
     if made.grey or _falls_on(made.grey_share, index):
         return "L"
     return "CMYK" if _falls_on(made.cmyk_share, index + _BESIDE_GREY) else "RGB"
 
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
-    """Return the pixels of a picture, shape (height, width, 3), before conversion to its colour mode."""
+    """Return a picture's pixels, (height, width, 3), before conversion to its mode."""
     # A generator per picture makes the drawing order irrelevant. 0 is the noise bank's.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
@@ -91,7 +91,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
 
 
 def _falls_on(share: float, index: int) -> bool:
-    """Check whether ``index`` is in an evenly spaced share of all indices, offset by half a space."""
+    """Check whether ``index`` is in an evenly spaced share, offset by half a space."""
     return math.floor((index + 1) * share + _HALF) > math.floor(index * share + _HALF)
 
 

@@ -1,4 +1,4 @@
-"""Upload a directory to S3 in parallel, each file atomically, and skip files that are already there.
+"""Upload a directory to S3 in parallel, files atomically; skip those already there.
 
 A file is there if the object has its size and, as ETag, its MD5. Buckets encrypted by KMS give other ETags:
 there everything is sent again. Memory is bounded by the workers and by the largest folder's names.
@@ -35,7 +35,7 @@ _AHEAD = 4  # queued files for each worker
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
 
     ``done`` is called for each file sent or already there, with its size and the total.
 

@@ -1,4 +1,4 @@
-"""Turn a spec's `data` section into source URLs, and write a missing set first if necessary.
+"""Turn a spec's `data` section into source URLs, and write a missing set first.
 
 A published set is recognised in the layout that its archive unpacks to. Nothing is unpickled: CIFAR-10 is
 read in its binary version. Nothing is written into a user's set. Parts that SUPER's loaders need (labels of
@@ -37,7 +37,7 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of one split's samples, and the key list that names them if folders do not.
+    """The location of a split's samples, and a key list if folders do not name them.
 
     ``alias``, ``versions`` and ``classes`` (empty: taken from the source) are those of
     :class:`superdl.SuperDataset`.
@@ -87,7 +87,7 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
 
 
 def directories_of(data: DataSpec) -> list[Path]:
-    """Return the absolute directories of the images of ``data``, written or not, the set first.
+    """Return the absolute image directories of ``data``, written or not, the set first.
 
     Key lists in files are included; buckets are not.
     """
@@ -123,7 +123,7 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
 
 
 def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
-    """Return the made set, written if missing; one of any size is used unless ``samples`` is set."""
+    """Return the made set, written if missing; of any size unless ``samples`` is set."""
     directory = Path(data.directory or default_directory(made, data.samples)).expanduser()
     samples, seed = data.samples, 0
     if samples is None:
@@ -175,7 +175,7 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set called ``name`` in ``directory``; return None if the directory is empty or missing.
+    """Find the set ``name`` in ``directory``; return None if that is empty or missing.
 
     Raises:
         SourceError: the directory holds something else, or the set is incomplete or damaged.

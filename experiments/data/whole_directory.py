@@ -1,4 +1,4 @@
-"""Write a directory once and atomically: beside its place, if there is room, then renamed."""
+"""Write a directory once and atomically: beside its place, then renamed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
 
 @contextmanager
 def _alone_beside(target: Path) -> Iterator[None]:
-    """Hold a lock on the parent directory, which is released even if this process is killed."""
+    """Hold a lock on the parent directory, released even if this process is killed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:

@@ -37,7 +37,7 @@ SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The images to read: a directory of class folders, or those of it named by a key list.
+    """The images to read: a directory of class folders, or those in a key list.
 
     ``workers`` is the DataLoader's. Images are resized to ``resize`` pixels and cropped to ``crop``.
     """
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Images read, images decoded for them, wall time, and CPU time of all processes, in seconds."""
+    """Images read and decoded, wall seconds, and CPU seconds of all processes."""
 
     images: int
     decodes: int

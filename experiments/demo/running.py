@@ -45,7 +45,7 @@ _ENDING_S = 20.0  # for SUPER's services to end before the next process is measu
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders, print the figures, write them as a page, and return them for JSON.
+    """Measure both loaders; print the figures, write a page, return them for JSON.
 
     Args:
         named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
@@ -92,7 +92,7 @@ def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """Choose images, evenly spaced; return a key list (None: all), their number and the total.
+    """Choose evenly spaced images; return a key list (None: all), number and total.
 
     Each is read here, so that both loaders find it in the page cache.
     """

@@ -65,7 +65,7 @@ _DECODES = _Figure("images decoded", "less", lambda epoch: epoch.decodes)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The measurements: ``count`` images, as described by ``read`` and ``task``; epochs by loader."""
+    """The measurements: ``count`` images, described by ``read``; epochs by loader."""
 
     read: str
     count: int

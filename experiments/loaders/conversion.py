@@ -57,7 +57,7 @@ def need_package(module: str, kind: str, note: str = "") -> None:
 
 
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> Converted:
-    """Return the images in the format of loader ``kind``, and write them first if necessary.
+    """Return the images in the format of loader ``kind``, written if necessary.
 
     Training images are written in shuffled order, as all these packages recommend, since they then read
     sequentially; validation images in key order. Samples with another size, time or ETag go to another

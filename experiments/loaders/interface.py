@@ -23,7 +23,7 @@ __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """A worker's measurements while it made one batch; there is no cache to read, hit or miss.
+    """A worker's measurements while it made a batch without a cache.
 
     ``batch_id`` identifies the samples and their order. Seconds are sums over them. ``padding`` marks samples
     that only make ranks equally long; None: there are none.
@@ -67,7 +67,7 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """True if it can resume in the middle of an epoch with exactly the remaining samples."""
+        """True if it can resume within an epoch with exactly the remaining samples."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -76,7 +76,7 @@ class Loader(CountedLoader, Protocol):
         """Set the next iteration's epoch, and keep a position in it that was just loaded."""
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` batches of the latest iteration, as plain values."""
+        """Return the place after ``batches`` of the latest iteration, as plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next iteration at a place from any rank's loader.

@@ -1,4 +1,4 @@
-"""A source's samples, listed as by SUPER's coordinator, for loaders that decode on their own.
+"""A source's samples as SUPER lists them, for loaders that decode on their own.
 
 Decoding runs in the calling process. ``recipe.resize`` and ``recipe.crop`` use Pillow as a torch user would,
 without the functions' code, so that a bug there shows as a difference. ``recipe.steps``, which may be random,

@@ -1,4 +1,4 @@
-"""MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, on local disk.
+"""MosaicML Streaming's MDS shards and LitData's chunks of unchanged local files.
 
 They follow the documentation: a custom dataset whose ``__getitem__`` decodes, and a DataLoader. MDS takes the
 batch size; LitData has its own DataLoader, and its validation requests samples by index, which keeps their

@@ -1,4 +1,4 @@
-"""A loader whose workers decode, and its plain form: a map-style dataset, Pillow, DataLoader workers.
+"""A loader whose workers decode; in its plain form by Pillow, map-style.
 
 The plain form is the baseline for SUPER. It reads files, or objects of a bucket.
 """
@@ -32,7 +32,7 @@ _FORMAT = "counted batches"
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode; their work is counted like that of a job's functions.
+    """A DataLoader whose workers decode; they count as a job's functions do.
 
     It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
     and logs this. A loader that cannot repeat an order raises an error instead.
@@ -113,9 +113,7 @@ class DecodingLoader:
         """Begin the next iteration at ``state``.
 
         Raises:
-            ConfigError: the state belongs to another loader, other samples or batches, or is in the middle of
-            an
-                epoch whose order this loader cannot repeat.
+            ConfigError: the state has another loader, samples or batches, or an unrepeatable order.
         """
         if state.get("format") != _FORMAT:
             raise ConfigError(

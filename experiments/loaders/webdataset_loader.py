@@ -1,4 +1,4 @@
-"""WebDataset: tar shards that hold the files unchanged, read in sequence and shuffled in a buffer.
+"""WebDataset: tar shards of unchanged files, read in sequence, shuffled in a buffer.
 
 It follows the documentation: shards in random order, split over workers, a buffer of samples to shuffle,
 decoding and batches in the workers. Its shuffles are the deterministic ones (``detshuffle``): the others are
@@ -109,7 +109,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
 
 
 def shuffled(shards: Sequence[str], seed: int) -> Any:
-    """Read training samples: shards in random order, split over workers, then a shuffle buffer."""
+    """Read training samples: shuffled shards, split over workers, a shuffle buffer."""
     import webdataset
 
     read = webdataset.WebDataset(

@@ -85,7 +85,7 @@ def _gpu_of(step: StepRecord) -> str:
 
 
 class StepTimes(Listener):
-    """Measures the time from training step to training step, including waiting and everything else.
+    """Measures the time from training step to training step, all included.
 
     It reports the mean of each group, and since the pass began: the difference shows the initial effect of a
     buffer.

@@ -1,4 +1,4 @@
-"""Execute a spec: data, loaders, training, report; one directory holds all results of a run.
+"""Execute a spec: data, loaders, training, report, in one directory of results.
 
 Processes started by a run, the embedded default and the workers of plain loaders, read the run's environment.
 So the run passes the spec's settings for functions as variables.
@@ -270,7 +270,7 @@ def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledS
 
 
 def images_of(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> PreparedData:
-    """Find or draw the images of a run, on one rank of each host while the others wait."""
+    """Find or draw a run's images, on one rank of each host; the others wait."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, tell)
 
@@ -325,7 +325,7 @@ def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
 
 
 def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
-    """Allow processes started in the block to import the steps of `experiments.augmentations` in ``recipe``.
+    """Allow processes started in the block to import a recipe's `experiments.augmentations`.
 
     A function imports a step's module only if its own setting lists it. For processes started by the run, the
     run is the operator. Other functions have their own operator, who lists the allowed modules.

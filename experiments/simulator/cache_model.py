@@ -72,7 +72,7 @@ class CacheModel:
         return list(self._sets)
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
-        """Return the result of a GET of each sample: record length, 0 for nothing, -1 for a tombstone."""
+        """Return each sample's record length, 0 for nothing, -1 for a tombstone."""
         rows = self._rows(key)
         for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
             rows.record_bytes[index] = 0
@@ -87,7 +87,7 @@ class CacheModel:
     def audit(
         self, key: SetKey, indices: Indices, now: float, *, whole: bool
     ) -> tuple[Indices, NDArray[np.bool_]]:
-        """Return the result of :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
+        """Return :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
         lengths, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
             lengths[self.spoilt(key, indices)] = 0
@@ -96,7 +96,7 @@ class CacheModel:
     def read(
         self, key: SetKey, indices: Indices, now: float, placed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Read samples, and return three masks: delivered, corrupt, and delivered through a pointer.
+        """Read samples; return masks of those delivered, corrupt, delivered by a pointer.
 
         A pointer to a record that is not ``placed`` for this reader counts as corrupt.
         """
@@ -131,7 +131,7 @@ class CacheModel:
                 break
 
     def refused(self, sizes: Indices) -> NDArray[np.bool_]:
-        """Return a mask of new records that a server without eviction refuses for lack of memory."""
+        """Return a mask of new records that a server without eviction has no memory for."""
         refused: NDArray[np.bool_] = (
             np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
         )

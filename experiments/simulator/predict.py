@@ -1,4 +1,4 @@
-"""Run a spec in the simulated world and show its throughput, waiting, functions and cost.
+"""Run a spec in the simulated world; show throughput, waiting, functions, cost.
 
 Every row of a table and of the JSON is marked as simulated.
 """
@@ -105,7 +105,7 @@ class Prediction:
 
 
 def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> Prediction:
-    """Simulate ``spec``; ``swept`` holds the values set by a sweep, to be shown in the row."""
+    """Simulate ``spec``; ``swept`` holds a sweep's values, shown in the row."""
     began_s = time.perf_counter()
     world = World(build_world_model(spec), log=False).run()
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s

@@ -1,4 +1,4 @@
-"""The store of the simulated world: the packs that hold the records, and their faults.
+"""The store of the simulated world: packs of records, and their faults.
 
 It outlives the cache and the coordinator. Packs vanish, records in them rot, and for a while the store does
 not answer or is full.

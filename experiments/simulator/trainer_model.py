@@ -126,7 +126,7 @@ class TrainerModel:
             self.world.post(JobClosed(self.script.name, self.rank))
 
     def _open_job(self) -> bool:
-        """Register this rank with the coordinator; return False while the coordinator is down."""
+        """Register this rank; return False while the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False
@@ -166,7 +166,7 @@ class TrainerModel:
         self._go_on()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the samples whose place in the store is known to the coordinator."""
+        """Return a mask of the samples that the coordinator knows to be stored."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)

@@ -195,7 +195,7 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """Check at the start that there can be a best checkpoint, and that its target is valid.
+    """Check that there can be a best checkpoint, and that its target is valid.
 
     Raises:
         ConfigError: validation is off, or the target is neither a bucket nor a directory.
@@ -213,7 +213,7 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
 
 
 def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` below ``place``, in a folder of the run's name, and return its location.
+    """Copy ``best`` into a folder of the run's name below ``place``; return its location.
 
     Raises:
         SourceError: it cannot be copied; the message names the local file, which stays.

@@ -1,4 +1,4 @@
-"""The device of training, its precision, its seeds, and the distribution over ranks.
+"""The device of training, precision, seeds, and the distribution over ranks.
 
 The loop is the same for all. State dicts are complete and use the model's own parameter names, so that each
 strategy can load what another saved.
@@ -124,7 +124,7 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return the states of torch's generators, by rank, and of Python's and NumPy's, as plain values.
+    """Return the states of torch's generators by rank, Python's and NumPy's, as plain values.
 
     A run that is resumed with them draws the same. All ranks take part.
     """
@@ -139,7 +139,7 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states; return False if they come from a different number of ranks.
+    """Restore this rank's states; return False if they are of another number of ranks.
 
     Raises:
         ConfigError: the states are damaged.

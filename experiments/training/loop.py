@@ -137,7 +137,7 @@ class Trainer:
         return summaries
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line that describes the place.
+        """Resume from a checkpoint in the next `fit`, and return a line on the place.
 
         Raises:
             ConfigError: nothing is left to train, or the loader cannot resume there.
@@ -164,7 +164,7 @@ class Trainer:
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write the present state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
+        """Write the state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
         model, optimizer = whole_state(self._strategy.model, self._updater.optimizer)
@@ -284,7 +284,7 @@ class Trainer:
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
-        """Fetch the results of the held steps, add them to the totals and notify the listeners."""
+        """Fetch the held steps' results, add them to the totals and notify listeners."""
         synchronise(self._device)
         records = [step.record(epoch, split) for step in held]
         held.clear()

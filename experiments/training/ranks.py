@@ -298,7 +298,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Handles SIGTERM, and agrees with the other ranks on the step after which all of them stop.
+    """Handles SIGTERM, and agrees with the other ranks on the last step.
 
     Use as a context manager around the whole run; outside of training the signal ends it at once, and a
     second signal always does.

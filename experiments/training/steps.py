@@ -61,7 +61,7 @@ def take_step(
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss, and update the model from it unless ``updater`` is None (validation).
+    """Compute a batch's loss; update the model unless ``updater`` is None (validation).
 
     On CUDA everything here is only queued.
     """
@@ -119,7 +119,7 @@ class Batches:
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
     ) -> None:
-        """Agree with the other ranks on the number of steps: ``steps``, else the smallest of all ranks.
+        """Agree with the other ranks on the number of steps: ``steps``, else the smallest.
 
         ``passes`` of the loader count as done.
         """
@@ -149,7 +149,7 @@ class Batches:
         self._iterator = None
 
     def state_dict(self, *, over: bool = False) -> dict[str, Any]:
-        """Return the place after the last returned batch, or the start of the next epoch if ``over``.
+        """Return the place after the last batch, or the next epoch's start if ``over``.
 
         An epoch is over once its validation is done.
         """

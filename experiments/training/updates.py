@@ -1,4 +1,4 @@
-"""Update a model from a loss: optimiser, learning rate schedule, and loss scaling, as in a spec.
+"""Update a model from a loss: optimiser, learning rate schedule, loss scaling.
 
 All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step with
 gradients that are not finite is skipped by all ranks, and the schedule does not count it.
@@ -23,7 +23,7 @@ __all__ = ["Updater", "learning_rate_factor"]
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """Return the factor on ``spec.lr`` at a step, from 0: a linear warm-up, then the schedule.
+    """Return the factor on ``spec.lr`` at a step from 0: linear warm-up, then schedule.
 
     `one_cycle` is torch's own and not handled here.
     """
@@ -44,7 +44,7 @@ class Updater:
     def __init__(
         self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
     ) -> None:
-        """Make the optimiser of ``model`` and its schedule over ``epochs`` of ``epoch_steps`` each.
+        """Make ``model``'s optimiser, and its schedule over ``epochs`` of ``epoch_steps``.
 
         ``scaled_on`` is the device type whose float16 needs scaled losses; None: no scaling.
         """
