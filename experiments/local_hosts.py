@@ -1,4 +1,4 @@
-"""``python -m superdl.experiments.local_hosts``: simulate the hosts of a run by local processes.
+"""``python -m superdl.experiments.local_hosts``: simulate a run's hosts locally.
 
 It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and returns the exit code of the first
 that failed. Use it to try a run of several hosts, and to measure the gain of more hosts on one machine.
@@ -88,7 +88,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts. After a failure, the others have some time to end on their own."""
+    """Wait for all hosts; after a failure, the others have some time to end."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))

@@ -1,4 +1,4 @@
-"""Description of a run's environment, to repeat and compare it: software, hardware, the commit.
+"""A run's environment, to repeat and compare it: software, hardware, the commit.
 
 It contains no path of the machine, no host or user name, no variable of the environment.
 """
@@ -32,7 +32,7 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return the relevant facts of this machine and its software; no host, user or path names."""
+    """Return facts of this machine and its software; no host, user or path names."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -34,7 +34,7 @@ _TRANSFORMERS = {
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model of a spec by name, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model by name, with fresh weights, in channels_last layout, on ``device``.
 
     ``side`` is that of the square images in pixels; only vision transformers depend on it. The prefix
     ``timm:`` selects timm's model of that name, with the mean and deviation that its weights expect.
@@ -211,7 +211,7 @@ _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of Normal
 
 
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
-    """Load the weights of the file at ``place`` and return a line that describes them.
+    """Load the weights in the file ``place``, and return a line that describes them.
 
     A classifier with another number of classes is left out. If the file is missing, the error names
     ``source``.

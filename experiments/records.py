@@ -1,4 +1,4 @@
-"""Measurements of a run: step records, loader counters, pass summaries, and their listeners.
+"""Measurements of a run: step records, loader counters, pass summaries, listeners.
 
 Plain values only, so that reports need no torch. `experiments.training` takes the measurements.
 """
@@ -164,7 +164,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch.
+    """The mean seconds of the ``steps`` training steps up to ``step``, from 1 per epoch.
 
     ``since_start_s`` is the mean of all steps of the epoch so far.
     """
@@ -229,7 +229,7 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """One epoch: the training pass and, if there is validation data, the validation pass."""
+    """One epoch: the training pass and, with validation data, the validation pass."""
 
     epoch: int
     train: PassSummary

@@ -63,7 +63,7 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
             return UNKNOWN
         return wait_for(told.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
-    # The samples read from cache or store were decoded by functions, maybe long ago.
+    # Functions decoded the samples in cache or store, maybe long ago.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return wait_for("loader_start")

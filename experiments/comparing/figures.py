@@ -210,7 +210,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
         if not warmup_epochs or (phase["epoch"] or 0) >= run.first_epoch + warmup_epochs
     ]
     if measured.services:
-        # Other runs may still warm up then: at worst this overstates the use of services.
+        # Other runs may still warm up: at worst this overstates the services.
         first_s = min(run.end_s(warmup_epochs) or -math.inf for run in measured.runs)
         earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
         before, last = earlier[-1] if earlier else {}, measured.services[-1][1]

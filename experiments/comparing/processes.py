@@ -70,7 +70,7 @@ class RunProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=kept | {"PYTHONUNBUFFERED": "1"},  # completes the output of a killed run
-                process_group=0,  # on Ctrl-C in the terminal, this process interrupts the trainers alone
+                process_group=0,  # on Ctrl-C this process interrupts the trainers alone
             )
 
     @property
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> None:
     parent, *words = arguments
     # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Interrupt this process when its parent dies, so that the run still writes its report.
+    # If the parent dies, interrupt this process: the run still writes its report.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # the parent died before the call above
         sys.exit(1)

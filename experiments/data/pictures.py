@@ -71,7 +71,7 @@ def colour_mode(made: MadeSet, index: int) -> str:
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
     """Return a picture's pixels, (height, width, 3), before conversion to its mode."""
-    # A generator per picture makes the drawing order irrelevant. 0 is the noise bank's.
+    # A generator per picture allows any order; 0 is the noise bank's.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
     bank = _noise_bank(seed, max(_BANK_SIDE, 2 * max(width, height)))

@@ -70,7 +70,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
         page = new_directory("runs", "demo") / PAGE_NAME
         workers = min(cores, -(-count // _BATCH_SIZE))
         task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
-        # The last epochs start in fresh processes: the cache is lost, the store is kept.
+        # Fresh processes have lost the cache, and keep the store.
         for number, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
             print_line(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")

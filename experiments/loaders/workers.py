@@ -62,7 +62,7 @@ def decoded(
 
 
 def collate(samples: Sequence[DecodedSample]) -> Batch:
-    """Stack with one copy: in a worker into shared memory, like torch's own collate; never transposed.
+    """Stack with one copy, in a worker into shared memory like torch; never transposed.
 
     Raises:
         ConfigError: the images have different sizes.
@@ -125,7 +125,7 @@ def starting_workers() -> Iterator[None]:
 
 def end_workers(batches: Any) -> None:
     """Stop a DataLoader's workers at once; kill one that hangs, unlike torch."""
-    # Torch itself does this when the last reference goes; it has no public name for it.
+    # Torch does this when the last reference goes, without a public name.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:

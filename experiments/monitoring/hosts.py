@@ -1,4 +1,4 @@
-"""CPU use of a run's workers, which they report to their coordinator with each heartbeat."""
+"""CPU use of a run's workers, reported to their coordinator with each heartbeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = "local"
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The use of a host's worker from the first training step to the end of the last epoch.
+    """The use of a host's worker from the first training step to the last epoch's end.
 
     ``cpu_cores`` is CPU seconds per second of ``wall_s``.
     """

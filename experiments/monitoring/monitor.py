@@ -47,7 +47,7 @@ _MAX_SHARE = 0.01
 
 
 class Sample(NamedTuple):
-    """One sample of everything; ``clock_s`` is from a monotonic clock, ``at_s`` a Unix timestamp."""
+    """One sample; ``clock_s`` is of a monotonic clock, ``at_s`` a Unix timestamp."""
 
     clock_s: float
     at_s: float
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """The use of a group of processes in a phase; ``cpu_cores`` is CPU seconds per second."""
+    """A phase's use by a group of processes; ``cpu_cores`` is CPU seconds per second."""
 
     processes_max: int
     cpu_s: float
@@ -68,7 +68,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseUsage:
-    """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
+    """A phase: ``start`` (``epoch`` is None), or a pass, ``train`` or ``val``.
 
     CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; maxima and the
     GPU's mean are over ``samples``. A missing group or GPU is absent, not 0. ``ended_at_s`` is a Unix
@@ -93,7 +93,7 @@ class Utilization:
 
 
 class UtilizationMonitor(Listener):
-    """A listener that samples this process and its descendants, from construction until `close`.
+    """A listener that samples this process and its descendants until `close`.
 
     One thread takes a sample every ``interval_s``, or less often if sampling would take more than a hundredth
     of a core; the main thread takes one more at each border of a pass. A file that cannot be written stops
@@ -164,7 +164,7 @@ class UtilizationMonitor(Listener):
             self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self) -> float:
-        """Take and write a sample, and return the CPU seconds that this thread spent on it."""
+        """Take and write a sample, and return this thread's CPU seconds for it."""
         begun_s = time.thread_time()
         self.last_gpu = None if self._gpu is None else self._gpu.read()
         sample = Sample(time.perf_counter(), time.time(), self._processes.read(), self.last_gpu)
@@ -199,7 +199,7 @@ class UtilizationMonitor(Listener):
 
 
 def rest_after(sample_s: float, interval_s: float) -> float:
-    """Return the thread's sleep in seconds after a sample that took ``sample_s`` CPU seconds."""
+    """Return the thread's seconds of sleep after a sample of ``sample_s`` CPU seconds."""
     return max(interval_s, sample_s / _MAX_SHARE)
 
 
@@ -210,7 +210,7 @@ def _cpu_s(name: str, before: Sample, after: Sample) -> float:
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
-    """Summarise a phase from its samples, which include those at its start and its end."""
+    """Summarise a phase from its samples, including those at start and end."""
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}

@@ -61,7 +61,7 @@ class ProcessGroups:
     def __init__(
         self, trainer: psutil.Process | None = None, group: Callable[[psutil.Process], str] | None = None
     ) -> None:
-        """Start counting the CPU time of this process, or of ``trainer``, and of all its descendants.
+        """Start counting the CPU time of this process, or ``trainer``, and its descendants.
 
         ``group`` returns the group of a process, in place of :func:`group_of`.
         """
@@ -104,7 +104,7 @@ class ProcessGroups:
         return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
     def _see(self, process: psutil.Process) -> str:
-        """Record the process, which psutil identifies by id and start, and return its group."""
+        """Record the process, by id and start, and return its group."""
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
@@ -146,7 +146,7 @@ def _pss_bytes(process: psutil.Process) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU, for all of its processes; None if unavailable (as for a slice by MIG).
+    """One reading of a GPU, for all its processes; None if unavailable (as with MIG).
 
     ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
     which some kernel ran: 100 means never idle, not fully used.

@@ -1,4 +1,4 @@
-"""A log book of all runs below a directory, one row each, as an HTML page and as CSV.
+"""A log book of all runs below a directory, a row each, as HTML and CSV.
 
 A run that cannot be read is named beside the rows and does not affect the other rows.
 """
@@ -29,7 +29,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Book(NamedTuple):
-    """Rows, keyed by column head, oldest run first, and the reason for each unreadable path."""
+    """Rows by column head, oldest run first, and the reason for each unreadable path."""
 
     directory: Path
     rows: list[dict[str, Cell]]
@@ -96,12 +96,12 @@ def _cell(value: Any) -> Cell:
 
 
 def _harmless(cell: Cell) -> Cell:
-    # A leading quote makes a spreadsheet show the text instead of evaluating it.
+    # After a leading quote, spreadsheets show text instead of evaluating it.
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _row(run: RunFiles) -> dict[str, Any]:
-    """Return a run's row, keyed by column head; accuracies are those of the last validation."""
+    """Return a run's row by column head; accuracies are of the last validation."""
     facts, loader = run.facts, run.spec.get("loader") or {}
     cost, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{cost.get('machines') or 1} x {cost['machine']}" if cost.get("machine") else None

@@ -1,4 +1,4 @@
-"""Render a page, a Jinja2 template filled with tables, plots and text, as one HTML file.
+"""Render a Jinja2 template with tables, plots and text as one HTML file.
 
 Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
 areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
@@ -159,7 +159,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts side by side in ``columns`` columns, calling each drawing with its axes.
+    """Draw charts in ``columns`` columns, calling each drawing with its axes.
 
     ``row_in`` is the height of a row in inches. Return None if there are no drawings or no matplotlib.
     """

@@ -1,4 +1,4 @@
-"""Format quantities for people: with a unit, and with no more digits than are significant."""
+"""Format quantities for people, with a unit and only significant digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the files in a run's directory: report, steps and utilisation, complete or not.
+"""Read the files of a run: report, steps and utilisation, complete or not.
 
 A run writes its report at its start and after each epoch, so a killed run still has its earlier epochs.
 `run_page` interprets the files.
@@ -95,7 +95,7 @@ class UsageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run. ``facts`` is its report; ``troubles`` describes what could not be read."""
+    """The files of a run: ``facts`` is its report, ``troubles`` says what is unreadable."""
 
     directory: Path
     facts: dict[str, Any]
@@ -173,7 +173,7 @@ def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
 
 
 class _Files:
-    """The files of a directory, and a description of everything that could not be read."""
+    """The files of a directory, and a description of what could not be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

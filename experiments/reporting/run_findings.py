@@ -53,7 +53,7 @@ def tiles(run: RunFiles) -> list[Tile]:
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """Describe the run in (subject, text) pairs: first what to change, then what happened."""
+    """Describe the run in (subject, text) pairs: what to change, then what happened."""
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
@@ -128,7 +128,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the largest cause of waiting and its seconds; None if negligible or unknown."""
+    """Return the main cause of waiting and its seconds; None if negligible or unknown."""
     waits: Counter[str] = Counter()
     for epoch_pass in passes:
         waits.update(epoch_pass.stalls)

@@ -164,7 +164,7 @@ def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value])
 
 
 def _stalls(run: RunFiles) -> Table | None:
-    """Tabulate waiting by cause for each pass, with a column for each cause that occurred."""
+    """Tabulate waiting of each pass, with a column for each cause that occurred."""
     passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.figures.get("stalls")]
 
     def of_stalls(name: str) -> _Value:

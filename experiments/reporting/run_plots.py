@@ -36,7 +36,7 @@ _PERCENT_TOP = 102.0
 
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
-    """Return all plots by name; None if the files lack the data or plots cannot be drawn."""
+    """Return all plots by name; None if there is no data or no way to draw."""
     return {
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
@@ -106,7 +106,7 @@ def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> Line:
 
 
 def _step_parts(run: RunFiles) -> list[Drawing]:
-    """Plot the parts of the steps in the first and the last training pass, on one scale."""
+    """Plot the parts of steps in the first and last training passes, on one scale."""
     recorded = [train_pass for train_pass in run.trained if (train_pass.epoch, train_pass.split) in run.steps]
     drawings = []
     heights: list[float] = []

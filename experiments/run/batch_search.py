@@ -57,7 +57,7 @@ _SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One size, and the peak memory of its step, which is unknown if it does not fit.
+    """A size, and its step's peak memory, which is unknown if it does not fit.
 
     ``by_rank`` has each rank's peak. ``loader_bytes``, of the host's memory, are the batches that a rank's
     loader would hold; on a CPU they are included in ``memory_bytes``.
@@ -83,7 +83,7 @@ class BatchSizes:
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
-    """Double the size while it fits, then halve the gap between what fits and what does not.
+    """Double the size while it fits, then halve the gap to what does not.
 
     The gap is closed to a sixteenth of the size, since a batch is seldom worth tuning further. ``at_most`` is
     the number of samples that a rank has; ``tell`` receives a line for each size.
@@ -136,7 +136,7 @@ def _gib(size_bytes: int) -> str:
 
 
 class Probe:
-    """Tries sizes under a spec's strategy, on all ranks at once, each time in new processes.
+    """Tries sizes under a spec's strategy, on all ranks at once, in new processes.
 
     All ranks try the same sizes in the same order, and know each other's results.
     """
@@ -178,7 +178,7 @@ class Probe:
         return TriedBatch(batch_size, True, memory, by_rank=peaks, loader_bytes=loader)
 
     def _peaks(self, batch_size: int, room: int) -> tuple[int, ...]:
-        """Return the peak bytes of the step on each rank; empty if a rank has too little memory."""
+        """Return the step's peak bytes by rank; empty if a rank has too little memory."""
         self._tries += 1
         peak, failure = 0, None
         tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size, room)
@@ -217,7 +217,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         scaled_on = device.type if strategy.scales else None
         updater = Updater(strategy.model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
-        # The first step creates the optimiser's state, so that the second has the peak.
+        # The first step creates the optimiser's state: the second has the peak.
         for _ in range(2):
             size = max(batch_size, 2)  # batch norm over one pixel needs two images
             shape = (size, 3, spec.recipe.crop, spec.recipe.crop)
@@ -229,7 +229,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
                 )
             updater.update(loss)
         synchronise(device)
-        # getrusage would count the parent's memory too on Linux; VmHWM does not.
+        # On Linux getrusage counts the parent's memory too; VmHWM does not.
         return torch.cuda.max_memory_reserved() if device.type == "cuda" else _memory("VmHWM")
 
 
@@ -240,7 +240,7 @@ def _memory(name: str) -> int:
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
-    """Find the largest batch and print each size tried with its memory; nothing is trained.
+    """Find the largest batch, and print each size tried with its memory.
 
     Raises:
         SuperError: the data or the device is not available, or not even one image fits.

@@ -1,4 +1,4 @@
-"""Listeners of a run: progress on the screen, step times, a log of steps, TensorBoard events."""
+"""Listeners of a run: progress on the screen, step times, step log, TensorBoard."""
 
 from __future__ import annotations
 

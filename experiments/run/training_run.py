@@ -156,7 +156,7 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
     on_gpu = state.device.type == "cuda"
     train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
-    # Callbacks run in reverse: bad samples are noted before the loader closes.
+    # Callbacks run in reverse: note bad samples before the loader closes.
     stack.callback(train.close)
     stack.callback(_note_bad_samples, state, train)
     val = None

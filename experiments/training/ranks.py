@@ -226,7 +226,7 @@ def _store_of(group: str) -> Store:
     """Connect to the ranks' store separately, with a key prefix for the group."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-    # After a restart by torchrun, the failure of the previous attempt must not count.
+    # After a restart by torchrun, earlier failures must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
 
