@@ -34,8 +34,8 @@ class MadeSet:
 
     ``train`` and ``val`` are its full counts, ``quick`` the training pictures of a small version. Each
     picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
-    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; ``grey_share``
-    and ``cmyk_share`` are the shares of greyscale and CMYK pictures among RGB ones.
+    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; else
+    ``grey_share`` and ``cmyk_share`` are among RGB pictures.
     """
 
     name: str

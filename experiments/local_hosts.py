@@ -1,7 +1,7 @@
 """``python -m superdl.experiments.local_hosts``: simulate a run's hosts locally.
 
 It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and returns the exit code of the first
-that failed. Use it to try a run of several hosts, and to measure the gain of more hosts on one machine.
+that failed. It tries a run of several hosts, and measures their gain, on one machine.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
-    The status counters belong to this process: calls for pages of the plan, their seconds and CPU seconds in
-    a separate thread, and the seconds that the loop waited for a page.
+    The status counters are this process's: calls for pages of the plan, their seconds and CPU seconds in a
+    thread, and the loop's seconds of waiting for a page.
     """
 
     status_calls: int = 0

@@ -176,7 +176,7 @@ class _Loader(yaml.SafeLoader):
         self._counts: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node and count the values in it, including those of aliases each time."""
+        """Compose a node and count its values, those of aliases each time."""
         is_alias = self.check_event(yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.CollectionNode) and not is_alias:

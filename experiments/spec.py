@@ -321,7 +321,7 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
     """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
 
     A file may have a section ``quick``, values by dotted keys that shorten the run. They are always checked,
-    and applied before the overrides if ``quick`` is set. Without the section, a few steps are taken.
+    and applied before the overrides if ``quick`` is set; without it, a few steps are taken.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.

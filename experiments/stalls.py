@@ -1,8 +1,8 @@
 """Detect the steps of a pass that waited for data, and the cause.
 
 A step stalled if the trainer waited for more than a twentieth of its time, and at least a millisecond. The
-coordinator reports the cause for a batch that a reader had to wait for. The step's own figures show it for
-batches entirely in the cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
+coordinator reports the cause if a reader had to wait. The step's own figures show it for batches in the
+cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Predict a run from a short probe, and find the change that helps most.
 
-The probe reads batches through the run's own loader, first without a model, then with its steps. The times of
-all parts go into the simulator (:mod:`superdl.experiments.simulator`), which simulates the run with the
-coordinator's own core, and again for each change that users could make. Validation is left out.
+The probe reads batches through the run's own loader, first without a model, then with its steps. The
+simulator (:mod:`superdl.experiments.simulator`) then plays the run, and each change that users could make,
+with the coordinator's own core. Validation is left out.
 """
 
 from __future__ import annotations

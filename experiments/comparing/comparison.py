@@ -1,7 +1,7 @@
 """A comparison, its file ``compare.json``, and comparisons of runs made elsewhere.
 
-`compare_runs` reads directories of finished runs, such as a cluster's launcher leaves. Their arms are the
-runs' names, or names given to them; runs of one name are its repeats. `show` displays comparisons.
+`compare_runs` reads directories of finished runs. Their arms are the runs' names, or names given to them;
+runs of one name are its repeats. `show` displays comparisons.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Comparison:
         return (*sentences, *waits, *(("Note:", note) for note in self.notes))
 
     def _told_stalls(self, arm: ArmReport) -> str:
-        """Describe the causes of an arm's stalls, and their shares of its training time."""
+        """Describe an arm's stalls: their causes, and shares of its training time."""
         causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
         shares = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
         return f"{arm.name}: {', '.join(shares)} of training time." if shares else ""

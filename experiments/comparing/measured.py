@@ -29,7 +29,7 @@ class RunMeasured:
 
     @property
     def first_epoch(self) -> int:
-        """The first epoch that this run trained; a resumed run has its warm-up from there."""
+        """The first epoch that this run trained, where its warm-up begins."""
         return int(self.report["epochs"][0]["epoch"]) if self.report["epochs"] else 0
 
     def after(self, warmup_epochs: int) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ class RunProcess:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt the run, so that it writes its report, or kill it and its workers.
+        """Interrupt the run, which then writes its report, or kill it and its workers.
 
         The services that it started end on their own.
         """

@@ -2,8 +2,8 @@
 
 One directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and the output of
 `comparison` and `show`. Each run of a round is a separate process. The trials of an arm share the embedded
-default for a round: coordinator, cache and functions, started cold and ended afterwards. The comparison holds
-these services like a training process, and passes their address to the trials.
+default for a round: coordinator, cache and functions, started cold and ended afterwards, held by the
+comparison like by a training process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write an image set once and atomically: scikit-learn's digits or drawn pictures.
 
-The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
-validation, class by class, by a seeded hash, so that the split is the same on every machine.
+The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB, split into train and
+validation by class and a seeded hash, the same everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that reads epochs with one loader: ``python -m MODULE TASK`` prints figures.
+"""A process that reads epochs with one loader, and prints figures.
 
 The clock starts after imports. The first epoch includes opening the loader and its services.
 """
@@ -86,7 +86,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as in its documentation, with workers that persist across epochs."""
+    """Open a DataLoader as documented, with workers that persist across epochs."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(

@@ -1,4 +1,4 @@
-"""Choose images, measure each loader in separate processes, and present the results."""
+"""Choose images, measure loaders in separate processes, and present the results."""
 
 from __future__ import annotations
 

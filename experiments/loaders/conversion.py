@@ -37,14 +37,14 @@ Write: TypeAlias = "Callable[[Samples, Sequence[int], int, Path], None]"
 
 
 class Converted(NamedTuple):
-    """Images in another format: their directory, and the seconds that writing them took."""
+    """Images in another format: their directory, and the seconds of writing them."""
 
     directory: Path
     seconds: float
 
 
 def need_package(module: str, kind: str, note: str = "") -> None:
-    """Check that a loader's package is installed; ``kind`` names the loader and its extra.
+    """Check that loader ``kind``'s package is installed, by the extra of that name.
 
     Raises:
         ConfigError: it is not installed; ``note`` is added to the message.

@@ -59,7 +59,7 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The settings of the loader, named as in its own documentation, for the report."""
+        """The loader's settings, named as in its documentation, for the report."""
 
     @property
     def fingerprint(self) -> str:

@@ -37,7 +37,7 @@ class Samples:
 
     ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
     with paths below it. Sample ids use ``id_bucket`` and keys without ``prefix``. ``labels`` are indices into
-    ``classes``. ``fingerprint`` covers the whole listing, including sizes and modification times of files.
+    ``classes``. ``fingerprint`` covers the listing, with files' sizes and times.
     """
 
     bucket: str

@@ -46,7 +46,7 @@ def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _images_class(kind: str) -> Any:
-    """Return the dataset's class, made on demand because its base needs the package."""
+    """Return the dataset's class, made on demand: its base needs the package."""
     declare_operators()
     base: Any
     if kind == _MDS:

@@ -26,7 +26,7 @@ def open_super(request: LoaderRequest) -> Loader:
 
 
 def open_super_threads(request: LoaderRequest) -> Loader:
-    """Open a split with threads of this process; the spec's ``num_workers`` is not used."""
+    """Open a split with threads of this process, without ``num_workers``."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)

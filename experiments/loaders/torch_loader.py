@@ -88,7 +88,7 @@ class DecodingLoader:
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """True if it can repeat the order of an epoch, whose first batches are then dropped."""
+        """True if it can repeat an epoch's order, dropping the first batches."""
         return self._tell_epoch is not None
 
     def __len__(self) -> int:

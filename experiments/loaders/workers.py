@@ -1,7 +1,7 @@
 """Decode samples and form batches in the worker processes of a DataLoader.
 
-Workers leave SIGTERM to the run: a scheduler sends it to a whole process group (torchrun, Slurm, systemd),
-and the run then takes its last step and keeps a checkpoint, for which it needs its workers.
+Workers leave SIGTERM, which schedulers send to a whole process group (torchrun, Slurm, systemd), to the run:
+it needs them for its last step and checkpoint.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ class Utilization:
 class UtilizationMonitor(Listener):
     """A listener that samples this process and its descendants until `close`.
 
-    One thread takes a sample every ``interval_s``, or less often if sampling would take more than a hundredth
-    of a core; the main thread takes one more at each border of a pass. A file that cannot be written stops
-    the writing, not the training; `failure` then has the reason.
+    One thread takes a sample every ``interval_s``, or less often if that takes more than a hundredth of a
+    core; the main thread takes one at each border of a pass. A file that cannot be written stops the writing,
+    not the training; `failure` then has the reason.
     """
 
     def __init__(

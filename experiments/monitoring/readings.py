@@ -120,7 +120,7 @@ class ProcessGroups:
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
-    """Return the group of a trainer's descendant, from its name and both commands."""
+    """Return the group of a descendant, from its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"

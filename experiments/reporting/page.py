@@ -2,8 +2,8 @@
 
 Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
 areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
-pyplot's global state nor the user's matplotlib settings are used, so equal figures give equal images. Series
-also differ by hatch, dash and marker, so that a black and white print loses nothing. None leaves a gap.
+pyplot's state nor the user's settings are used, so equal figures give equal images. Series also differ by
+hatch, dash and marker, for print in black and white. None leaves a gap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the files of a run: report, steps and utilisation, complete or not.
 
-A run writes its report at its start and after each epoch, so a killed run still has its earlier epochs.
-`run_page` interprets the files.
+A run writes its report at its start and after each epoch; a killed run has its earlier epochs. `run_page`
+interprets the files.
 """
 
 from __future__ import annotations

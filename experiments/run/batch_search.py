@@ -1,9 +1,9 @@
 """``superdl run SPEC --find-batch-size``: find the largest batch that fits into memory.
 
-Steps use synthetic images, under the spec's strategy, in new processes for each size, one per rank: a process
-keeps its peak, and one that runs out of memory does not affect others. A step that runs out of memory does
-not fit; on a CPU the system limits the process to its part. The loader is open meanwhile, its workers run,
-and the batches that it would hold are counted.
+Steps use synthetic images, under the spec's strategy, in a new process per size and rank: a process keeps its
+peak, or runs out of memory alone. A step that runs out of memory does not fit; on a CPU the system limits the
+process to its part. The loader is open meanwhile, its workers run, and the batches that it would hold are
+counted.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class BatchSizes:
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
     """Double the size while it fits, then halve the gap to what does not.
 
-    The gap is closed to a sixteenth of the size, since a batch is seldom worth tuning further. ``at_most`` is
-    the number of samples that a rank has; ``tell`` receives a line for each size.
+    The gap is closed to a sixteenth of the size. ``at_most`` is the number of samples that a rank has;
+    ``tell`` receives a line for each size.
 
     Raises:
         ConfigError: a batch of one does not fit.

@@ -147,7 +147,7 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
-    """Return the checkpoint's classes; empty if the run's report does not name them."""
+    """Return the checkpoint's classes; empty if the report does not name them."""
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])

@@ -105,7 +105,7 @@ class RunState(Listener):
         self._write()
 
     def file_name(self, name: str) -> str:
-        """Return the name of a file that each rank writes: rank 0's is the plain one."""
+        """Return the name of a file of each rank; rank 0's is the plain one."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:

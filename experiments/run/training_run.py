@@ -1,7 +1,7 @@
 """Execute a spec: data, loaders, training, report, in one directory of results.
 
-Processes started by a run, the embedded default and the workers of plain loaders, read the run's environment.
-So the run passes the spec's settings for functions as variables.
+Processes started by a run, such as the embedded default, read the run's environment. So the run passes the
+spec's settings for functions as variables.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Start sampling before anything else; the stack ends it after everything else."""
+    """Start sampling before all else; the stack ends it after all else."""
     gpu = None
     try:
         gpu = meter_of(state.device)
@@ -301,7 +301,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return a short name for the executor of a run's functions; ``None`` without functions.
+    """Return the name of a run's executor; ``None`` without functions.
 
     Raises:
         ConfigError: the spec names an executor, which the environment's coordinator decides.
@@ -327,8 +327,8 @@ def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
 def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
     """Allow processes started in the block to import a recipe's `experiments.augmentations`.
 
-    A function imports a step's module only if its own setting lists it. For processes started by the run, the
-    run is the operator. Other functions have their own operator, who lists the allowed modules.
+    A function imports only modules in its own setting, made by its operator. For processes started by the
+    run, the run is the operator.
 
     Raises:
         RecipeError: a custom step is not named ``module:function@version``.

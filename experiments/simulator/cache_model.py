@@ -125,7 +125,7 @@ class CacheModel:
         self._rows(key).pointers.update(pointers)
 
     def make_room(self) -> None:
-        """Evict at random until the server's memory suffices, unless it refuses such writes."""
+        """Evict at random until memory suffices, unless the server refuses such writes."""
         while self.used_bytes > self.budget_bytes * HEADROOM and not self.refuses:
             if not self.evict(0.5):
                 break

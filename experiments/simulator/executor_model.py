@@ -76,7 +76,7 @@ class Usage:
 
 
 class _Taken(NamedTuple):
-    """A request, the life of the coordinator that made it, and the time of its arrival."""
+    """A request, the life of its coordinator, and its time of arrival."""
 
     request: Prefetch
     life: int
@@ -259,7 +259,7 @@ class ExecutorModel:
         return outcomes
 
     def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of samples for which the cache receives a pointer into a new pack."""
+        """Return a mask of samples for which the cache gets a pointer into a new pack."""
         lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
         may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
         return may & (request.kind is RequestKind.DECODE_TO_POINTERS and self._world.store.takes)

@@ -113,7 +113,7 @@ class World(WorldState):
         self.after(_UPKEEP_S, self._upkeep)
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core, if the coordinator is up, and execute its actions."""
+        """Pass events to the core, if it is up, and execute its actions."""
         if not self.coordinator_up:
             return
         for event in events:

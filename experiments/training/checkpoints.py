@@ -1,4 +1,4 @@
-"""Checkpoints: files with the complete state to resume a run, written atomically.
+"""Checkpoints: files with all state to resume a run, written atomically.
 
 They are read with ``weights_only``, so that nothing in them is executed.
 """
@@ -47,9 +47,9 @@ _S3 = "s3://"
 class Checkpoint:
     """The state of a run between two steps.
 
-    ``facts`` decide whether another run can resume from it, ``epoch`` is the epoch to resume in, ``batches``
-    the place in it, ``best`` the best validation accuracy so far, ``chance`` the states of random generators,
-    ``scaler`` the state of the loss scaler for float16.
+    ``facts`` decide whether another run can resume, in ``epoch`` after ``batches``; ``best`` is the best
+    validation accuracy so far, ``chance`` the states of random generators, ``scaler`` that of float16's loss
+    scaler.
     """
 
     facts: dict[str, Any]
@@ -127,7 +127,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces ``path`` once it is complete and on the disk."""
+    """Yield a new file that replaces ``path`` once complete and on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same directory: a rename across file systems is not atomic.

@@ -186,7 +186,7 @@ class Trainer:
             self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
-        """Keep the checkpoints that the spec requires after an epoch: the last, the best."""
+        """Keep an epoch's checkpoints as in the spec: the last, the best."""
         names = []
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
@@ -297,7 +297,7 @@ class Trainer:
     def _release_last(
         self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals, error: BaseException
     ) -> None:
-        """Report the steps before a failure if possible, without hiding the failure itself."""
+        """Report the steps before a failure if possible, without hiding the failure."""
         if self._ranks.several and self._device.type == "cuda" and not isinstance(error, Terminated):
             return  # a step may wait on the device for a failed rank, forever
         try:

@@ -4,8 +4,8 @@
 collectives of plain tensors, so that nothing from another process is unpickled.
 
 The rank that fails first stores its reason in torch's store. A thread of each other rank polls the store,
-over a separate connection, and ends a process that waits for the failed rank in vain. On SIGTERM, which
-clusters send before they take a machine away, all ranks stop after the same step.
+over a separate connection, and ends a process that waits in vain. On SIGTERM, which clusters send before
+taking a machine, all ranks stop after the same step.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def join_ranks(
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
     A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`. A
-    process that cannot raise, because it waits in a collective for the failed rank, is ended.
+    process that waits in a collective for the failed rank is ended.
 
     Args:
         process: this one.

@@ -35,7 +35,7 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device: its record's values, some as tensors.
+    """A step with results still on the device: its record's values, some as tensors.
 
     Padding samples are excluded.
     """

@@ -1,7 +1,7 @@
 """Update a model from a loss: optimiser, learning rate schedule, loss scaling.
 
-All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step with
-gradients that are not finite is skipped by all ranks, and the schedule does not count it.
+All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; all ranks skip a
+step with gradients that are not finite, and the schedule does not count it.
 """
 
 from __future__ import annotations
