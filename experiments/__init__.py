@@ -1,8 +1,8 @@
 """Experiments: one YAML spec, one command, one report.
 
-This package trains models through SUPER's public API, exactly as a user would, and reports the time spent
-waiting, reading, decoding and computing. `experiments.spec` defines a run, `experiments.run.run` executes it.
-Importing the package is cheap: only the modules that train load torch.
+This package trains models through SUPER's public API, as a user would, and reports where time is spent.
+`experiments.spec` defines a run, `experiments.run.run` executes it. Importing the package is cheap: only the
+modules that train load torch.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def print_rows(
     title: str | None = None,
     words: int = 1,
 ) -> None:
-    """Print a table: ``words`` columns of text, then figures, which a narrow terminal never truncates."""
+    """Print ``words`` columns of text, then figures, which are never truncated."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < words else "right", overflow="fold")

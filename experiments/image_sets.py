@@ -1,4 +1,4 @@
-"""The image sets that `superdl data make` draws, and the published sets they replace: a table.
+"""The image sets that `superdl data make` draws, and the sets they replace.
 
 It imports fast, since specs and the command line load it. `experiments.data.pictures` draws the pictures,
 `experiments.data.making` writes them.
@@ -34,8 +34,8 @@ class MadeSet:
 
     ``train`` and ``val`` are its full counts, ``quick`` the training pictures of a small version. Each
     picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
-    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; ``grey_share``
-    and ``cmyk_share`` are the shares of greyscale and CMYK pictures among RGB ones.
+    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; else
+    ``grey_share`` and ``cmyk_share`` are among RGB pictures.
     """
 
     name: str
@@ -54,7 +54,7 @@ class MadeSet:
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return the pictures per split for ``samples`` training pictures; None: the whole set.
+        """Return the pictures per split for ``samples`` training ones; None: the whole set.
 
         Raises:
             ConfigError: there are fewer samples than classes.
@@ -75,13 +75,13 @@ class MadeSet:
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return the folder of a class: its number, zero-padded so that names sort as numbers do."""
+        """Return the folder of a class: its number, zero-padded for sorting."""
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that users download and unpack themselves, into ``folder`` or a directory they name."""
+    """A set that users unpack themselves, into ``folder`` or a directory they name."""
 
     name: str
     folder: str
@@ -92,8 +92,8 @@ class PublishedSet:
 _PHOTO_SIZES = ((500, 375), (375, 500), (500, 333), (640, 480))
 
 MADE_SETS: Mapping[str, MadeSet] = {
-    made.name: made
-    for made in (
+    made_set.name: made_set
+    for made_set in (
         MadeSet(
             name="tiny-imagenet-like",
             about="200 classes of 64x64 JPEGs, 1.8% of them greyscale",

@@ -1,7 +1,7 @@
-"""``python -m superdl.experiments.local_hosts``: simulate the hosts of a run by local processes.
+"""``python -m superdl.experiments.local_hosts``: simulate a run's hosts locally.
 
 It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and returns the exit code of the first
-that failed. Use it to try a run of several hosts, and to measure the gain of more hosts on one machine.
+that failed. It tries a run of several hosts, and measures their gain, on one machine.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _environment(threads: int) -> dict[str, str]:
     """Return the variables of all hosts; those already set are kept."""
-    with contextlib.ExitStack() as bound:
+    with contextlib.ExitStack() as stack:
         # All sockets stay open until the ports are known, so that they differ.
-        held = [bound.enter_context(socket.socket()) for _ in range(3)]
-        for one in held:
-            one.bind(("", 0))
-        ports = ",".join(str(one.getsockname()[1]) for one in held)
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for bound_socket in sockets:
+            bound_socket.bind(("", 0))
+        ports = ",".join(str(bound_socket.getsockname()[1]) for bound_socket in sockets)
     return {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(threads),
@@ -88,7 +88,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts. After a failure, the others have some time to end on their own."""
+    """Wait for all hosts; after a failure, the others have some time to end."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))

@@ -1,4 +1,4 @@
-"""Description of a run's environment, to repeat and compare it: software, hardware, the commit.
+"""A run's environment, to repeat and compare it: software, hardware, the commit.
 
 It contains no path of the machine, no host or user name, no variable of the environment.
 """
@@ -32,7 +32,7 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return the relevant facts of this machine and its software; no host, user or path names."""
+    """Return facts of this machine and its software; no host, user or path names."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -98,7 +98,7 @@ def commit_of(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    # A hook of another repository may have set GIT_DIR; optional locks would write to the repository.
+    # Another repository's hook may set GIT_DIR; optional locks would write.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:

@@ -22,7 +22,7 @@ __all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_oper
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 _CLASSES_MIN = 2
-_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
+_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as for torchvision's weights
 _STD = (0.229, 0.224, 0.225)
 
 
@@ -34,7 +34,7 @@ _TRANSFORMERS = {
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model of a spec by name, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model by name, with fresh weights, in channels_last layout, on ``device``.
 
     ``side`` is that of the square images in pixels; only vision transformers depend on it. The prefix
     ``timm:`` selects timm's model of that name, with the mean and deviation that its weights expect.
@@ -95,7 +95,7 @@ def _convolution(channels_in: int, channels_out: int, stride: int) -> nn.Sequent
 
 
 class NormalisedNetwork(nn.Module):
-    """A network for normalised float images that takes uint8 ones [N, 3, H, W], in either layout."""
+    """A network for normalised floats that takes uint8 [N, 3, H, W], in either layout."""
 
     scale: Tensor
     shift: Tensor
@@ -186,7 +186,7 @@ _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_LIBRARIES: list[torch.library.Library] = []  # an operator lasts as long as the library that declared it
+_LIBRARIES: list[torch.library.Library] = []  # operators last as long as their library
 
 
 def declare_operators() -> None:
@@ -211,7 +211,7 @@ _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of Normal
 
 
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
-    """Load the weights of the file at ``place`` and return a line that describes them.
+    """Load the weights in the file ``place``, and return a line that describes them.
 
     A classifier with another number of classes is left out. If the file is missing, the error names
     ``source``.
@@ -238,7 +238,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         weights |= {name: mine[name] for name in left_out}
     try:
         network.load_state_dict(weights)
-    except RuntimeError as error:  # torch names parameters that are missing, unknown or of another shape
+    except RuntimeError as error:  # torch names the wrong parameters
         reason = " ".join(str(error).split())[:_REASON_MAX]
         raise ConfigError(f"model.weights: {place} is of another model: {reason}") from error
     if left_out:

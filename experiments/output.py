@@ -1,4 +1,4 @@
-"""Files written by runs and comparisons: new directories, strict JSON, and logs of rows.
+"""Files of runs and comparisons: new directories, strict JSON, logs of rows.
 
 JSON is strict, so that every reader accepts it: a number that is not finite (the loss of a diverged model)
 becomes null.
@@ -75,7 +75,7 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
 
 
 def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print a command's result if ``shown`` (``--json``), and write it to ``file`` (``--output``).
+    """Print a result if ``shown`` (``--json``), and write it to ``file`` (``--output``).
 
     Raises:
         ConfigError: the file cannot be written.
@@ -98,9 +98,9 @@ def write_json(value: object, path: Path) -> None:
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text atomically; a reader sees the old file or the new one, never half of it."""
+    """Write a text atomically; a reader sees the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # File names may contain bytes that are not valid text: escape them instead of failing.
+    # File names may contain bytes that are not text: escape them.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
@@ -113,7 +113,7 @@ class RowLog:
 
     def __init__(self, directory: Path, name: str) -> None:
         """Create the file."""
-        # Unbuffered: a worker forked meanwhile would inherit a buffer, and write it again.
+        # A worker forked meanwhile would inherit a buffer and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:

@@ -1,7 +1,7 @@
 """Directories that a training service (SageMaker) names by variables, applied to a spec.
 
-A job's container is deleted with everything but these: ``SM_OUTPUT_DATA_DIR`` and ``SM_MODEL_DIR`` are
-uploaded at the end, a checkpoint directory continuously. Places in the spec itself take precedence.
+A job's container keeps only these: ``SM_OUTPUT_DATA_DIR`` and ``SM_MODEL_DIR`` are uploaded at the end, a
+checkpoint directory continuously. Places in the spec take precedence.
 """
 
 from __future__ import annotations

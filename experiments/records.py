@@ -1,4 +1,4 @@
-"""Measurements of a run: step records, loader counters, pass summaries, and their listeners.
+"""Measurements of a run: step records, loader counters, pass summaries, listeners.
 
 Plain values only, so that reports need no torch. `experiments.training` takes the measurements.
 """
@@ -46,8 +46,8 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
-    The status counters belong to this process: calls for pages of the plan, their seconds and CPU seconds in
-    a separate thread, and the seconds that the loop waited for a page.
+    The status counters are this process's: calls for pages of the plan, their seconds and CPU seconds in a
+    thread, and the loop's seconds of waiting for a page.
     """
 
     status_calls: int = 0
@@ -72,7 +72,7 @@ class LoaderCounters(WorkCounters):
         Prometheus. Dollars count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
-        # Dollars show no reset: a share also falls when other jobs use the samples it paid for.
+        # Dollars show no reset: they also fall when other jobs use the samples.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{
@@ -86,7 +86,7 @@ def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
     """Return the sum of the counters."""
     parts = list(counters)
     return LoaderCounters(
-        **{item.name: sum(getattr(one, item.name) for one in parts) for item in fields(LoaderCounters)}
+        **{item.name: sum(getattr(part, item.name) for part in parts) for item in fields(LoaderCounters)}
     )
 
 
@@ -98,7 +98,7 @@ class CountedLoader(Protocol):
 
 
 class CounterLaps:
-    """Split a loader's counters into laps. The first begins with the job, before the first epoch."""
+    """Split a loader's counters into laps, the first from the start of the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
         """Start with the counters of ``loader`` at zero."""
@@ -164,7 +164,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch.
+    """The mean seconds of the ``steps`` training steps up to ``step``, from 1 per epoch.
 
     ``since_start_s`` is the mean of all steps of the epoch so far.
     """
@@ -178,7 +178,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The number of steps in a pass that stalled for one cause, and their total waiting in seconds."""
+    """The number of steps in a pass stalled for one cause, and their seconds of waiting."""
 
     steps: int
     wait_s: float
@@ -229,7 +229,7 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """One epoch: the training pass and, if there is validation data, the validation pass."""
+    """One epoch: the training pass and, with validation data, the validation pass."""
 
     epoch: int
     train: PassSummary
@@ -242,7 +242,7 @@ class EpochSummary:
 
 
 class Listener:
-    """A listener for training events, called in order in the main thread; this base ignores them."""
+    """A listener for training events, called in the main thread; this base ignores them."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""

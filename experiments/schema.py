@@ -1,4 +1,4 @@
-"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic, with named errors.
+"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic.
 
 A spec is a frozen pydantic dataclass whose fields have the types below. `experiments.spec` and
 `experiments.simulator.spec` define the keys.
@@ -84,7 +84,7 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator for one or more ordered names, in a list or comma-separated; returns the latter.
+    """Make a validator for ordered names, in a list or comma-separated; returns the latter.
 
     ``alone`` is a name that excludes all others.
     """
@@ -176,7 +176,7 @@ class _Loader(yaml.SafeLoader):
         self._counts: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node and count the values in it, including those of aliases each time."""
+        """Compose a node and count its values, those of aliases each time."""
         is_alias = self.check_event(yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.CollectionNode) and not is_alias:
@@ -292,7 +292,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with each value set at its dotted key, ``{"loader.kind": "torch"}``.
+    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``.
 
     Raises:
         ConfigError: a key is not of this form, or leads through a key that holds no mapping.

@@ -106,7 +106,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps applied to an image before the cache: shorter side to ``resize`` pixels, centre ``crop``.
+    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``.
 
     ``steps`` replaces both: a recipe's steps as in `super_dataset.Recipe`, the random ones seeded by
     ``augment_seed``.
@@ -198,7 +198,7 @@ class TrainingSpec:
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # An epoch has this many training steps, and the loader restarts whenever it ends; null: one pass.
+    # Training steps of an epoch, for which the loader restarts as needed; null: one pass.
     steps_per_epoch: AtLeastOne | None = None
     print_every: AtLeastOne | None = None  # steps between lines with their mean time
     validate_every: AtLeastZero = 1  # epochs; 0: never
@@ -264,7 +264,7 @@ class Spec:
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reject a name that is not one folder name, and executors that cannot work with the other keys."""
+        """Reject a name that is no folder name, and executors that contradict other keys."""
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
         if self.executor == "auto":
@@ -305,7 +305,7 @@ def parse_spec(mapping: Mapping[str, Any]) -> Spec:
 
 
 def spec_keys() -> tuple[str, ...]:
-    """Return the dotted keys of a spec that are not sections: ``epochs``, ``loader.batch_size``."""
+    """Return the dotted keys of values in a spec: ``epochs``, ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -318,10 +318,10 @@ _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec, a file or a built-in name, apply ``a.b=c`` overrides and check the result.
+    """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
 
     A file may have a section ``quick``, values by dotted keys that shorten the run. They are always checked,
-    and applied before the overrides if ``quick`` is set. Without the section, a few steps are taken.
+    and applied before the overrides if ``quick`` is set; without it, a few steps are taken.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.

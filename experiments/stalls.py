@@ -1,8 +1,8 @@
 """Detect the steps of a pass that waited for data, and the cause.
 
 A step stalled if the trainer waited for more than a twentieth of its time, and at least a millisecond. The
-coordinator reports the cause for a batch that a reader had to wait for. The step's own figures show it for
-batches entirely in the cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
+coordinator reports the cause if a reader had to wait. The step's own figures show it for batches in the
+cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ coordinator keeps only the newest 1,024 entries.
 
 @dataclass(frozen=True, slots=True)
 class StalledStep:
-    """A step that waited ``wait_s`` seconds for its batch; ``cause`` is one of those in `docs/runs.md`."""
+    """A step that waited ``wait_s`` seconds; ``cause`` is one in `docs/runs.md`."""
 
     epoch: int
     split: str
@@ -63,7 +63,7 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
             return UNKNOWN
         return wait_for(told.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
-    # The samples read from cache or store were decoded by functions, maybe long ago.
+    # Functions decoded the samples in cache or store, maybe long ago.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return wait_for("loader_start")
@@ -75,7 +75,7 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
 
 
 class StallMeter:
-    """Collects the stalled steps of one split and fetches their causes from its job in batches.
+    """Collects a split's stalled steps, and fetches their causes in batches.
 
     Args:
         source: the loader; its ``job_stats`` reports recent stalls.
@@ -110,10 +110,10 @@ class StallMeter:
         return stall_summary([(stall.cause, stall.wait_s) for stall in known], steps), known
 
     def _ask(self) -> None:
-        told = self._told() if any(step.misses for step in self._waiting) else {}
+        causes = self._told() if any(step.misses for step in self._waiting) else {}
         for step in self._waiting:
-            same = {name: getattr(step, name) for name in _OF_A_STEP}
-            self._known.append(StalledStep(**same, cause=cause_of(step, told)))
+            values = {name: getattr(step, name) for name in _OF_A_STEP}
+            self._known.append(StalledStep(**values, cause=cause_of(step, causes)))
         self._waiting, self._missed = [], 0
 
     def _told(self) -> dict[tuple[int, int], str]:
@@ -126,7 +126,7 @@ class StallMeter:
 
 
 def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSummary:
-    """Sum up the cause and seconds of each stalled step of a pass with ``steps`` steps in all."""
+    """Sum up causes and seconds of the stalled steps in a pass of ``steps`` steps."""
     causes: dict[str, list[float]] = {}
     for cause, wait_s in stalls:
         causes.setdefault(cause, []).append(wait_s)

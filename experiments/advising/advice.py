@@ -1,8 +1,8 @@
-"""Predict a run from a probe of some seconds, and find the one change that helps it most.
+"""Predict a run from a short probe, and find the change that helps most.
 
-The probe reads batches through the run's own loader, first without a model, then with its steps. The times of
-all parts go into the simulator (:mod:`superdl.experiments.simulator`), which simulates the run with the
-coordinator's own core, and again for each change that users could make. Validation is left out.
+The probe reads batches through the run's own loader, first without a model, then with its steps. The
+simulator (:mod:`superdl.experiments.simulator`) then plays the run, and each change that users could make,
+with the coordinator's own core. Validation is left out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run: its first epoch, those after it, and all of it; cost in US dollars.
+    """The prediction for a run: its first epoch, later ones, all of it; US dollars.
 
     Waiting is a share of an epoch. Figures of later epochs are None if there is only one; ``usd`` is None if
     the spec names no machine.
@@ -96,7 +96,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The measurements, the forecast, and the forecast for each possible change, best first."""
+    """The measurements, and the forecasts without and with each change, best first."""
 
     measured: Measured
     forecast: Forecast
@@ -120,7 +120,7 @@ class Advice:
 
 
 def advice_of(measured: Measured, spec: Spec) -> Advice:
-    """Predict a run and its changes from the measurements, with the prices of the spec's machines."""
+    """Predict a run and its changes from measurements and the prices of the spec's machines."""
     hour_usd = _hour_usd(spec)
     now = foretold(measured, hour_usd)
     changes = [(name, foretold(changed, hour_usd)) for name, changed in _changes(measured)]
@@ -148,15 +148,15 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 
 
 def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
-    """Simulate a run from its measurements; ``hour_usd`` is the hourly price of its machines."""
-    passes = max(1, math.ceil(measured.epochs))
+    """Simulate a measured run; ``hour_usd`` is the hourly price of its machines."""
+    epochs = max(1, math.ceil(measured.epochs))
     # All epochs after the first are alike.
-    played = min(passes, 2)
-    whole = measured.samples / (measured.batch_size * measured.ranks)
-    scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
-    each_bytes = measured.batch_size * measured.ranks * measured.record_bytes
+    simulated = min(epochs, 2)
+    batches = measured.samples / (measured.batch_size * measured.ranks)
+    scale = min(1.0, _BATCHES_MAX / max(batches, 1.0))
+    batch_bytes = measured.batch_size * measured.ranks * measured.record_bytes
     cache_bytes = max(
-        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * each_bytes)
+        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * batch_bytes)
     )
     model = build_world_model(
         SimulationSpec(
@@ -173,9 +173,9 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
                     replicas=measured.ranks,
                     step_s=measured.step_s,
                     handover_s=measured.handover_s,
-                    epochs=played,
+                    epochs=simulated,
                     workers=max(1, measured.workers),
-                    read_gb_per_s=each_bytes / measured.ranks / measured.read_s / _GB,
+                    read_gb_per_s=batch_bytes / measured.ranks / measured.read_s / _GB,
                 ),
             ),
             functions=FunctionsSpec(
@@ -186,21 +186,24 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
         )
     )
     (trainers,) = World(model, log=False).run().trainers.values()
-    passed = [
+    slowest = [
         # The slowest rank determines a pass.
-        max((trainer.passes[at] for trainer in trainers), key=lambda one: one.ended_s - one.began_s)
-        for at in range(played)
+        max(
+            (trainer.passes[epoch] for trainer in trainers),
+            key=lambda figures: figures.ended_s - figures.began_s,
+        )
+        for epoch in range(simulated)
     ]
-    walls_s = [(one.ended_s - one.began_s) / scale for one in passed]
+    walls_s = [(figures.ended_s - figures.began_s) / scale for figures in slowest]
     rates = [measured.samples / wall_s for wall_s in walls_s]
-    waiting = [one.wait_s / (one.ended_s - one.began_s) for one in passed]
-    later = passes > 1
-    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if later else measured.epochs * walls_s[0]
+    wait_shares = [figures.wait_s / (figures.ended_s - figures.began_s) for figures in slowest]
+    has_later = epochs > 1
+    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if has_later else measured.epochs * walls_s[0]
     return Forecast(
         first_images_per_s=rates[0],
-        first_waiting=waiting[0],
-        later_images_per_s=rates[-1] if later else None,
-        later_waiting=waiting[-1] if later else None,
+        first_waiting=wait_shares[0],
+        later_images_per_s=rates[-1] if has_later else None,
+        later_waiting=wait_shares[-1] if has_later else None,
         wall_s=wall_s,
         usd=None if hour_usd is None else hour_usd * wall_s / 3600,
     )

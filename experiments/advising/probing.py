@@ -40,7 +40,7 @@ _WARM_UP_STEPS = 2
 
 
 def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
-    """Probe this machine with a spec for some ten seconds, and predict a run of it.
+    """Probe this machine for some ten seconds, and predict a run of ``spec``.
 
     Args:
         spec: the run's spec.
@@ -55,7 +55,7 @@ def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
 
 
 def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
-    """Read batches without a model for some seconds, then take steps with it, for a run of ``count`` ranks.
+    """Read batches for some seconds, then take steps, for a run of ``count`` ranks.
 
     Raises:
         ConfigError: the loader is not SUPER, or this is one of several ranks.
@@ -129,16 +129,16 @@ def _read(batches: Iterator[Batch]) -> _Read:
     read = _Read()
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not read.samples:
-        _, labels, told = next(batches)
-        read.read_s.append(told.read_s)
-        read.records_s += told.fetch_s + told.decode_s
+        _, labels, figures = next(batches)
+        read.read_s.append(figures.read_s)
+        read.records_s += figures.fetch_s + figures.decode_s
         read.samples += len(labels)
-        read.size_bytes += told.size_bytes
+        read.size_bytes += figures.size_bytes
     return read
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return the seconds of a training step while batches are read, and of taking over a finished batch."""
+    """Return the seconds of a step while batches are read, and of taking over a batch."""
     model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
     strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
     scaled_on = device.type if strategy.scales else None

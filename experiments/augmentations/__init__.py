@@ -1,4 +1,4 @@
-"""Random augmentation as custom steps of recipes, to study where its CPU time is spent.
+"""Random augmentation as custom steps, to study where its CPU time is spent.
 
 Each module has one step; it imports only NumPy, Pillow and the function's own package, which is all that a
 function has. A run allows these modules in processes it starts; others need ``SUPER_STEP_MODULES``.

@@ -1,4 +1,4 @@
-"""``experiments.augmentations.heavy:heavy@1``: augmentation that costs a CPU far more than decoding.
+"""``experiments.augmentations.heavy:heavy@1``: augmentation dearer than decoding.
 
 It represents the long chains of random transforms used to train on small images. It uses integers, or
 floating point without functions of the platform's library, so that one seed gives the same bytes with the
@@ -81,7 +81,7 @@ def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Im
 
 
 def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
-    """Change brightness of each channel, contrast and saturation; values may exceed a byte."""
+    """Change channels' brightness, contrast and saturation; values may exceed a byte."""
     most = max(1, round(_GAIN * share))
     gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
     contrast, saturation = (

@@ -1,4 +1,4 @@
-"""`superdl compare`: run the arms of one spec interleaved on the same work, and compare their figures.
+"""`superdl compare`: run the arms of a spec interleaved, and compare their figures.
 
 ``arms`` defines the runs and their order, ``running`` executes them round by round; ``measured`` reads the
 runs' reports, ``figures`` holds the arithmetic and its wording, ``comparison`` and ``show`` the output. The

@@ -1,4 +1,4 @@
-"""The arms of a comparison, each with its trials, as complete specs that are checked before anything runs.
+"""The arms of a comparison with their trials, as complete specs, checked before they run.
 
 Their rounds are interleaved, so that a machine that grows slower or faster affects all arms alike.
 """
@@ -41,7 +41,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work, whose trials run at once. ``values`` are its settings by dotted key.
+    """A way of doing the work, whose trials run at once; ``values`` by dotted key.
 
     ``launch`` is a command to which ``-m superdl.main run SPEC`` is appended; it defaults to Python.
     """
@@ -53,13 +53,13 @@ class Arm:
 
     @property
     def sharing(self) -> Spec | None:
-        """The first of several trials that share one coordinator, which must be started for them."""
+        """The first of several trials that share a coordinator, which must be started."""
         wanting = [trial.spec for trial in self.trials if _wants_services(trial.spec)]
         return wanting[0] if len(wanting) > 1 else None
 
 
 class Round(NamedTuple):
-    """One repeat of one arm: ``number`` counts all rounds, ``repeat`` those of the arm, both from 1."""
+    """A repeat of an arm; ``number`` counts all rounds, ``repeat`` the arm's, from 1."""
 
     number: int
     repeat: int
@@ -67,7 +67,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds: each repeat runs every arm once, and starts one arm later than the previous.
+    """Return all rounds: each repeat runs every arm, and starts one arm later.
 
     With A, B and C: A B C, B C A, C A B. Over as many repeats as there are arms, each arm has each place
     once, so that files not yet read, or a warm processor, do not always affect the same arm.
@@ -81,7 +81,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the arms of a spec, or the ``chosen`` ones; a loader's kind can also be chosen as an arm.
+    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm.
 
     Raises:
         ConfigError: an arm is unknown, sets a reserved key, or makes an invalid spec.
@@ -115,10 +115,10 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     if launch:
         raise ConfigError(f"{where}: {_LAUNCH} starts one run, and this spec has trials; leave one out")
     trials = []
-    for trial, own in spec.trials.items():
-        _check_values(f"trials.{trial}", own)
-        made = _spec_of(spec, f"{name}-{trial}", values, own, f"trials.{trial} in {where}")
-        trials.append(Trial(trial, made))
+    for trial, trial_values in spec.trials.items():
+        _check_values(f"trials.{trial}", trial_values)
+        trial_spec = _spec_of(spec, f"{name}-{trial}", values, trial_values, f"trials.{trial} in {where}")
+        trials.append(Trial(trial, trial_spec))
     executors = {trial.spec.executor for trial in trials if _wants_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
@@ -149,24 +149,26 @@ def _check_values(where: str, values: Mapping[str, Any]) -> None:
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
-    """Build the spec of one run: the common values, overridden by the arm's, then by the trial's."""
+    """Build a run's spec: common values, overridden by the arm's, then the trial's."""
     common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
     try:
         mapping = apply_values(apply_values(common, arm), trial)
-        made = parse_spec(_without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"})
+        run_spec = parse_spec(
+            _without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"}
+        )
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     warmup = spec.compare.warmup_epochs
-    if made.epochs <= warmup:
+    if run_spec.epochs <= warmup:
         raise ConfigError(
-            f"{where}: of {made.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; set "
-            "more epochs or fewer warm-up epochs"
+            f"{where}: of {run_spec.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; "
+            "set more epochs or fewer warm-up epochs"
         )
-    return made
+    return run_spec
 
 
 def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the settings of functions from arms whose loader runs none, since one spec serves all arms."""
+    """Drop settings of functions from arms whose loader runs none."""
     loader = mapping["loader"]
     if not isinstance(loader, dict) or loader.get("kind") in SUPER_KINDS:
         return mapping

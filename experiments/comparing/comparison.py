@@ -1,7 +1,7 @@
 """A comparison, its file ``compare.json``, and comparisons of runs made elsewhere.
 
-`compare_runs` reads directories of finished runs, such as a cluster's launcher leaves. Their arms are the
-runs' names, or names given to them; runs of one name are its repeats. `show` displays comparisons.
+`compare_runs` reads directories of finished runs. Their arms are the runs' names, or names given to them;
+runs of one name are its repeats. `show` displays comparisons.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MACHINE = ("machine", "usable_cpus", "device", "device_name", "platform")
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm: its settings, the names of its concurrent trials, and its loader's settings as reported."""
+    """An arm: its settings, its concurrent trials' names, its loader's reported settings."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round (see `Round`): its figures, or the reason for having none. ``folder`` holds its runs."""
+    """A round (see `Round`): its figures, or why it has none. ``folder`` holds its runs."""
 
     number: int
     repeat: int
@@ -83,7 +83,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything known about a comparison. ``status``: running, finished, interrupted or failed."""
+    """A comparison. ``status``: running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -102,11 +102,13 @@ class Comparison:
     @property
     def measured(self) -> int:
         """The number of rounds with figures."""
-        return sum(one.figures is not None for one in self.rounds)
+        return sum(report.figures is not None for report in self.rounds)
 
     def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
         """Return the figures of an arm's measured rounds."""
-        return tuple(one.figures for one in self.rounds if one.arm == arm and one.figures is not None)
+        return tuple(
+            report.figures for report in self.rounds if report.arm == arm and report.figures is not None
+        )
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
         """Return the spread of a figure for each arm; None without values."""
@@ -118,7 +120,7 @@ class Comparison:
 
     @property
     def of_whole_runs(self) -> frozenset[str]:
-        """The keys of figures that include the warm-up; with concurrent runs, also the cost of an epoch."""
+        """Keys of figures that include the warm-up; with concurrent runs, also an epoch's cost."""
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
@@ -127,18 +129,18 @@ class Comparison:
         failed = {
             arm.name: lost
             for arm in self.arms
-            if (lost := sum(one.figures is None for one in self.rounds if one.arm == arm.name))
+            if (lost := sum(report.figures is None for report in self.rounds if report.arm == arm.name))
         }
         spreads = {figure.key: self.spreads(figure.key) for figure in FIGURES}
-        said = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
+        sentences = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
         waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
-        return (*said, *waits, *(("Note:", note) for note in self.notes))
+        return (*sentences, *waits, *(("Note:", note) for note in self.notes))
 
     def _told_stalls(self, arm: ArmReport) -> str:
-        """Describe the causes of an arm's stalls, and their shares of its training time."""
-        causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
-        told = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
-        return f"{arm.name}: {', '.join(told)} of training time." if told else ""
+        """Describe an arm's stalls: their causes, and shares of its training time."""
+        causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
+        shares = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
+        return f"{arm.name}: {', '.join(shares)} of training time." if shares else ""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the comparison and its conclusions as plain values for JSON."""
@@ -146,8 +148,8 @@ class Comparison:
         for arm in mapping["arms"]:
             spreads = {figure.key: self.spreads(figure.key)[arm["name"]] for figure in FIGURES}
             arm["figures"] = {
-                key: one and {"median": one.median, "least": one.least, "most": one.most}
-                for key, one in spreads.items()
+                key: spread and {"median": spread.median, "least": spread.least, "most": spread.most}
+                for key, spread in spreads.items()
             }
         return mapping
 
@@ -184,16 +186,16 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         warmup_epochs: epochs to leave out of each run; None: as the runs' specs say.
 
     Raises:
-        ConfigError: a directory holds no run, a run did not finish, or the runs' specs differ in the warm-up.
+        ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
     """
     places = [_place(word) for word in named]
     runs = [read_measured_run(place) for _, place in places]
     names = [name or run.report["name"] for (name, _), run in zip(places, runs, strict=True)]
-    told = {run.report["spec"]["compare"]["warmup_epochs"] for run in runs}
-    if warmup_epochs is None and len(told) > 1:
-        differ = ", ".join(map(str, sorted(told)))
-        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({differ}): say --warmup-epochs")
-    warmup = told.pop() if warmup_epochs is None else warmup_epochs
+    warmups = {run.report["spec"]["compare"]["warmup_epochs"] for run in runs}
+    if warmup_epochs is None and len(warmups) > 1:
+        listed = ", ".join(map(str, sorted(warmups)))
+        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({listed}): say --warmup-epochs")
+    warmup = warmups.pop() if warmup_epochs is None else warmup_epochs
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
     notes = [_MADE_BEFORE]
@@ -213,7 +215,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         values = {f"loader.{key}": report["spec"]["loader"][key] for key in ("kind", "batch_size")}
         arms.setdefault(name, ArmReport(name, values, settings=report["loader_settings"]))
         repeat = 1 + names[: len(rounds)].count(name)
-        # The processes of a finished run were not observed from outside: use its own clock.
+        # A finished run was not observed from outside: use its own clock.
         figures = round_figures(RoundMeasured((run,), wall_s=report["wall_s"]), warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, name, str(place), figures))
         notes += _notes(str(place), report, run.first_epoch)
@@ -222,7 +224,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         status="finished",
         started_at=now_text(),
         directory="",
-        repeats=max(one.repeat for one in rounds),
+        repeats=max(round_report.repeat for round_report in rounds),
         warmup_epochs=warmup,
         arms=list(arms.values()),
         rounds=rounds,

@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, their spread over repeats, and conclusions in words.
+"""The arithmetic of a comparison: figures of a round, spreads over repeats, conclusions.
 
 All functions are pure; `measured` reads the runs. To add a figure, add a field to `RoundFigures`, a line to
 `FIGURES` and a line to `round_figures`.
@@ -41,7 +41,7 @@ _STANDING = {"cache"}
 
 
 class Figure(NamedTuple):
-    """A displayed figure: its name in `RoundFigures`, title, unit, and whether more is better.
+    """A displayed figure of `RoundFigures`: title, unit, and whether more is better.
 
     ``whole``: it covers the whole run, warm-up included.
     """
@@ -71,7 +71,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """The figures of one round of an arm; None if not measured. docs/runs.md defines each.
+    """A round's figures, defined in docs/runs.md; None if not measured.
 
     ``stall_percent_by_cause`` is the share of training time spent in stalled steps, by cause, and
     ``cpu_ms_by_group`` the CPU time per image, by group of processes.
@@ -117,7 +117,7 @@ class Spread:
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
     """Return the spread of a figure over rounds; None if no round has it."""
-    values = [value for one in rounds if (value := getattr(one, key)) is not None]
+    values = [value for figures in rounds if (value := getattr(figures, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
@@ -129,27 +129,27 @@ def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute the figures of a round; all but whole-run figures leave out each run's warm-up."""
-    counted = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
-    trained = [epoch["train"] for epoch in counted]
-    wall_s = math.fsum(one["wall_s"] for one in trained)
-    waited_s = math.fsum(one["wait_s"] for one in trained)
+    """Compute a round's figures; only whole-run figures include the warm-up."""
+    epochs = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
+    train_passes = [epoch["train"] for epoch in epochs]
+    wall_s = math.fsum(train_pass["wall_s"] for train_pass in train_passes)
+    waited_s = math.fsum(train_pass["wait_s"] for train_pass in train_passes)
     stalls_s = _added_up(
         {wait_for(cause): total["wait_s"]}
-        for one in trained
-        if one["stalls"]
-        for cause, total in one["stalls"]["causes"].items()
+        for train_pass in train_passes
+        if train_pass["stalls"]
+        for cause, total in train_pass["stalls"]["causes"].items()
     )
-    images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
+    images = sum(epoch_pass["samples"] for epoch in epochs for epoch_pass in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
     firsts = [run.report["first_batch_s"] for run in measured.runs]
-    steps = sum(one["batches"] for one in trained)
+    steps = sum(train_pass["batches"] for train_pass in train_passes)
     validated = [
-        one["val"]["accuracy"] for run in measured.runs for one in run.report["epochs"] if one["val"]
+        epoch["val"]["accuracy"] for run in measured.runs for epoch in run.report["epochs"] if epoch["val"]
     ]
     per_image = {name: 1000 * used / images for name, used in used_s.items()} if images else {}
     return RoundFigures(
-        images_per_s=_images_per_s(measured.runs, trained, warmup_epochs),
+        images_per_s=_images_per_s(measured.runs, train_passes, warmup_epochs),
         step_ms=1000 * wall_s / steps if steps else None,
         wait_percent=100 * waited_s / wall_s if wall_s > 0 else 0.0,
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
@@ -182,21 +182,21 @@ def _added_up(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _images_per_s(
     runs: Sequence[RunMeasured], trained: Sequence[Mapping[str, Any]], warmup_epochs: int
 ) -> float | None:
-    """Return training images per second of the passes, or for concurrent runs per second until all had ended.
+    """Return training images per second of the passes; for concurrent runs, until all had ended.
 
     Return None if that time is unknown, since it is taken from samples of the processes.
     """
-    wall_s = math.fsum(one["wall_s"] for one in trained)
-    # The rates of concurrent runs cannot be added: the last run is fast once the others have ended.
+    wall_s = math.fsum(train_pass["wall_s"] for train_pass in trained)
+    # Rates of concurrent runs do not add up: the last is fast once the others end.
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
         ends = [end for run in runs if (end := run.end_s(len(run.report["epochs"]))) is not None]
         wall_s = max(ends, default=0.0) - min(begins, default=math.inf)
-    return sum(one["samples"] for one in trained) / wall_s if wall_s > 0 else None
+    return sum(train_pass["samples"] for train_pass in trained) / wall_s if wall_s > 0 else None
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds after the warm-up, by group; without a warm-up, they include the start.
+    """Return CPU seconds by group after the warm-up; without one, they include the start.
 
     Empty if a run had several ranks. Shared services count from the end of the first run's warm-up.
     """
@@ -210,7 +210,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
         if not warmup_epochs or (phase["epoch"] or 0) >= run.first_epoch + warmup_epochs
     ]
     if measured.services:
-        # Other runs may still warm up then: at worst this overstates the use of services.
+        # Other runs may still warm up: at worst this overstates the services.
         first_s = min(run.end_s(warmup_epochs) or -math.inf for run in measured.runs)
         earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
         before, last = earlier[-1] if earlier else {}, measured.services[-1][1]
@@ -219,11 +219,13 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 
 def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
-    """Return decodes per image of the splits that were read, over all runs; None if not reported."""
-    jobs = [one["job"] for run in runs for epoch in run.report["epochs"] for one in _passes(epoch)]
+    """Return decodes per image of the splits read, over all runs; None if not reported."""
+    jobs = [
+        epoch_pass["job"] for run in runs for epoch in run.report["epochs"] for epoch_pass in _passes(epoch)
+    ]
     images = max(
         run.report["train_samples"]
-        + (run.report["val_samples"] or 0) * any(one["val"] for one in run.report["epochs"])
+        + (run.report["val_samples"] or 0) * any(epoch["val"] for epoch in run.report["epochs"])
         for run in runs
     )
     return None if not images or None in jobs else sum(job["samples_produced"] for job in jobs) / images
@@ -244,14 +246,14 @@ def _usd(runs: Sequence[RunMeasured]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | None:
-    """Return the cost of an epoch; for concurrent runs, the total cost over all their epochs."""
+    """Return the cost of an epoch; for concurrent runs, total cost over total epochs."""
     usd, epochs = _usd(runs), sum(len(run.report["epochs"]) for run in runs)
     if usd is None or not epochs:
         return None
     if len(runs) > 1:
         return usd / epochs
-    least, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
-    counted = [one["usd"] for one in costs if one["epoch"] >= least]
+    first_epoch, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
+    counted = [cost["usd"] for cost in costs if cost["epoch"] >= first_epoch]
     return statistics.fmean(counted) if counted else None
 
 
@@ -266,7 +268,7 @@ def are_apart(first: Spread, second: Spread) -> bool | None:
 
 
 def probability_of_apart(first: int, second: int) -> float:
-    """Return the probability that two equal arms have disjoint ranges, given their numbers of repeats.
+    """Return the probability that equal arms have disjoint ranges, given their repeats.
 
     Of all orders of the values, two have all values of one arm first.
     """
@@ -280,7 +282,7 @@ def conclusions(
     failed: Mapping[str, int] | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, str], ...]:
-    """Return sentences on what the figures leave out or do not show, each after its subject.
+    """Return sentences on what the figures do not show, each after its subject.
 
     ``spreads`` is keyed by figure and arm, ``failed`` is the number of failed rounds by arm, ``whole`` holds
     the keys of figures that include the warm-up.
@@ -293,7 +295,7 @@ def conclusions(
     repeats = {name: times for name, times in repeats.items() if times}
     if len(repeats) > 1 and not any(spreads["usd"].values()):
         points.append(("Cost:", "not compared, because cost.machine names no machine of the price table."))
-    titles = [one.title for one in FIGURES if one.key in whole and any(spreads[one.key].values())]
+    titles = [figure.title for figure in FIGURES if figure.key in whole and any(spreads[figure.key].values())]
     points.append(("Warm-up:", _about_warmup(warmup_epochs, ", ".join(titles))))
     if len(repeats) > 1:
         points.append(("Chance:", _about_chance(repeats)))

@@ -29,16 +29,16 @@ class RunMeasured:
 
     @property
     def first_epoch(self) -> int:
-        """The first epoch that this run trained; a resumed run has its warm-up from there."""
+        """The first epoch that this run trained, where its warm-up begins."""
         return int(self.report["epochs"][0]["epoch"]) if self.report["epochs"] else 0
 
     def after(self, warmup_epochs: int) -> list[dict[str, Any]]:
         """Return the epochs after this run's first ``warmup_epochs``."""
-        least = self.first_epoch + warmup_epochs
-        return [one for one in self.report["epochs"] if one["epoch"] >= least]
+        first = self.first_epoch + warmup_epochs
+        return [epoch for epoch in self.report["epochs"] if epoch["epoch"] >= first]
 
     def end_s(self, epochs: int) -> float | None:
-        """Return the timestamp when ``epochs`` epochs had ended; for 0, the end of the start phase."""
+        """Return the time when ``epochs`` epochs had ended; for 0, the start phase."""
         epoch = self.first_epoch + epochs - 1 if epochs else None
         ends = [phase.get("ended_at_s") for phase in self.phases if phase["epoch"] == epoch]
         return ends[-1] if ends else None

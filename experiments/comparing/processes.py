@@ -1,4 +1,4 @@
-"""The processes of a round: one per run, started together and watched until the last has ended.
+"""The processes of a round: one per run, started together, watched until all end.
 
 ``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
 WORD...``, or a launcher with ``--launch``, tied to the process that started it. At its end it waits for the
@@ -69,8 +69,8 @@ class RunProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=kept | {"PYTHONUNBUFFERED": "1"},  # so that the output of a killed run is complete
-                process_group=0,  # on Ctrl-C in the terminal, this process interrupts the trainers alone
+                env=kept | {"PYTHONUNBUFFERED": "1"},  # completes the output of a killed run
+                process_group=0,  # on Ctrl-C this process interrupts the trainers alone
             )
 
     @property
@@ -79,14 +79,14 @@ class RunProcess:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt the run, so that it writes its report, or kill it and its workers.
+        """Interrupt the run, which then writes its report, or kill it and its workers.
 
         The services that it started end on their own.
         """
         if self.process is not None and self.code is None:
             self.was_told_to = True
             with contextlib.suppress(ProcessLookupError):
-                # Kill the whole group, workers included; interrupt only the trainer, which ends the others.
+                # Kill the whole group; interrupt only the trainer, which ends its workers.
                 send = os.killpg if number == signal.SIGKILL else os.kill
                 send(self.process.pid, number)
 
@@ -105,13 +105,13 @@ class RunProcess:
 def run_together(
     runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
 ) -> None:
-    """Start all runs and wait for them and the processes they start; call ``tick`` each second.
+    """Start all runs, and wait for all processes; call ``tick`` each second.
 
     A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
     later. Call this from the main thread: the system ties the runs to the thread that starts them.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; the runs were interrupted, and have written their reports.
+        KeyboardInterrupt: the runs were interrupted too, and have written their reports.
     """
     kill_at_s, tick_at_s = math.inf, 0.0
     try:
@@ -148,9 +148,9 @@ def _signal(runs: Sequence[RunProcess], number: signal.Signals) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run ``superdl`` with these words, after the process id of the parent."""
     parent, *words = arguments
-    # A shell starts background jobs with SIGINT ignored, and then nothing could interrupt the run.
+    # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Interrupt this process when its parent dies, so that the run still writes its report.
+    # If the parent dies, interrupt this process: the run still writes its report.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # the parent died before the call above
         sys.exit(1)
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _found(word: str) -> str:
-    """Resolve a command in this environment's folder, where ``python`` is the current interpreter."""
+    """Find a command in this environment, where ``python`` is the current interpreter."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

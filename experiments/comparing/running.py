@@ -2,8 +2,8 @@
 
 One directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and the output of
 `comparison` and `show`. Each run of a round is a separate process. The trials of an arm share the embedded
-default for a round: coordinator, cache and functions, started cold and ended afterwards. The comparison holds
-these services like a training process, and passes their address to the trials.
+default for a round: coordinator, cache and functions, started cold and ended afterwards, held by the
+comparison like by a training process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _GRACE_S = 0.1
 
 
 class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; the message names it and quotes its last lines of output."""
+    """A run of a comparison failed; the message quotes its last lines."""
 
 
 def compare(
@@ -118,24 +118,24 @@ def publish(report: Comparison, console: Console) -> None:
 
 def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_going: bool) -> None:
     rounds, directory = rounds_of([arm.name for arm in arms], report.repeats), Path(report.directory)
-    for one in rounds:
-        arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == one.arm)
+    for turn in rounds:
+        arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == turn.arm)
         at_once = f", {len(arm.trials)} trials at once" if len(arm.trials) > 1 else ""
-        place, folder = f"[{one.number}/{len(rounds)}]", Path("runs", f"{one.number:02d}-{one.arm}")
-        say(console, f"{place} {one.arm}, repeat {one.repeat} of {report.repeats}{at_once}")
+        label, folder = f"[{turn.number}/{len(rounds)}]", Path("runs", f"{turn.number:02d}-{turn.arm}")
+        say(console, f"{label} {turn.arm}, repeat {turn.repeat} of {report.repeats}{at_once}")
         try:
-            measured = _run_round(one, arm, directory / folder)
+            measured = _run_round(turn, arm, directory / folder)
         except ComparisonFailedError as error:
-            report.rounds.append(RoundReport(*one, str(folder), None, str(error)))
+            report.rounds.append(RoundReport(*turn, str(folder), None, str(error)))
             if not keep_going:
                 raise
         else:
             of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
-            report.rounds.append(RoundReport(*one, str(folder), figures))
-        if len(arm.trials) == 1:  # with many trials at once, pages are not worth a second each
+            report.rounds.append(RoundReport(*turn, str(folder), figures))
+        if len(arm.trials) == 1:  # pages of many trials are not worth a second each
             _write_pages(directory / folder, console)
-        say(console, f"{place} {report.rounds[-1].phrase()}")
+        say(console, f"{label} {report.rounds[-1].phrase()}")
         write_comparison(report, directory)
     failed = len(rounds) - report.measured
     report.status = "failed" if failed else "finished"
@@ -215,22 +215,22 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run's directory in ``place``; without one, ``place``, which fails when read."""
+    """Return the latest run's directory in ``place``, else ``place``, which fails when read."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    """Describe the first failed run; runs that were ended because of it are not at fault."""
-    first = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
-    code = first.code or 0
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    said = first.last_lines().replace("\n", "\n  ")
-    return f"the run of {first.title} ended with {how}; the last lines of {folder}:\n  {said}"
+    """Describe the first failed run; those ended because of it are not at fault."""
+    failed = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
+    code = failed.code or 0
+    ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+    last_lines = failed.last_lines().replace("\n", "\n  ")
+    return f"the run of {failed.title} ended with {ending}; the last lines of {folder}:\n  {last_lines}"
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all children that were waited for, and of their descendants."""
+    """Return the CPU seconds of all awaited children and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -261,7 +261,7 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
         EmbeddedError: the services do not start.
         ConfigError: a variable is invalid, or one is missing that the executor needs.
     """
-    from superdl.sampler.embedded.embedded import Embedded  # imports torch: only when services are needed
+    from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 
     with embedded_executor(spec):

@@ -1,4 +1,4 @@
-"""Display a comparison: one table and sentences on a console, and ``report.html`` with plots.
+"""Display a comparison: on a console, and as ``report.html`` with plots.
 
 The page's text is in ``reporting/templates/comparison.html``.
 """
@@ -41,8 +41,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, and below it least to most"
         rows = [
-            (one.title, one.unit, *(spread_cell(each, "\n") for each in spreads.values()), _winner_cell(best))
-            for one, spreads, best in _side_by_side(comparison)
+            (
+                figure.title,
+                figure.unit,
+                *(spread_cell(spread, "\n") for spread in spreads.values()),
+                _winner_cell(best),
+            )
+            for figure, spreads, best in _side_by_side(comparison)
         ]
         heads = ("figure", "unit", *(arm.name for arm in comparison.arms), "winner")
         print_rows(console, heads, rows, title=title, words=2)
@@ -58,7 +63,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def comparison_page(comparison: Comparison) -> str:
     """Return the page as HTML."""
     planned = len(comparison.arms) * comparison.repeats
-    if comparison.status == "finished":  # arms of runs made elsewhere may have different numbers of runs
+    if comparison.status == "finished":  # arms made elsewhere may differ in runs
         planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
     counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"
@@ -77,12 +82,12 @@ def comparison_page(comparison: Comparison) -> str:
             ("figure", "unit", *names, "winner"),
             [
                 (
-                    one.title,
-                    one.unit,
+                    figure.title,
+                    figure.unit,
                     *(spread_cell(spread, " [", "]") for spread in spreads.values()),
                     _winner_cell(best),
                 )
-                for one, spreads, best in _side_by_side(comparison)
+                for figure, spreads, best in _side_by_side(comparison)
             ],
             best=[best and 2 + names.index(best[0]) for _, _, best in _side_by_side(comparison)],
         ),
@@ -98,13 +103,13 @@ def comparison_page(comparison: Comparison) -> str:
             ),
             [
                 (
-                    one.number,
-                    one.arm,
-                    one.repeat,
-                    *(getattr(one.figures, each.key, None) for each in shown),
-                    one.folder,
+                    report.number,
+                    report.arm,
+                    report.repeat,
+                    *(getattr(report.figures, figure.key, None) for figure in shown),
+                    report.folder,
                 )
-                for one in comparison.rounds
+                for report in comparison.rounds
             ],
         ),
         plot=_plot(comparison, _PLOTTED - comparison.of_whole_runs, counted),
@@ -141,7 +146,7 @@ def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
 def _cpu_by_part(comparison: Comparison, counted: str) -> Table | None:
     """Tabulate the CPU time per image by group of processes."""
     by_arm = {
-        arm.name: mean_by_name([one.cpu_ms_by_group for one in comparison.figures_of(arm.name)])
+        arm.name: mean_by_name([figures.cpu_ms_by_group for figures in comparison.figures_of(arm.name)])
         for arm in comparison.arms
     }
     groups = dict.fromkeys(name for used in by_arm.values() for name in used)
@@ -166,22 +171,24 @@ def _bars(comparison: Comparison, figure: Figure) -> Drawing:
         draw_bars,
         title=f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)",
         label=figure.unit,
-        bars={name: None if one is None else one.median for name, one in spreads.items()},
+        bars={name: None if spread is None else spread.median for name, spread in spreads.items()},
         spread=(
-            [None if one is None else one.median - one.least for one in spreads.values()],
-            [None if one is None else one.most - one.median for one in spreads.values()],
+            [None if spread is None else spread.median - spread.least for spread in spreads.values()],
+            [None if spread is None else spread.most - spread.median for spread in spreads.values()],
         ),
     )
 
 
 def _settings(comparison: Comparison) -> Iterator[Table]:
-    """Yield tables of each arm's settings, its loader's settings, and the trials' settings."""
+    """Yield tables of the settings of arms, loaders and trials."""
     for arm in comparison.arms:
         if arm.values:
             yield facts_table(f"{arm.name} sets", arm.values)
         if arm.settings:
             yield facts_table(f"Settings of {arm.name}'s loader", arm.settings)
     trials = (comparison.spec.get("trials") or {}).items()
-    told = {name: ", ".join(f"{key}={value}" for key, value in values.items()) for name, values in trials}
-    if told:
-        yield facts_table("What trials set", told)
+    trial_settings = {
+        name: ", ".join(f"{key}={value}" for key, value in values.items()) for name, values in trials
+    }
+    if trial_settings:
+        yield facts_table("What trials set", trial_settings)

@@ -1,4 +1,4 @@
-"""The data of experiments: drawn sets, published sets, users' sources, and uploads to a bucket.
+"""The data of experiments: drawn and published sets, users' sources, uploads.
 
 It imports fast (no torch, no scikit-learn), since the command line loads it. `experiments.loaders` reads the
 images.

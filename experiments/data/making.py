@@ -1,7 +1,7 @@
-"""Write an image set once and atomically: scikit-learn's digits, or a set of drawn pictures.
+"""Write an image set once and atomically: scikit-learn's digits or drawn pictures.
 
-The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB and split into train and
-validation, class by class, by a seeded hash, so that the split is the same on every machine.
+The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB, split into train and
+validation by class and a seeded hash, the same everywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits below ``directory`` as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
 
     A directory that already holds the complete set is checked and left as it is.
 
@@ -52,7 +52,7 @@ def make_digits(directory: str | Path) -> Path:
 
     Raises:
         SourceError: the directory holds other files, or a set that is damaged.
-        ConfigError: the path cannot be a directory, cannot be written, or scikit-learn is not installed.
+        ConfigError: the path cannot be written, or scikit-learn is not installed.
     """
     target = Path(directory).expanduser().absolute()
     written_once(target, DIGITS_FORMAT, "the digits", _write_digits)
@@ -61,7 +61,7 @@ def make_digits(directory: str | Path) -> Path:
 
 def _write_digits(root: Path) -> None:
     try:
-        from sklearn.datasets import load_digits  # heavy: imported only when the set is written
+        from sklearn.datasets import load_digits  # slow to import
     except ImportError as error:
         raise ConfigError(
             "the digits come from scikit-learn, which is not installed: pip install 'superdl[train]'",
@@ -82,7 +82,7 @@ def _write_digits(root: Path) -> None:
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
-    """Return the held-out indices: the same share of each class, chosen by a seeded hash of the index."""
+    """Return the held-out indices: an equal share of each class, by a seeded hash."""
 
     def split_key(index: int) -> bytes:
         return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
@@ -99,10 +99,10 @@ def _validation_indices(labels: list[int]) -> set[int]:
 
 def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
     """Raise an error if the set lacks images."""
-    found = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
-    if found != counts:
+    present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
+    if present != counts:
         raise SourceError(
-            f"{what} in {target} is damaged: there are {found} images, not {counts}; delete the directory "
+            f"{what} in {target} is damaged: there are {present} images, not {counts}; delete the directory "
             "and make it again"
         )
     return target
@@ -139,7 +139,7 @@ def make_set(
         ConfigError: too few samples, no room, or a place that cannot be written.
         SourceError: the directory has other content, or a set that is damaged.
     """
-    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # numpy: only to make a set
+    from superdl.experiments.data.pictures import PICTURE_FORMAT, colour_mode  # needs numpy
 
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
@@ -179,29 +179,29 @@ def _draw(
     from superdl.experiments.data.pictures import label_of, picture_file
 
     def draw_some(split: str, start: int, digits: int) -> int:
-        some = range(start, min(start + _AT_ONCE, counts[split]))
-        for index in some:
+        indices = range(start, min(start + _AT_ONCE, counts[split]))
+        for index in indices:
             folder = f"{root}/{split}/{made.class_name(label_of(made, index))}"
             content = picture_file(made, seed, split, index)
             with open(f"{folder}/{index:0{digits}d}.{made.extension}", "wb") as file:  # noqa: PTH123  # a Path for each costs
                 file.write(content)
-        return len(some)
+        return len(indices)
 
     for split in counts:
         for label in range(made.classes):
             (root / split / made.class_name(label)).mkdir(parents=True)
-    total, done, told, start_s = sum(counts.values()), 0, 0, time.perf_counter()
+    total, done, reported, start_s = sum(counts.values()), 0, 0, time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        drawn = [
+        futures = [
             pool.submit(draw_some, split, start, max(5, len(str(count - 1))))
             for split, count in counts.items()
             for start in range(0, count, _AT_ONCE)
         ]
         try:
-            for one in as_completed(drawn):
-                done += one.result()
-                if done * _TOLD_TIMES // total > told:
-                    told = done * _TOLD_TIMES // total
+            for future in as_completed(futures):
+                done += future.result()
+                if done * _TOLD_TIMES // total > reported:
+                    reported = done * _TOLD_TIMES // total
                     rate = done / max(time.perf_counter() - start_s, 1e-9)
                     tell(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
         except BaseException:

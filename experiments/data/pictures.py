@@ -1,4 +1,4 @@
-"""Draw one picture of a made set and encode it: a textured figure in front of photo-like noise.
+"""Draw and encode a picture of a made set: a textured figure on photo-like noise.
 
 The class determines the texture's direction (mirrored or not, so that a flip changes no class), its kind and
 width, and the figure's outline, in this order of importance. Colours, brightness, place and size are drawn
@@ -37,7 +37,7 @@ _WIDTHS = (1.0, 1.35, 1.8, 2.4)
 _OUTLINES = 5  # disc, square, ring, cross, triangle
 DISTINCT_CLASSES = len(_DIRECTIONS) * _KINDS * len(_WIDTHS) * _OUTLINES
 _NARROWEST = (4.0, 1.0 / 16.0)  # a period of the narrowest texture: pixels, and share of the shorter side
-_COARSE_WEIGHT = 0.28  # noise of a scale grows with the scale to this power; chosen for the size of files
+_COARSE_WEIGHT = 0.28  # noise grows with its scale to this power, chosen for file sizes
 _BANK_SIDE = 256
 _HALF = 0.5
 _BESIDE_GREY = 20  # CMYK falls on other indices than grey
@@ -63,15 +63,15 @@ def label_of(made: MadeSet, index: int) -> int:
 
 
 def colour_mode(made: MadeSet, index: int) -> str:
-    """Return Pillow's mode of a picture; modes other than RGB are spread evenly in any split."""
+    """Return a picture's mode; modes other than RGB are spread evenly in a split."""
     if made.grey or _falls_on(made.grey_share, index):
         return "L"
     return "CMYK" if _falls_on(made.cmyk_share, index + _BESIDE_GREY) else "RGB"
 
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
-    """Return the pixels of a picture, shape (height, width, 3), before conversion to its colour mode."""
-    # A generator per picture makes the drawing order irrelevant. 0 is the noise bank's.
+    """Return a picture's pixels, (height, width, 3), before conversion to its mode."""
+    # A generator per picture allows any order; 0 is the noise bank's.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
     bank = _noise_bank(seed, max(_BANK_SIDE, 2 * max(width, height)))
@@ -91,7 +91,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
 
 
 def _falls_on(share: float, index: int) -> bool:
-    """Check whether ``index`` is in an evenly spaced share of all indices, offset by half a space."""
+    """Check whether ``index`` is in an evenly spaced share, offset by half a space."""
     return math.floor((index + 1) * share + _HALF) > math.floor(index * share + _HALF)
 
 
@@ -103,7 +103,7 @@ def _figure_and_texture(
     rest = label // len(_DIRECTIONS)
     dashed, rest = rest % _KINDS, rest // _KINDS
     widest, turn = rest % len(_WIDTHS), rest // len(_WIDTHS)
-    outline = (turn + label) % _OUTLINES  # varies with the direction too, so that few classes differ in both
+    outline = (turn + label) % _OUTLINES  # few classes differ in both
 
     side = min(width, height)
     angle = direction * (1 if random.random() < _HALF else -1) + math.radians(random.uniform(-3, 3))
@@ -147,7 +147,7 @@ def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> 
 
 @lru_cache(maxsize=2)
 def _noise_bank(seed: int, side: int) -> tuple[Plane, Plane, Plane]:
-    """Return three planes of noise of every scale, deviation 1; cached, since drawing them is slow."""
+    """Return three planes of noise of every scale, deviation 1; slow, so cached."""
     random = np.random.default_rng([seed, 0])
     return _noise(random, side), _noise(random, side), _noise(random, side)
 

@@ -1,4 +1,4 @@
-"""Upload a directory to S3 in parallel, each file atomically, and skip files that are already there.
+"""Upload a directory to S3 in parallel, files atomically; skip those already there.
 
 A file is there if the object has its size and, as ETag, its MD5. Buckets encrypted by KMS give other ETags:
 there everything is sent again. Memory is bounded by the workers and by the largest folder's names.
@@ -35,9 +35,9 @@ _AHEAD = 4  # queued files for each worker
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
 
-    ``done`` is called for each file that was sent or already there, with its size and the total size.
+    ``done`` is called for each file sent or already there, with its size and the total.
 
     Returns the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
 
@@ -73,7 +73,7 @@ def push(
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
-                # One listing per folder bounds memory, and saves a request for each file.
+                # Listing a folder bounds memory and saves a request per file.
                 known = _objects(client, below)
                 for name in sizes:
                     if len(failed) < _MOST_FAILURES:
@@ -84,10 +84,10 @@ def push(
         finally:
             pool.shutdown(cancel_futures=True)
     if failed:
-        left = files - counts["sent"] - counts["there"]
+        missing = files - counts["sent"] - counts["there"]
         raise SourceError(
-            f"{left:,} of {files:,} files are not in {url}; mend this and push again, which sends the rest: "
-            f"{'; '.join(failed[:_MOST_FAILURES])}"
+            f"{missing:,} of {files:,} files are not in {url}; mend this and push again, which sends the "
+            f"rest: {'; '.join(failed[:_MOST_FAILURES])}"
         )
     return counts
 
@@ -123,7 +123,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with its files' names and sizes, in order; reject entries that cannot be sent."""
+    """Yield each folder with its files' sizes by name; reject entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error

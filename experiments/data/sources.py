@@ -1,4 +1,4 @@
-"""Turn a spec's `data` section into source URLs, and write a missing set first if necessary.
+"""Turn a spec's `data` section into source URLs, and write a missing set first.
 
 A published set is recognised in the layout that its archive unpacks to. Nothing is unpickled: CIFAR-10 is
 read in its binary version. Nothing is written into a user's set. Parts that SUPER's loaders need (labels of
@@ -37,7 +37,7 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of one split's samples, and the key list that names them if folders do not.
+    """The location of a split's samples, and a key list if folders do not name them.
 
     ``alias``, ``versions`` and ``classes`` (empty: taken from the source) are those of
     :class:`superdl.SuperDataset`.
@@ -68,7 +68,7 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
     ``tell`` receives lines for people while a set is written.
 
     Raises:
-        ConfigError: a URL has an unknown scheme or contradicts ``data.kind``, or a set cannot be written.
+        ConfigError: a URL is unknown or contradicts ``data.kind``, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
         SourceError: a directory has other content than the set, or a damaged set.
     """
@@ -87,34 +87,34 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
 
 
 def directories_of(data: DataSpec) -> list[Path]:
-    """Return the absolute directories of the images of ``data``, written or not, the set first.
+    """Return the absolute image directories of ``data``, written or not, the set first.
 
     Key lists in files are included; buckets are not.
     """
-    named = [data.train, data.val, data.train_key_list, data.val_key_list]
+    places = [data.train, data.val, data.train_key_list, data.val_key_list]
     if data.train is None:
         published = PUBLISHED_SETS.get(data.kind)
-        made = MADE_SETS.get(data.kind if published is None else published.like)
-        drawn = Path("data/digits") if made is None else default_directory(made, data.samples)
-        place = Path(data.directory or (drawn if published is None else Path("data") / published.folder))
-        named = [str(place), str(_beside(place)), *([] if data.directory else [str(drawn)])]
-    texts = [text.removeprefix("file://") for text in named if text]
-    found = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
-    return list(dict.fromkeys(found))
+        made_set = MADE_SETS.get(data.kind if published is None else published.like)
+        default = Path("data/digits") if made_set is None else default_directory(made_set, data.samples)
+        place = Path(data.directory or (default if published is None else Path("data") / published.folder))
+        places = [str(place), str(_beside(place)), *([] if data.directory else [str(default)])]
+    texts = [text.removeprefix("file://") for text in places if text]
+    paths = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
+    return list(dict.fromkeys(paths))
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
-    """Return the published set if present, else the drawn set that replaces it, always with a note."""
+    """Return the published set if present, else its drawn replacement, with a note."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
-    found = None if made_in(place) is not None else find_published(data.kind, place, tell)
-    if found is not None:
+    prepared = None if made_in(place) is not None else find_published(data.kind, place, tell)
+    if prepared is not None:
         note = f"the images are {data.kind} as published, in {place}"
         if data.samples is not None:
             note += "; all of them: data.samples is for sets that are drawn"
-        if found.val is None:
+        if prepared.val is None:
             note += "; there are no validation images"
-        return replace(found, note=note)
+        return replace(prepared, note=note)
     note = (
         f"{data.kind} as published is not in {place} (superdl data list says what is taken): the images are "
         f"{published.like}, which are drawn; accuracies do not compare with those of the published set"
@@ -123,7 +123,7 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
 
 
 def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
-    """Return the made set, written if missing; one of any size is used unless ``samples`` is set."""
+    """Return the made set, written if missing; of any size unless ``samples`` is set."""
     directory = Path(data.directory or default_directory(made, data.samples)).expanduser()
     samples, seed = data.samples, 0
     if samples is None:
@@ -161,7 +161,7 @@ def _existing(directory: Path, key: str) -> str:
 
 
 def _file_url(directory: Path) -> str:
-    """Return the directory's absolute real path as a URL; not percent-encoded, as sources are not."""
+    """Return the directory's real path as a URL, not percent-encoded, like all sources."""
     return f"file://{directory.resolve()}"
 
 
@@ -175,7 +175,7 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set called ``name`` in ``directory``; return None if the directory is empty or missing.
+    """Find the set ``name`` in ``directory``; return None if that is empty or missing.
 
     Raises:
         SourceError: the directory holds something else, or the set is incomplete or damaged.
@@ -215,7 +215,7 @@ def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedDa
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the first directory of ``names`` that has folders in it, other than one called images."""
+    """Return the first directory of ``names`` with folders other than ``images``."""
     for name in names:
         try:
             with os.scandir(directory / name) as entries:
@@ -284,33 +284,37 @@ _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
-    """Find a set's files in a directory, or in the subdirectories used by its archive and torchvision."""
+    """Find a set's files in a directory, or where its archive or torchvision puts them."""
     for place in _PLACES[name]:
         splits = {
             split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
         }
-        found = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
-        absent = [path.name for split, paths in splits.items() for path in paths if path not in found[split]]
-        if any(found.values()) and absent:
+        present = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
+        absent = [
+            path.name for split, paths in splits.items() for path in paths if path not in present[split]
+        ]
+        if any(present.values()) and absent:
             raise SourceError(
                 f"{directory / place} has a part of {name}; these are not there, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
         if not absent:
-            return found
+            return present
     return None
 
 
 def _file(directory: Path, name: str) -> Path:
-    """Return a file's path, unpacked, packed or as torchvision names it; if missing, its regular path."""
+    """Return a file's path, unpacked, packed or as named by torchvision; else its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
-    return next((directory / one for one in names if (directory / one).is_file()), directory / name)
+    return next(
+        (directory / candidate for candidate in names if (directory / candidate).is_file()), directory / name
+    )
 
 
 def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
-    """Write the images as PNG files in class folders, ``train/`` and ``val/`` below ``directory``, once."""
+    """Write the images once, as PNG in class folders of ``train/`` and ``val/``."""
     from PIL import Image
 
     known = {path.name: path.stat() for paths in files.values() for path in paths}
@@ -336,7 +340,7 @@ def _convert(
 
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
-    """Read images and labels of two files: a magic number with the dimensions, sizes, then bytes."""
+    """Read images and labels: a magic number with the dimensions, sizes, then bytes."""
     import numpy as np  # not needed to list the sets
 
     arrays = []

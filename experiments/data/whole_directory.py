@@ -1,4 +1,4 @@
-"""Write a directory once and atomically: beside its place, if there is room, then renamed."""
+"""Write a directory once and atomically: beside its place, then renamed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 
 
 def check_room(directory: Path, size_bytes: int, what: str) -> None:
-    """Check that ``size_bytes`` fit where ``directory`` will be; ``what`` names them in the message.
+    """Check that ``what`` of ``size_bytes`` fits where ``directory`` will be.
 
     Raises:
         ConfigError: they do not fit; the message has the required and the free space.
     """
-    free = shutil.disk_usage(next(one for one in (directory, *directory.parents) if one.is_dir())).free
+    free = shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
     if free < size_bytes + _SPARE_BYTES:
         raise ConfigError(
             f"{what} takes about {size_bytes / _MEGABYTE:,.0f} MB in {directory}, where "
@@ -68,17 +68,17 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         ConfigError: the place cannot be written.
     """
     # Compare what JSON gives back: tuples become lists.
-    wanted = json.loads(json.dumps(manifest))
-    if _stands(target, wanted, what):
+    expected = json.loads(json.dumps(manifest))
+    if _stands(target, expected, what):
         return
     try:
         with _alone_beside(target):
             # Another process may have written it while this one waited.
-            if _stands(target, wanted, what):
+            if _stands(target, expected, what):
                 return
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
                 shutil.rmtree(remains, ignore_errors=True)
-            _write(target, wanted, fill)
+            _write(target, expected, fill)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         raise ConfigError(
@@ -95,13 +95,13 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
         return False
     except NotADirectoryError:
         raise ConfigError(f"cannot write to {target}: it, or one above it, is a file") from None
-    found = manifest_of(target)
-    if found is None:
+    actual = manifest_of(target)
+    if actual is None:
         raise SourceError(f"cannot write {what} to {target}: it holds other files; name a new directory")
     for name, value in wanted.items():
-        if found.get(name) != value:
+        if actual.get(name) != value:
             raise SourceError(
-                f"{target} holds something else than {what} ({name} is {found.get(name)!r} there, {value!r} "
+                f"{target} holds something else than {what} ({name} is {actual.get(name)!r} there, {value!r} "
                 "is wanted): delete it, or name another directory"
             )
     return True
@@ -109,7 +109,7 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
 
 @contextmanager
 def _alone_beside(target: Path) -> Iterator[None]:
-    """Hold a lock on the parent directory, which is released even if this process is killed."""
+    """Hold a lock on the parent directory, released even if this process is killed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
@@ -124,7 +124,7 @@ def _write(target: Path, manifest: Mapping[str, Any], fill: Callable[[Path], Non
     try:
         fill(staging)
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        staging.chmod(0o755)  # mkdtemp makes it private; the functions that read it may be another user
+        staging.chmod(0o755)  # mkdtemp's is private; functions may be another user
         staging.replace(target)  # also replaces an empty directory
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``superdl demo``: compare SUPER to a DataLoader with Pillow, on this machine and these images.
+"""``superdl demo``: compare SUPER to a DataLoader with Pillow, on this machine.
 
 `measuring` is a process that reads epochs with one of them, `running` starts these processes one after the
 other, `showing` presents the results. Nothing is trained.

@@ -1,4 +1,4 @@
-"""A process that reads epochs with one loader: ``python -m MODULE TASK`` prints figures.
+"""A process that reads epochs with one loader, and prints figures.
 
 The clock starts after imports. The first epoch includes opening the loader and its services.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from torch.utils.data import DataLoader, Dataset
 
-from superdl.coordinator import catalog  # noqa: F401  # else list_samples would import it while timed
+from superdl.coordinator import catalog  # noqa: F401  # not while timed
 from superdl.experiments.data import Source
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
 from superdl.experiments.loaders.workers import stack
@@ -37,7 +37,7 @@ SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The images to read: a directory of class folders, or those of it named by a key list.
+    """The images to read: a directory of class folders, or those in a key list.
 
     ``workers`` is the DataLoader's. Images are resized to ``resize`` pixels and cropped to ``crop``.
     """
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Images read, images decoded for them, wall time, and CPU time of all processes, in seconds."""
+    """Images read and decoded, wall seconds, and CPU seconds of all processes."""
 
     images: int
     decodes: int
@@ -86,7 +86,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as in its documentation, with workers that persist across epochs."""
+    """Open a DataLoader as documented, with workers that persist across epochs."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(
@@ -111,7 +111,7 @@ def _open_super(task: Task) -> Any:
 
 
 def _cpu_s() -> float:
-    """Return the CPU seconds so far of this process and its descendants, including ended ones."""
+    """Return the CPU seconds of this process and its descendants, including ended ones."""
     own, total_s = psutil.Process(), 0.0
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent counts its time
@@ -136,7 +136,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the task of the command line; print its epochs and the services that are still running."""
+    """Measure the command line's task; print its epochs and the services still running."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

@@ -1,4 +1,4 @@
-"""Choose images, measure each loader in separate processes, and present the results."""
+"""Choose images, measure loaders in separate processes, and present the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["demo"]
 
 _MADE_IN, _MADE_SET = "data/demo", "imagenet-like"
 _IMAGES, _FEWEST = 1500, 64
-_DECODING_S = 50.0  # limits the number of large photos, so that all epochs decode for about this long
+_DECODING_S = 50.0  # of all epochs; limits the number of large photos
 _DECODING_EPOCHS = 4
 _PROBED = 8
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
@@ -45,40 +45,40 @@ _ENDING_S = 20.0  # for SUPER's services to end before the next process is measu
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders, print the figures, write them as a page, and return them for JSON.
+    """Measure both loaders; print the figures, write a page, return them for JSON.
 
     Args:
-        named: a folder of images, with a folder for each class; None: drawn images, in ``data/demo``.
+        named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
         images: the number of images to read; None: 1,500, or fewer if decoding is slow.
         console: receives all output.
 
     Raises:
         SuperError: the images cannot be read, or a process failed; the message has its reason.
     """
-    tell, cores = partial(say, console), usable_cores()
+    print_line, cores = partial(say, console), usable_cores()
     load, _, _ = os.getloadavg()
     if load > _BUSY * cores:
-        tell(
+        print_line(
             f"this machine is busy (load {load:.1f} on {cores} cores): the figures will be of a busy machine"
         )
-    directory = _directory(named, tell)
+    directory = _directory(named, print_line)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
         key_list, count, total = _chosen(directory, images, cores, Path(scratch))
         read = f"{count:,} images" if count == total else f"{count:,} of {total:,} images"
-        tell(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
+        print_line(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
         page = new_directory("runs", "demo") / PAGE_NAME
         workers = min(cores, -(-count // _BATCH_SIZE))
         task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
-        # The last epochs start in fresh processes: the cache is lost, the store is kept.
+        # Fresh processes have lost the cache, and keep the store.
         for number, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
-            tell(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
+            print_line(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")
     shown = Shown(read, count, task, epochs)
     write_whole(shown.page(), page)
     shown.print(console, page)
-    told = {loader: [asdict(epoch) for epoch in each] for loader, each in epochs.items()}
-    return {"directory": str(directory), "page": str(page), **told}
+    figures = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
+    return {"directory": str(directory), "page": str(page), **figures}
 
 
 def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
@@ -92,7 +92,7 @@ def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """Choose images, evenly spaced; return a key list (None: all), their number and the total.
+    """Choose evenly spaced images; return a key list (None: all), number and total.
 
     Each is read here, so that both loaders find it in the page cache.
     """
@@ -123,17 +123,17 @@ def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tu
 def _measured(task: Task, store: str) -> list[Epoch]:
     """Run a task in a fresh process, and wait until its services have ended."""
     # The user's own coordinator, cache or store would be measured too.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     command = [sys.executable, "-P", "-m", "superdl.experiments.demo.measuring", json.dumps(asdict(task))]
-    done = subprocess.run(
-        command, env=own | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
+    process = subprocess.run(
+        command, env=environment | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SuperError(f"{task.loader} failed: {done.stderr.strip()}")
-    told = json.loads(done.stdout)
+    if process.returncode:
+        raise SuperError(f"{task.loader} failed: {process.stderr.strip()}")
+    output = json.loads(process.stdout)
     services = []
-    for pid in told["services"]:
+    for pid in output["services"]:
         with suppress(psutil.NoSuchProcess):  # it has ended already
             services.append(psutil.Process(pid))
     psutil.wait_procs(services, timeout=_ENDING_S)
-    return [Epoch(**epoch) for epoch in told["epochs"]]
+    return [Epoch(**epoch) for epoch in output["epochs"]]

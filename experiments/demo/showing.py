@@ -1,4 +1,4 @@
-"""Present a demo: table, bars and sentences, in a terminal and as a page, and lines for a script."""
+"""Present a demo in a terminal and as a page, with lines for a script."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _DECODES = _Figure("images decoded", "less", lambda epoch: epoch.decodes)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The measurements: ``count`` images, as described by ``read`` and ``task``; epochs by loader."""
+    """The measurements: ``count`` images, described by ``read``; epochs by loader."""
 
     read: str
     count: int

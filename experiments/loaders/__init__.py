@@ -1,4 +1,4 @@
-"""The loaders that a spec may name, behind one small interface, with the same files and the same seed.
+"""The loaders that a spec may name, behind one interface, with equal files and seed.
 
 To add a loader, write one `open_*` function in a module here, and add one row to `LOADERS`.
 """

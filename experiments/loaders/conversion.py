@@ -1,4 +1,4 @@
-"""Convert a source's images into another loader's format, once: unchanged files, packed into shards.
+"""Pack a source's unchanged files into shards of another loader's format, once.
 
 The time it took is stored beside the shards and reported, since users of such a loader pay it.
 """
@@ -37,14 +37,14 @@ Write: TypeAlias = "Callable[[Samples, Sequence[int], int, Path], None]"
 
 
 class Converted(NamedTuple):
-    """Images in another format: their directory, and the seconds that writing them took."""
+    """Images in another format: their directory, and the seconds of writing them."""
 
     directory: Path
     seconds: float
 
 
 def need_package(module: str, kind: str, note: str = "") -> None:
-    """Check that a loader's package is installed; ``kind`` names the loader and its extra.
+    """Check that loader ``kind``'s package is installed, by the extra of that name.
 
     Raises:
         ConfigError: it is not installed; ``note`` is added to the message.
@@ -57,7 +57,7 @@ def need_package(module: str, kind: str, note: str = "") -> None:
 
 
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> Converted:
-    """Return the images in the format of loader ``kind``, and write them first if necessary.
+    """Return the images in the format of loader ``kind``, written if necessary.
 
     Training images are written in shuffled order, as all these packages recommend, since they then read
     sequentially; validation images in key order. Samples with another size, time or ETag go to another

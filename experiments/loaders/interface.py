@@ -1,4 +1,4 @@
-"""The interface of a loader for training: batches with their figures, the classes, the job's counters."""
+"""The interface of a loader: batches with figures, classes, the job's counters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """A worker's measurements while it made one batch; there is no cache to read, hit or miss.
+    """A worker's measurements while it made a batch without a cache.
 
     ``batch_id`` identifies the samples and their order. Seconds are sums over them. ``padding`` marks samples
     that only make ranks equally long; None: there are none.
@@ -59,24 +59,24 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The settings of the loader, named as in its own documentation, for the report."""
+        """The loader's settings, named as in its documentation, for the report."""
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the listing: keys, versions (of files, sizes and times), labels and classes."""
+        """The fingerprint of keys, versions (of files, sizes and times), labels and classes."""
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """True if it can resume in the middle of an epoch with exactly the remaining samples."""
+        """True if it can resume within an epoch with exactly the remaining samples."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, and keep a position in it that was just loaded."""
+        """Set the next iteration's epoch, and keep a position in it that was just loaded."""
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` batches of the latest iteration, as plain values."""
+        """Return the place after ``batches`` of the latest iteration, as plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next iteration at a place from any rank's loader.
@@ -113,7 +113,7 @@ class LoaderRequest:
     tell: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
-        """Return a DataLoader's options from the spec, which are also settings in the report."""
+        """Return a DataLoader's options, which are also settings in the report."""
         return {
             "num_workers": self.loader.num_workers,
             "persistent_workers": self.loader.num_workers > 0,

@@ -1,4 +1,4 @@
-"""A source's samples, listed as by SUPER's coordinator, for loaders that decode on their own.
+"""A source's samples as SUPER lists them, for loaders that decode on their own.
 
 Decoding runs in the calling process. ``recipe.resize`` and ``recipe.crop`` use Pillow as a torch user would,
 without the functions' code, so that a bug there shows as a difference. ``recipe.steps``, which may be random,
@@ -37,7 +37,7 @@ class Samples:
 
     ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
     with paths below it. Sample ids use ``id_bucket`` and keys without ``prefix``. ``labels`` are indices into
-    ``classes``. ``fingerprint`` covers the whole listing, including sizes and modification times of files.
+    ``classes``. ``fingerprint`` covers the listing, with files' sizes and times.
     """
 
     bucket: str
@@ -155,7 +155,7 @@ class ImageMaker:
             # Too little memory is not the image's fault.
             except MemoryError:
                 raise
-            except Exception as error:  # Pillow's decoders can raise anything on broken bytes
+            except Exception as error:  # Pillow raises anything on broken bytes
                 raise BadSampleError(
                     f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
                 ) from error
@@ -175,8 +175,8 @@ class ImageMaker:
                 f"recipe.steps give {pixels.dtype} of shape {pixels.shape}; a model here is fed uint8 of "
                 "shape (height, width, 3)"
             )
-        made: npt.NDArray[np.uint8] = pixels
-        return made
+        image: npt.NDArray[np.uint8] = pixels
+        return image
 
     def _program_of(self, epoch: int) -> Any:
         if self._epoch != epoch:
@@ -197,7 +197,7 @@ class ImageMaker:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Decode one image file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
+    """Decode a file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     width, height = image.size

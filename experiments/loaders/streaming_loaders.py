@@ -1,4 +1,4 @@
-"""MosaicML Streaming's MDS shards and LitData's chunks, which hold the files unchanged, on local disk.
+"""MosaicML Streaming's MDS shards and LitData's chunks of unchanged local files.
 
 They follow the documentation: a custom dataset whose ``__getitem__`` decodes, and a DataLoader. MDS takes the
 batch size; LitData has its own DataLoader, and its validation requests samples by index, which keeps their
@@ -46,7 +46,7 @@ def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _images_class(kind: str) -> Any:
-    """Return the dataset's class, made on demand because its base needs the package."""
+    """Return the dataset's class, made on demand: its base needs the package."""
     declare_operators()
     base: Any
     if kind == _MDS:
@@ -189,7 +189,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         _, intervals = dataset.shuffler.get_chunks_and_intervals_per_workers(
             dataset.distributed_env, max(request.loader.num_workers, 1), batch, 1
         )
-        counts = [sum(end - start for _, start, end, _ in one) for one in intervals]
+        counts = [sum(end - start for _, start, end, _ in worker_intervals) for worker_intervals in intervals]
         length = sum(ceil(count / batch) for count in counts)
     else:
         places = _ByIndex(dataset)

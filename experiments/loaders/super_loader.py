@@ -26,7 +26,7 @@ def open_super(request: LoaderRequest) -> Loader:
 
 
 def open_super_threads(request: LoaderRequest) -> Loader:
-    """Open a split with threads of this process; the spec's ``num_workers`` is not used."""
+    """Open a split with threads of this process, without ``num_workers``."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
@@ -71,7 +71,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
 
 
 def _try_out(request: LoaderRequest, coordinator: str) -> None:
-    """Check that this rank's host reaches the cache; only rank 0 tests the functions, which are shared."""
+    """Check that this host reaches the cache; rank 0 also tests the shared functions."""
     from superdl.doctor import preflight
 
     preflight(
@@ -133,7 +133,7 @@ class _SuperLoader:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        # A SuperLoader also counts batches left out because all of their samples are bad.
+        # A SuperLoader also counts batches whose samples are all bad.
         place = getattr(self._batches, "state_dict", None)
         return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
 
@@ -143,7 +143,7 @@ class _SuperLoader:
         return iter(self._batches)
 
     def close(self) -> None:
-        batches, self._batches = self._batches, None  # drops the last reference, which ends the threads
+        batches, self._batches = self._batches, None  # the last reference: ends the threads
         end_workers(batches)
         del batches
         self._sampler.close()

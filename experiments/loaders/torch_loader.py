@@ -1,4 +1,4 @@
-"""A loader whose workers decode, and its plain form: a map-style dataset, Pillow, DataLoader workers.
+"""A loader whose workers decode; in its plain form by Pillow, map-style.
 
 The plain form is the baseline for SUPER. It reads files, or objects of a bucket.
 """
@@ -32,7 +32,7 @@ _FORMAT = "counted batches"
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode; their work is counted like that of a job's functions.
+    """A DataLoader whose workers decode; they count as a job's functions do.
 
     It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
     and logs this. A loader that cannot repeat an order raises an error instead.
@@ -88,7 +88,7 @@ class DecodingLoader:
 
     @property
     def resumes_within_epochs(self) -> bool:
-        """True if it can repeat the order of an epoch, whose first batches are then dropped."""
+        """True if it can repeat an epoch's order, dropping the first batches."""
         return self._tell_epoch is not None
 
     def __len__(self) -> int:
@@ -113,9 +113,7 @@ class DecodingLoader:
         """Begin the next iteration at ``state``.
 
         Raises:
-            ConfigError: the state belongs to another loader, other samples or batches, or is in the middle of
-            an
-                epoch whose order this loader cannot repeat.
+            ConfigError: the state has another loader, samples or batches, or an unrepeatable order.
         """
         if state.get("format") != _FORMAT:
             raise ConfigError(
@@ -178,7 +176,7 @@ class DecodingLoader:
         )
 
     def close(self) -> None:
-        """Stop the workers at once: the garbage collector would stop those in a reference cycle badly."""
+        """Stop the workers at once: the garbage collector stops those in a cycle badly."""
         batches, self._batches = self._batches, None
         end_workers(batches)
 
@@ -205,7 +203,7 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """A DistributedSampler that adds the epoch to each index; each iteration is the next epoch."""
+    """A DistributedSampler that adds the epoch to indices; each iteration is an epoch."""
 
     def __init__(self, indices: DistributedSampler[Any]) -> None:
         self._indices = indices
@@ -228,7 +226,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler:
-    """Return the order of a rank: for training a new shuffle per epoch by the seed, else key order."""
+    """Return a rank's order: a new shuffle per epoch for training, else key order."""
     return EpochSampler(
         DistributedSampler(
             dataset,

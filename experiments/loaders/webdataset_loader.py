@@ -1,4 +1,4 @@
-"""WebDataset: tar shards that hold the files unchanged, read in sequence and shuffled in a buffer.
+"""WebDataset: tar shards of unchanged files, read in sequence, shuffled in a buffer.
 
 It follows the documentation: shards in random order, split over workers, a buffer of samples to shuffle,
 decoding and batches in the workers. Its shuffles are the deterministic ones (``detshuffle``): the others are
@@ -47,7 +47,7 @@ _Raw = dict[str, Any]
 
 
 def shard_count(samples: int, size_bytes: int) -> int:
-    """Return the number of shards for these samples: a multiple of 48, but at most one per sample."""
+    """Return the number of shards: a multiple of 48, but at most one per sample."""
     return min(_SHARDS * max(ceil(size_bytes / (_SHARDS * _SHARD_BYTES)), 1), samples)
 
 
@@ -109,7 +109,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
 
 
 def shuffled(shards: Sequence[str], seed: int) -> Any:
-    """Read training samples: shards in random order, split over workers, then a shuffle buffer."""
+    """Read training samples: shuffled shards, split over workers, a shuffle buffer."""
     import webdataset
 
     read = webdataset.WebDataset(
@@ -121,7 +121,7 @@ def shuffled(shards: Sequence[str], seed: int) -> Any:
 def _batches_of_worker(batch_size: int, source: Iterator[_Raw]) -> Iterator[_Raw]:
     info = get_worker_info()
     worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-    return (one for place, one in enumerate(source) if place // batch_size % workers == worker)
+    return (sample for index, sample in enumerate(source) if index // batch_size % workers == worker)
 
 
 class _Decode:

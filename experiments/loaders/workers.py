@@ -1,7 +1,7 @@
 """Decode samples and form batches in the worker processes of a DataLoader.
 
-Workers leave SIGTERM to the run: a scheduler sends it to a whole process group (torchrun, Slurm, systemd),
-and the run then takes its last step and keeps a checkpoint, for which it needs its workers.
+Workers leave SIGTERM, which schedulers send to a whole process group (torchrun, Slurm, systemd), to the run:
+it needs them for its last step and checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DecodedSample:
-    """Pixels of shape (height, width, 3) with label and key, and the seconds to fetch and to decode them."""
+    """Pixels of shape (height, width, 3), label, key, and seconds to fetch and decode."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -62,7 +62,7 @@ def decoded(
 
 
 def collate(samples: Sequence[DecodedSample]) -> Batch:
-    """Stack with one copy: in a worker into shared memory, like torch's own collate; never transposed.
+    """Stack with one copy, in a worker into shared memory like torch; never transposed.
 
     Raises:
         ConfigError: the images have different sizes.
@@ -124,8 +124,8 @@ def starting_workers() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """Stop a DataLoader's workers at once; kill one that hangs, which torch would only send SIGTERM."""
-    # Torch itself does this when the last reference goes; it has no public name for it.
+    """Stop a DataLoader's workers at once; kill one that hangs, unlike torch."""
+    # Torch does this when the last reference goes, without a public name.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:

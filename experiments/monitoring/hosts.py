@@ -1,4 +1,4 @@
-"""CPU use of a run's workers, which they report to their coordinator with each heartbeat."""
+"""CPU use of a run's workers, reported to their coordinator with each heartbeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = "local"
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The use of a host's worker from the first training step to the end of the last epoch.
+    """The use of a host's worker from the first training step to the last epoch's end.
 
     ``cpu_cores`` is CPU seconds per second of ``wall_s``.
     """
@@ -44,14 +44,14 @@ def host_usages(
     >>> host_usages([WorkerUse("cpu-1", 8, 10.0)], [WorkerUse("cpu-1", 8, 40.0)], 5.0)[0].cpu_cores
     6.0
     """
-    began = {one.name: one.cpu_s for one in before}
+    cpu_before = {worker.name: worker.cpu_s for worker in before}
     usages = []
-    for one in after:
-        used_s = one.cpu_s - began.get(one.name, 0.0)
+    for worker in after:
+        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
         # The counter of a worker that restarted begins at zero.
-        cpu_s = used_s if used_s >= 0 else one.cpu_s
-        if one.name != _OWN and wall_s > 0:
-            usages.append(HostUsage(one.name, one.slots, wall_s, cpu_s, cpu_s / wall_s))
+        cpu_s = used_s if used_s >= 0 else worker.cpu_s
+        if worker.name != _OWN and wall_s > 0:
+            usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
     return tuple(usages)
 
 

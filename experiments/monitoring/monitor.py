@@ -1,4 +1,4 @@
-"""Sample resource use in the background and at the borders of passes, and summarise it by phase.
+"""Sample resource use, also at the borders of passes, and summarise it by phase.
 
 The phases are the start, then each pass. Each sample is written as it is taken.
 `experiments.monitoring.readings` reads the values of a sample.
@@ -47,7 +47,7 @@ _MAX_SHARE = 0.01
 
 
 class Sample(NamedTuple):
-    """One sample of everything; ``clock_s`` is from a monotonic clock, ``at_s`` a Unix timestamp."""
+    """One sample; ``clock_s`` is of a monotonic clock, ``at_s`` a Unix timestamp."""
 
     clock_s: float
     at_s: float
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """The use of a group of processes in a phase; ``cpu_cores`` is CPU seconds per second."""
+    """A phase's use by a group of processes; ``cpu_cores`` is CPU seconds per second."""
 
     processes_max: int
     cpu_s: float
@@ -68,7 +68,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseUsage:
-    """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
+    """A phase: ``start`` (``epoch`` is None), or a pass, ``train`` or ``val``.
 
     CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; maxima and the
     GPU's mean are over ``samples``. A missing group or GPU is absent, not 0. ``ended_at_s`` is a Unix
@@ -93,11 +93,11 @@ class Utilization:
 
 
 class UtilizationMonitor(Listener):
-    """A listener that samples this process and its descendants, from construction until `close`.
+    """A listener that samples this process and its descendants until `close`.
 
-    One thread takes a sample every ``interval_s``, or less often if sampling would take more than a hundredth
-    of a core; the main thread takes one more at each border of a pass. A file that cannot be written stops
-    the writing, not the training; `failure` then has the reason.
+    One thread takes a sample every ``interval_s``, or less often if that takes more than a hundredth of a
+    core; the main thread takes one at each border of a pass. A file that cannot be written stops the writing,
+    not the training; `failure` then has the reason.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class UtilizationMonitor(Listener):
             self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self) -> float:
-        """Take and write a sample, and return the CPU seconds that this thread spent on it."""
+        """Take and write a sample, and return this thread's CPU seconds for it."""
         begun_s = time.thread_time()
         self.last_gpu = None if self._gpu is None else self._gpu.read()
         sample = Sample(time.perf_counter(), time.time(), self._processes.read(), self.last_gpu)
@@ -181,7 +181,7 @@ class UtilizationMonitor(Listener):
         return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
-        """Yield one row for each group of processes and one for the GPU; other columns are empty."""
+        """Yield a row for each group of processes and one for the GPU."""
         epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
@@ -199,7 +199,7 @@ class UtilizationMonitor(Listener):
 
 
 def rest_after(sample_s: float, interval_s: float) -> float:
-    """Return the thread's sleep in seconds after a sample that took ``sample_s`` CPU seconds."""
+    """Return the thread's seconds of sleep after a sample of ``sample_s`` CPU seconds."""
     return max(interval_s, sample_s / _MAX_SHARE)
 
 
@@ -210,24 +210,26 @@ def _cpu_s(name: str, before: Sample, after: Sample) -> float:
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
-    """Summarise a phase from its samples, which include those at its start and its end."""
+    """Summarise a phase from its samples, including those at start and end."""
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}
     for name in last.groups:
         cpu_s = _cpu_s(name, first, last)
-        seen = [sample.groups[name] for sample in samples if name in sample.groups]
+        usages = [sample.groups[name] for sample in samples if name in sample.groups]
         groups[name] = GroupUsage(
-            processes_max=max(one.processes for one in seen),
+            processes_max=max(usage.processes for usage in usages),
             cpu_s=cpu_s,
             cpu_cores=cpu_s / wall_s if wall_s > 0 else 0.0,
-            rss_bytes_max=max(one.rss_bytes for one in seen),
-            pss_bytes_max=max((one.pss_bytes for one in seen if one.pss_bytes is not None), default=None),
+            rss_bytes_max=max(usage.rss_bytes for usage in usages),
+            pss_bytes_max=max(
+                (usage.pss_bytes for usage in usages if usage.pss_bytes is not None), default=None
+            ),
         )
     # The first sample covers GPU use before the phase.
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
-    memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
-    busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
+    memory = [reading.memory_bytes for reading in gpu if reading.memory_bytes is not None]
+    busy = [reading.busy_percent for reading in gpu if reading.busy_percent is not None]
     return PhaseUsage(
         epoch,
         split,

@@ -1,4 +1,4 @@
-"""Read a run's current resource use: CPU and memory of its processes by group, and its GPU through NVML.
+"""Read a run's resource use: CPU and memory by group of processes, GPU through NVML.
 
 Only descendants of the trainer are visible: a coordinator, cache or function elsewhere is absent, not zero.
 The package `nvidia-ml-py` (module `pynvml`) is optional and imported only to make a meter.
@@ -61,7 +61,7 @@ class ProcessGroups:
     def __init__(
         self, trainer: psutil.Process | None = None, group: Callable[[psutil.Process], str] | None = None
     ) -> None:
-        """Start counting the CPU time of this process, or of ``trainer``, and of all its descendants.
+        """Start counting the CPU time of this process, or ``trainer``, and its descendants.
 
         ``group`` returns the group of a process, in place of :func:`group_of`.
         """
@@ -77,7 +77,7 @@ class ProcessGroups:
         rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile: its last reading counts
+            with contextlib.suppress(psutil.Error):  # ended: its last reading counts
                 group = self._see(process)
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
@@ -104,11 +104,11 @@ class ProcessGroups:
         return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
     def _see(self, process: psutil.Process) -> str:
-        """Record the process, which psutil identifies by id and start, and return its group."""
+        """Record the process, by id and start, and return its group."""
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
-        with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but keeps its group
+        with contextlib.suppress(psutil.ZombieProcess):  # it has no command, but keeps its group
             # Each time: between fork and exec a child still has its parent's command.
             seen.group = self._group(process)
         return seen.group
@@ -120,7 +120,7 @@ class ProcessGroups:
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
-    """Return the group of a trainer's descendant, from its name and both commands."""
+    """Return the group of a descendant, from its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"
@@ -146,7 +146,7 @@ def _pss_bytes(process: psutil.Process) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU, for all of its processes; None if unavailable (as for a slice by MIG).
+    """One reading of a GPU, for all its processes; None if unavailable (as with MIG).
 
     ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
     which some kernel ran: 100 means never idle, not fully used.

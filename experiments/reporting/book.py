@@ -1,4 +1,4 @@
-"""A log book of all runs below a directory, one row each, as an HTML page and as CSV.
+"""A log book of all runs below a directory, a row each, as HTML and CSV.
 
 A run that cannot be read is named beside the rows and does not affect the other rows.
 """
@@ -29,7 +29,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Book(NamedTuple):
-    """Rows, keyed by column head, oldest run first, and the reason for each unreadable path."""
+    """Rows by column head, oldest run first, and the reason for each unreadable path."""
 
     directory: Path
     rows: list[dict[str, Cell]]
@@ -47,9 +47,9 @@ def read_book(directory: Path) -> Book:
         children = sorted(child for child in directory.iterdir() if child.is_dir())
     except OSError as error:
         raise ConfigError(f"{directory} cannot be read: {error.strerror}") from error
-    found = sorted(file.parent for file in directory.rglob(REPORT_NAME))
+    run_directories = sorted(file.parent for file in directory.rglob(REPORT_NAME))
     rows = []
-    for place in found:
+    for place in run_directories:
         name = str(place.relative_to(directory))
         try:
             run = read_run(place)
@@ -61,7 +61,7 @@ def read_book(directory: Path) -> Book:
             continue
         rows += [row] if run.facts else []
     for child in children:
-        if not any(place.is_relative_to(child) for place in found):
+        if not any(place.is_relative_to(child) for place in run_directories):
             broken.setdefault(child.name, f"no run lies in it: it has no {REPORT_NAME}")
     if not rows and not broken:
         raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
@@ -73,11 +73,11 @@ def write_book(book: Book) -> tuple[Path, Path]:
     heads = list(book.rows[0]) if book.rows else []
     shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
     table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
-    told = f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole"
+    subtitle = f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole"
     title = f"Log book of {book.directory.absolute().name}"
     values = {"table": table, "broken": sorted(book.broken.items()), "plots_missing": None}
     page, sheet = book.directory / "book.html", book.directory / "book.csv"
-    write_whole(render("book.html", title=title, subtitle=told, **values), page)
+    write_whole(render("book.html", title=title, subtitle=subtitle, **values), page)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
@@ -96,23 +96,25 @@ def _cell(value: Any) -> Cell:
 
 
 def _harmless(cell: Cell) -> Cell:
-    # A leading quote makes a spreadsheet show the text instead of evaluating it.
+    # After a leading quote, spreadsheets show text instead of evaluating it.
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _row(run: RunFiles) -> dict[str, Any]:
-    """Return a run's row, keyed by column head; accuracies are those of the last validation."""
+    """Return a run's row by column head; accuracies are of the last validation."""
     facts, loader = run.facts, run.spec.get("loader") or {}
-    hired, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
-    machine = f"{hired.get('machines') or 1} x {hired['machine']}" if hired.get("machine") else None
+    cost, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
+    machine = f"{cost.get('machines') or 1} x {cost['machine']}" if cost.get("machine") else None
     if machine is None and hardware:
         gpus = [gpu["name"] for gpu in hardware.get("gpus") or ()]
         machine = f"{hardware['usable_cores']} cores of {', '.join([hardware['cpu'], *gpus])}"
-    waited_s, took_s = (sum(one.figures[name] for one in run.trained) for name in ("wait_s", "wall_s"))
+    waited_s, took_s = (
+        sum(train_pass.figures[name] for train_pass in run.trained) for name in ("wait_s", "wall_s")
+    )
     phases = (facts.get("utilization") or {}).get("phases") or ()
-    busy = [one for one in phases if one["split"] == "train" and one["gpu_percent"] is not None]
-    memory = [one["gpu_memory_bytes_max"] for one in busy if one["gpu_memory_bytes_max"] is not None]
-    busy_s = sum(one["gpu_percent"] * one["wall_s"] for one in busy)
+    busy = [phase for phase in phases if phase["split"] == "train" and phase["gpu_percent"] is not None]
+    memory = [phase["gpu_memory_bytes_max"] for phase in busy if phase["gpu_memory_bytes_max"] is not None]
+    busy_s = sum(phase["gpu_percent"] * phase["wall_s"] for phase in busy)
     return {
         "begun": facts.get("started_at"),
         "name": run.name,
@@ -130,7 +132,7 @@ def _row(run: RunFiles) -> dict[str, Any]:
         "time (s)": facts.get("wall_s"),
         "throughput (images/s)": facts.get("images_per_s"),
         "waiting (% of training)": _times(share(waited_s, took_s), 100),
-        "GPU (% busy)": share(busy_s, sum(one["wall_s"] for one in busy)),
+        "GPU (% busy)": share(busy_s, sum(phase["wall_s"] for phase in busy)),
         "GPU memory (most, GB)": _times(max(memory, default=None), 1e-9),
         "cost (USD)": (facts.get("bill") or {}).get("usd"),
     }

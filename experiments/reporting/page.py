@@ -1,9 +1,9 @@
-"""Render a page, a Jinja2 template filled with tables, plots and text, as one HTML file.
+"""Render a Jinja2 template with tables, plots and text as one HTML file.
 
 Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
 areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
-pyplot's global state nor the user's matplotlib settings are used, so equal figures give equal images. Series
-also differ by hatch, dash and marker, so that a black and white print loses nothing. None leaves a gap.
+pyplot's state nor the user's settings are used, so equal figures give equal images. Series also differ by
+hatch, dash and marker, for print in black and white. None leaves a gap.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _NAME_WIDTH = 24
 _MARKERS = 25
 """The maximum number of markers on a line."""
 _SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "path",  # letters are shapes: no font is looked for where the page is read
+    "svg.fonttype": "path",  # shapes instead of letters: no font needed
     "svg.hashsalt": "superdl",
     "text.parse_math": False,
     "font.size": 9.0,
@@ -159,7 +159,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts side by side in ``columns`` columns, calling each drawing with its axes.
+    """Draw charts in ``columns`` columns, calling each drawing with its axes.
 
     ``row_in`` is the height of a row in inches. Return None if there are no drawings or no matplotlib.
     """
@@ -171,7 +171,7 @@ def plot_of(
     rows = -(-len(drawings) // columns)
     file = io.BytesIO()
     with matplotlib.style.context(["default", _SETTINGS]), warnings.catch_warnings():
-        # A name in a script that the font lacks shows as boxes; the page's tables have it in letters.
+        # Letters that the font lacks show as boxes; the tables have them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(_WIDTH_IN, row_in * rows), layout="constrained")
         for axes, draw in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, drawings):
@@ -195,12 +195,12 @@ def height_of_bars(bars: int) -> float:
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:
-    """Draw named horizontal bars with their values; ``spread`` holds their error bars, below and above."""
+    """Draw named horizontal bars; ``spread`` holds their error bars, below and above."""
     lengths = [value or 0.0 for value in bars.values()]
-    reach = [[value or 0.0 for value in side] for side in spread] or None
-    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=reach, capsize=4, color=_FILLS[0][0])
-    told = ["" if value is None else number(value) for value in bars.values()]
-    axes.bar_label(drawn, told, padding=4, fontsize=8)
+    errors = [[value or 0.0 for value in side] for side in spread] or None
+    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_FILLS[0][0])
+    labels = ["" if value is None else number(value) for value in bars.values()]
+    axes.bar_label(drawn, labels, padding=4, fontsize=8)
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.set_yticks(range(len(bars)), [textwrap.fill(name, _NAME_WIDTH) for name in bars])
@@ -218,10 +218,10 @@ def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Values]],
     top: float | None = None,
 ) -> None:
-    """Draw named lines of (xs, values), on a y axis from zero to ``top``, or to the largest value."""
+    """Draw named lines of (xs, values); the y axis ends at ``top`` or the largest value."""
     for name, (xs, values) in lines.items():
         ys = [float("nan") if value is None else value for value in values]
-        # The axes end where the data end; what is not clipped shows its last marker whole.
+        # The axes end with the data: unclipped, the last marker shows whole.
         axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1, clip_on=False)
     _name_axes(axes, title, x_label, y_label, [x for xs, _ in lines.values() for x in xs])
     axes.set_ylim(0, top)
@@ -238,7 +238,7 @@ def draw_stack(
     end: float,
     top: float | None = None,
 ) -> None:
-    """Draw named areas stacked on each other; each value holds until the next x, the last until ``end``."""
+    """Draw stacked named areas; each value holds until the next x, the last until ``end``."""
     low = [0.0] * (len(xs) + 1)
     for (name, heights), (colour, hatch) in zip(layers.items(), itertools.cycle(_FILLS), strict=False):
         high = [under + height for under, height in zip(low, [*heights, *heights[-1:]], strict=True)]

@@ -1,4 +1,4 @@
-"""Format quantities for people: with a unit, and with no more digits than are significant."""
+"""Format quantities for people, with a unit and only significant digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with ``digits`` significant digits and thousands separators; whole digits are never cut."""
+    """Format with ``digits`` significant digits and separators; keep all whole digits."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:

@@ -1,7 +1,7 @@
-"""Read the files in a run's directory: report, steps and utilisation, complete or not.
+"""Read the files of a run: report, steps and utilisation, complete or not.
 
-A run writes its report at its start and after each epoch, so a killed run still has its earlier epochs.
-`run_page` interprets the files.
+A run writes its report at its start and after each epoch; a killed run has its earlier epochs. `run_page`
+interprets the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
 
 
 class StepColumns:
-    """The steps of one pass, in order: columns of seconds, loss and accuracy, NaN where a value is absent."""
+    """The steps of a pass: columns of seconds, loss and accuracy, NaN where absent."""
 
     def __init__(self) -> None:
         # Compact columns: a run may have millions of steps.
@@ -75,7 +75,7 @@ class Pass(NamedTuple):
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause, named as in `super_wire.waits`; empty if none is reported."""
+        """Seconds of waiting by cause of `super_wire.waits`; empty if none is reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
@@ -95,7 +95,7 @@ class UsageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run. ``facts`` is its report; ``troubles`` describes what could not be read."""
+    """The files of a run: ``facts`` is its report, ``troubles`` says what is unreadable."""
 
     directory: Path
     facts: dict[str, Any]
@@ -132,7 +132,7 @@ class RunFiles:
     @property
     def trained(self) -> tuple[Pass, ...]:
         """The training passes."""
-        return tuple(one for one in self.passes if one.split == "train")
+        return tuple(epoch_pass for epoch_pass in self.passes if epoch_pass.split == "train")
 
 
 def read_run(directory: Path) -> RunFiles:
@@ -165,15 +165,15 @@ def run_of_report(report: dict[str, Any]) -> RunFiles:
 def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
     """Return all passes of the report's epochs, in order."""
     return tuple(
-        Pass(one["epoch"], split, one[split])
-        for one in facts.get("epochs", ())
+        Pass(epoch["epoch"], split, epoch[split])
+        for epoch in facts.get("epochs", ())
         for split in ("train", "val")
-        if one.get(split)
+        if epoch.get(split)
     )
 
 
 class _Files:
-    """The files of a directory, and a description of everything that could not be read."""
+    """The files of a directory, and a description of what could not be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

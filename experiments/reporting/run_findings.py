@@ -34,26 +34,26 @@ class Tile(NamedTuple):
 
 def causes_of(passes: Sequence[Pass]) -> list[str]:
     """Return the stall causes of these passes, in the order used by the docs."""
-    return [cause for cause in WAITS if any(cause in one.stalls for one in passes)]
+    return [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in passes)]
 
 
 def tiles(run: RunFiles) -> list[Tile]:
     """Return tiles for throughput, waiting and cost, where known."""
     bill, first, later = run.facts.get("bill"), run.trained[:1], run.trained[1:]
-    made = []
+    run_tiles = []
     if first:
         of = "of epochs after the first" if later else f"of {_first_epoch(run)}"
         before = f"first epoch: {_rate(first)}" if later else "training images"
-        made.append(Tile(_rate(later or first), f"images/s {of}", before))
+        run_tiles.append(Tile(_rate(later or first), f"images/s {of}", before))
         before = f"first epoch: {percent(_waiting_share(first))}" if later else "training time"
-        made.append(Tile(percent(_waiting_share(later or first)), f"waiting for data, {of}", before))
+        run_tiles.append(Tile(percent(_waiting_share(later or first)), f"waiting for data, {of}", before))
     if bill:
-        made.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
-    return made
+        run_tiles.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
+    return run_tiles
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """Describe the run in (subject, text) pairs: first what to change, then what happened."""
+    """Describe the run in (subject, text) pairs: what to change, then what happened."""
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
@@ -73,32 +73,32 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    """Describe the run's progress, and its first epoch if it resumed from another run's checkpoint."""
+    """Describe the run's progress, and its first epoch if it resumed another run."""
     planned = run.spec.get("epochs")
-    done = [one.epoch + 1 for one in run.trained]
+    done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
     return count(len(done), "epoch") if planned in {None, len(done)} else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
-    validated = [one for one in run.passes if one.split == "val"]
+    validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]
     if not validated:
         return (
             "Accuracy:",
             "not measured, because no validation finished (data.val, training.validate_every).",
         )
-    end, best = validated[-1], max(validated, key=lambda one: one.figures["accuracy"])
+    end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
-    said = (
+    sentence = (
         f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
     )
     top5 = end.figures.get("top5_accuracy")
     if top5 is not None:
-        said += f" Top-5: {percent(top5)}."
+        sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
-        said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
-    return "Accuracy:", said
+        sentence += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
+    return "Accuracy:", sentence
 
 
 def _rate(passes: Sequence[Pass]) -> str:
@@ -106,19 +106,19 @@ def _rate(passes: Sequence[Pass]) -> str:
 
 
 def _sum(passes: Sequence[Pass], name: str) -> float:
-    return sum(one.figures[name] or 0.0 for one in passes)
+    return sum(epoch_pass.figures[name] or 0.0 for epoch_pass in passes)
 
 
 def _waiting(run: RunFiles) -> tuple[str, str]:
     first, later = run.trained[:1], run.trained[1:]
-    said = f"{percent(_waiting_share(first))} of the time in {_first_epoch(run)}{_why(first)}"
+    sentence = f"{percent(_waiting_share(first))} of the time in {_first_epoch(run)}{_why(first)}"
     if later:
-        said += f", {percent(_waiting_share(later))} in later epochs{_why(later)}"
-    return "Waiting for data:", f"{said}."
+        sentence += f", {percent(_waiting_share(later))} in later epochs{_why(later)}"
+    return "Waiting for data:", f"{sentence}."
 
 
 def _first_epoch(run: RunFiles) -> str:
-    """Name the first epoch of this run, which is a later one if it resumed from another run's checkpoint."""
+    """Name this run's first epoch, a later one if it resumed another run."""
     epoch = run.trained[0].epoch
     return f"epoch {epoch + 1}" if epoch else "the first epoch"
 
@@ -128,10 +128,10 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the largest cause of waiting and its seconds; None if negligible or unknown."""
+    """Return the main cause of waiting and its seconds; None if negligible or unknown."""
     waits: Counter[str] = Counter()
-    for one in passes:
-        waits.update(one.stalls)
+    for epoch_pass in passes:
+        waits.update(epoch_pass.stalls)
     return next(iter(waits.most_common(1)), None) if _waiting_share(passes) >= _NO_LIMIT else None
 
 
@@ -141,7 +141,7 @@ def _why(passes: Sequence[Pass]) -> str:
 
 
 def _change(run: RunFiles) -> str:
-    """Suggest how to make the run faster, starting with later epochs, which count more than the first."""
+    """Suggest how to make the run faster; later epochs count most."""
     first, later = run.trained[:1], run.trained[1:]
     for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)
@@ -155,17 +155,17 @@ def _change(run: RunFiles) -> str:
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
     wait_s = run.trained[0].figures["first_batch_s"]
-    said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
+    sentence = f"{seconds(wait_s)} after {_first_epoch(run)} began"
     from_start_s = run.facts.get("first_batch_s")
     if from_start_s is not None:
-        said += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"
-    return "First batch:", f"{said}."
+        sentence += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"
+    return "First batch:", f"{sentence}."
 
 
 def _about_cost(bill: Mapping[str, Any]) -> str:
     """Describe what the bill covers, and what it leaves out for lack of a price."""
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
-    each = bill["usd_per_million_images"] if bill["usd"] else None
-    said = [] if each is None else [f"{usd(each)} for a million training images"]
-    said += [f"without {', '.join(absent)}: no price known"] if absent else []
-    return "; ".join(said) or "no priced services"
+    per_million = bill["usd_per_million_images"] if bill["usd"] else None
+    parts = [] if per_million is None else [f"{usd(per_million)} for a million training images"]
+    parts += [f"without {', '.join(absent)}: no price known"] if absent else []
+    return "; ".join(parts) or "no priced services"

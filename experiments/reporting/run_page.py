@@ -1,4 +1,4 @@
-"""The page of a run, ``report.html``, with its tables, made from the files in its directory alone.
+"""The page of a run, ``report.html``, made from the files in its directory.
 
 So ``superdl report DIRECTORY`` can make it at any time, also for a killed run. Its text is in
 ``templates/run.html``. A table by pass is a mapping of heads to functions: to add a figure of a pass, add one
@@ -44,7 +44,7 @@ def run_page(run: RunFiles) -> str:
     """Return the page of a run as HTML."""
     facts, loader = run.facts, (run.spec.get("loader") or {}).get("kind", "")
     environment = facts.get("environment") or {}
-    told = {
+    summary = {
         "loader": loader,
         "functions": facts.get("executor"),
         "device": environment.get("device"),
@@ -58,7 +58,7 @@ def run_page(run: RunFiles) -> str:
     return render(
         "run.html",
         title=f"Run {run.name}: {run.status}",
-        subtitle=", ".join(f"{what} {value}" for what, value in told.items() if value),
+        subtitle=", ".join(f"{what} {value}" for what, value in summary.items() if value),
         run=run,
         facts=facts,
         tiles=tiles(run),
@@ -75,7 +75,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each value of a spec as ``dotted.key=value``, as on the command line; skip empty sections."""
+    """Yield each value of a spec as ``dotted.key=value``; skip empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -152,9 +152,11 @@ def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value])
 
     Columns without any value are dropped. With more than 40 passes, only the first and last 20 are shown.
     """
-    columns = {head: [value(one) for one in passes] for head, value in values.items()}
+    columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
-    rows: list[Sequence[Cell]] = list(zip([one.name for one in passes], *columns.values(), strict=True))
+    rows: list[Sequence[Cell]] = list(
+        zip([epoch_pass.name for epoch_pass in passes], *columns.values(), strict=True)
+    )
     if len(rows) > _ROWS_MOST:
         half = _ROWS_MOST // 2
         rows[half:-half] = [(f"{len(rows) - _ROWS_MOST} more", *[""] * len(columns))]
@@ -162,14 +164,14 @@ def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value])
 
 
 def _stalls(run: RunFiles) -> Table | None:
-    """Tabulate waiting by cause for each pass, with a column for each cause that occurred."""
-    told = [one for one in run.passes if one.figures.get("stalls")]
+    """Tabulate waiting of each pass, with a column for each cause that occurred."""
+    passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.figures.get("stalls")]
 
     def of_stalls(name: str) -> _Value:
-        return lambda one: one.figures["stalls"][name]
+        return lambda epoch_pass: epoch_pass.figures["stalls"][name]
 
     def waited_for(cause: str) -> _Value:
-        return lambda one: one.stalls.get(cause, 0.0)
+        return lambda epoch_pass: epoch_pass.stalls.get(cause, 0.0)
 
     def limited_by_computing(one: Pass) -> Cell:
         stalls = one.figures["stalls"]
@@ -177,15 +179,15 @@ def _stalls(run: RunFiles) -> Table | None:
 
     return _by_pass(
         "Stalls by cause",
-        told,
+        passes,
         {
             "steps": of_stalls("steps"),
             "stalled (steps)": of_stalls("stalled"),
             "limited by computing (% of steps)": limited_by_computing,
-            **{f"{cause} (s)": waited_for(cause) for cause in causes_of(told)},
+            **{f"{cause} (s)": waited_for(cause) for cause in causes_of(passes)},
             "all stalls (s)": of_stalls("wait_s"),
-            "all stalls (% of time)": lambda one: _percent(
-                one.figures["stalls"]["wait_s"], one.figures["wall_s"]
+            "all stalls (% of time)": lambda epoch_pass: _percent(
+                epoch_pass.figures["stalls"]["wait_s"], epoch_pass.figures["wall_s"]
             ),
         },
     )
@@ -200,7 +202,7 @@ def _causes(run: RunFiles) -> Table | None:
 
 def _processors(run: RunFiles) -> Table | None:
     """Tabulate the CPU, memory and GPU use of each phase."""
-    figures = {(one.epoch, one.split): one.figures for one in run.passes}
+    figures = {(epoch_pass.epoch, epoch_pass.split): epoch_pass.figures for epoch_pass in run.passes}
     rows: list[dict[str, Cell]] = []
     for phase in (run.facts.get("utilization") or {}).get("phases") or ():
         groups, wall_s = phase["groups"], phase["wall_s"]
@@ -228,17 +230,18 @@ def _processors(run: RunFiles) -> Table | None:
 
 def _hosts(run: RunFiles) -> Table | None:
     """Tabulate the CPU use of each host's worker during training."""
-    hosts = [one for one in run.facts.get("hosts") or () if "slots" in one]
+    hosts = [host for host in run.facts.get("hosts") or () if "slots" in host]
     heads = ("worker", "slots", "CPU (% of slots)", "CPU (s)")
     rows = [
-        (one["host"], one["slots"], _percent(one["cpu_cores"], one["slots"]), one["cpu_s"]) for one in hosts
+        (host["host"], host["slots"], _percent(host["cpu_cores"], host["slots"]), host["cpu_s"])
+        for host in hosts
     ]
     return Table("CPU of workers, while training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:
-    """Tabulate the cost of each item: the whole run, its first epoch, and the mean of later epochs."""
-    epochs = [one["usd"] for one in bill["epochs"]]
+    """Tabulate each item's cost: the run, its first epoch, the mean of later epochs."""
+    epochs = [epoch["usd"] for epoch in bill["epochs"]]
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
         "name": "all of it" if priced else "what has a price here",

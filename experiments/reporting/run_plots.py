@@ -36,7 +36,7 @@ _PERCENT_TOP = 102.0
 
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
-    """Return all plots by name; None if the files lack the data or plots cannot be drawn."""
+    """Return all plots by name; None if there is no data or no way to draw."""
     return {
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
@@ -62,7 +62,7 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
 
 
 def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[list[int], list[float]]:
-    """Average neighbours to get at most ``most`` means, and return the index of each group and its mean."""
+    """Average neighbours into at most ``most`` means; return their indices and means."""
     if not len(values):
         return [], []
     starts = np.arange(0, len(values), -(-len(values) // most))
@@ -71,15 +71,15 @@ def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[l
 
 
 def _over_passes(passes: Iterable[Pass], name: str, factor: float = 1.0) -> Line:
-    known = [(one.epoch + 1, one.figures.get(name)) for one in passes]
-    return [epoch for epoch, _ in known], [None if value is None else factor * value for _, value in known]
+    points = [(epoch_pass.epoch + 1, epoch_pass.figures.get(name)) for epoch_pass in passes]
+    return [epoch for epoch, _ in points], [None if value is None else factor * value for _, value in points]
 
 
 def _learning(run: RunFiles) -> list[Drawing]:
     """Plot loss and accuracy over epochs, with training steps within each epoch."""
     losses = {"training, by step": _over_steps(run, "loss")}
     accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
-    validated = [one for one in run.passes if one.split == "val"]
+    validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]
     if validated:
         losses["validation"] = _over_passes(validated, "loss")
         accuracies["validation, top-1"] = _over_passes(validated, "accuracy", 100.0)
@@ -106,18 +106,18 @@ def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> Line:
 
 
 def _step_parts(run: RunFiles) -> list[Drawing]:
-    """Plot the parts of the steps in the first and the last training pass, on one scale."""
-    there = [one for one in run.trained if (one.epoch, one.split) in run.steps]
+    """Plot the parts of steps in the first and last training passes, on one scale."""
+    recorded = [train_pass for train_pass in run.trained if (train_pass.epoch, train_pass.split) in run.steps]
     drawings = []
     heights: list[float] = []
-    for one in there[:1] + there[1:][-1:]:
-        steps = run.steps[one.epoch, one.split]
+    for train_pass in recorded[:1] + recorded[1:][-1:]:
+        steps = run.steps[train_pass.epoch, train_pass.split]
         wait, compute = 1000 * steps["wait_s"], 1000 * steps["compute_s"]
         rest = np.maximum(0.0, 1000 * steps["total_s"] - wait - compute)
         parts = {"waiting for data": wait, "computing": compute, "other": rest}
         layers = {name: thinned(values, _POINTS)[1] for name, values in parts.items()}
         heights += map(sum, zip(*layers.values(), strict=True))
-        draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}")
+        draw = partial(draw_stack, title=f"Epoch {train_pass.epoch + 1}")
         draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
         drawings.append(partial(draw, layers=layers, end=float(len(steps))))
     if not heights:
@@ -129,8 +129,11 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
 
 def _stalls(run: RunFiles) -> list[Drawing]:
     """Plot the seconds stalled by cause, for each epoch."""
-    layers = {cause: [one.stalls.get(cause, 0.0) for one in run.trained] for cause in causes_of(run.trained)}
-    epochs = [one.epoch + 1 for one in run.trained]
+    layers = {
+        cause: [train_pass.stalls.get(cause, 0.0) for train_pass in run.trained]
+        for cause in causes_of(run.trained)
+    }
+    epochs = [train_pass.epoch + 1 for train_pass in run.trained]
     draw = partial(
         draw_stack, title="Stalls by cause", x_label="epoch, from its begin", y_label="waiting (s)"
     )
@@ -138,7 +141,7 @@ def _stalls(run: RunFiles) -> list[Drawing]:
 
 
 def _usage(run: RunFiles) -> list[Drawing]:
-    """Plot cores in use by part, and the GPUs, over the run's time, and mark the start of each epoch."""
+    """Plot cores in use by part, and GPUs, over time; mark the starts of epochs."""
     rows = run.usage_by_rank.get(0, [])
     times = sorted({row.at_s for row in rows})
     if len(times) < 2:  # noqa: PLR2004  # from one look to the next
@@ -154,7 +157,7 @@ def _usage(run: RunFiles) -> list[Drawing]:
 
 
 def _cores_in_use(rows: Sequence[UsageRow], times: Sequence[float]) -> Drawing:
-    """Plot the mean number of cores used by each part, over intervals of at least half a second."""
+    """Plot the mean cores used by each part, over intervals of at least half a second."""
     # Samples at pass borders follow others at once, so short intervals would be noisy. Each sample covers the
     # time since the previous.
     span_s = times[-1] - times[0]

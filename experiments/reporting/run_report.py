@@ -1,4 +1,4 @@
-"""The report of a run: one value, shown as a table and written as JSON with the same figures."""
+"""The report of a run, as a table and as JSON with the same figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunReport:
         status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.
         executor: runs the functions; ``None`` if the loader has none.
         loader_settings: the settings with which the training loader was opened.
-        rest: counts after the last pass of either split or in an unfinished one; ``None`` if not reported.
+        rest: counts after the last finished pass; ``None`` if not reported.
         epochs: passes whose figures cover all ``ranks``.
         utilization: figures of rank 0 and the processes it started.
         hosts: the hosts that run workers.
@@ -64,7 +64,9 @@ class RunReport:
     @property
     def validated(self) -> tuple[int, PassSummary] | None:
         """The last validated epoch and its validation; None if there was none."""
-        return next(((one.epoch, one.val) for one in reversed(self.epochs) if one.val is not None), None)
+        return next(
+            ((epoch.epoch, epoch.val) for epoch in reversed(self.epochs) if epoch.val is not None), None
+        )
 
     @property
     def val_accuracy(self) -> float | None:
@@ -73,7 +75,7 @@ class RunReport:
 
     @property
     def first_batch_s(self) -> float | None:
-        """Seconds from the start of the run to its first training batch; None if there was none."""
+        """Seconds from the run's start to its first training batch; None without one."""
         phases = () if self.utilization is None else self.utilization.phases
         start = next((phase for phase in phases if phase.epoch is None), None)
         if start is None or not self.epochs:
@@ -121,11 +123,11 @@ def print_report(report: RunReport, console: Console) -> None:
             highlight=False,
         )
     run = run_of_report(report.to_mapping())
-    said = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
-    said += [" ".join(point) for point in findings(run)]
+    sentences = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
+    sentences += [" ".join(point) for point in findings(run)]
     notes = [f"Note: {note}" for note in report.notes]
-    hosts = [_host_line(one) for one in report.hosts]
-    for line in (*said, *hosts, *notes, f"Written to {report.directory}"):
+    hosts = [_host_line(host) for host in report.hosts]
+    for line in (*sentences, *hosts, *notes, f"Written to {report.directory}"):
         say(console, line)
 
 

@@ -1,4 +1,4 @@
-"""One run of a spec from its start to its report, and the search for its largest batch.
+"""A run of a spec, from start to report, and the search for its largest batch.
 
 `training_run` executes a spec, `listeners` and `state` write its results.
 """

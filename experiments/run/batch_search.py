@@ -1,9 +1,9 @@
-"""``superdl run SPEC --find-batch-size``: find the largest batch whose training step fits into memory.
+"""``superdl run SPEC --find-batch-size``: find the largest batch that fits into memory.
 
-Steps use synthetic images, under the spec's strategy, in new processes for each size, one per rank: a process
-keeps its peak, and one that runs out of memory does not affect others. A step that runs out of memory does
-not fit; on a CPU the system limits the process to its part. The loader is open meanwhile, its workers run,
-and the batches that it would hold are counted.
+Steps use synthetic images, under the spec's strategy, in a new process per size and rank: a process keeps its
+peak, or runs out of memory alone. A step that runs out of memory does not fit; on a CPU the system limits the
+process to its part. The loader is open meanwhile, its workers run, and the batches that it would hold are
+counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One size, and the peak memory of its step, which is unknown if it does not fit.
+    """A size, and its step's peak memory, which is unknown if it does not fit.
 
     ``by_rank`` has each rank's peak. ``loader_bytes``, of the host's memory, are the batches that a rank's
     loader would hold; on a CPU they are included in ``memory_bytes``.
@@ -72,7 +72,7 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The result: the largest ``batch_size`` of a rank, below ``limit_bytes``, and all sizes tried."""
+    """The largest ``batch_size`` of a rank, below ``limit_bytes``, and all sizes tried."""
 
     batch_size: int
     device: str
@@ -83,10 +83,10 @@ class BatchSizes:
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
-    """Double the size while it fits, then halve the gap between what fits and what does not.
+    """Double the size while it fits, then halve the gap to what does not.
 
-    The gap is closed to a sixteenth of the size, since a batch is seldom worth tuning further. ``at_most`` is
-    the number of samples that a rank has; ``tell`` receives a line for each size.
+    The gap is closed to a sixteenth of the size. ``at_most`` is the number of samples that a rank has;
+    ``tell`` receives a line for each size.
 
     Raises:
         ConfigError: a batch of one does not fit.
@@ -94,10 +94,10 @@ def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> 
     tried: list[TriedBatch] = []
 
     def fits(size: int) -> bool:
-        one = probe.try_size(size)
-        tried.append(one)
-        tell(_line(one))
-        return one.fits
+        tried_batch = probe.try_size(size)
+        tried.append(tried_batch)
+        tell(_line(tried_batch))
+        return tried_batch.fits
 
     if not fits(1):
         raise ConfigError(
@@ -136,7 +136,7 @@ def _gib(size_bytes: int) -> str:
 
 
 class Probe:
-    """Tries sizes under a spec's strategy, on all ranks at once, each time in new processes.
+    """Tries sizes under a spec's strategy, on all ranks at once, in new processes.
 
     All ranks try the same sizes in the same order, and know each other's results.
     """
@@ -144,7 +144,7 @@ class Probe:
     def __init__(
         self, spec: Spec, classes: int, device: torch.device, ranks: Ranks, *, host_bytes: int
     ) -> None:
-        """Set the limit: a GPU's free memory, else ``host_bytes``, this rank's part of the host's."""
+        """Set the limit: a GPU's free memory, else this rank's ``host_bytes``."""
         self._spec = spec
         self._classes = classes
         self._ranks = ranks
@@ -158,7 +158,7 @@ class Probe:
             self.limit_bytes = int(ranks.smallest([torch.cuda.mem_get_info(device)[0]])[0])
 
     def _held_by_loader(self, batch_size: int) -> int:
-        """Return the bytes of a loader's batches: two of each worker, one in transfer, one in use."""
+        """Return a loader's bytes: two batches per worker, one in transfer, one in use."""
         batches = 2 * max(self._spec.loader.num_workers, 1) + 2
         return batches * batch_size * 3 * self._spec.recipe.crop**2
 
@@ -178,7 +178,7 @@ class Probe:
         return TriedBatch(batch_size, True, memory, by_rank=peaks, loader_bytes=loader)
 
     def _peaks(self, batch_size: int, room: int) -> tuple[int, ...]:
-        """Return the peak bytes of the step on each rank; empty if a rank has too little memory."""
+        """Return the step's peak bytes by rank; empty if a rank has too little memory."""
         self._tries += 1
         peak, failure = 0, None
         tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size, room)
@@ -191,7 +191,7 @@ class Probe:
         short, failed = self._ranks.largest([float(is_short), float(failure is not None)])
         if failure is not None and not short and not self._fitted:  # later: too little memory
             raise ConfigError(f"a step of {batch_size} image(s) failed: {failure}") from failure
-        return () if failed else tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
+        return () if failed else tuple(int(maximum) for maximum in self._ranks.gathered(torch.tensor(peak)))
 
 
 def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int, room: int) -> int:
@@ -217,7 +217,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         scaled_on = device.type if strategy.scales else None
         updater = Updater(strategy.model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
-        # The first step creates the optimiser's state, so that the second has the peak.
+        # The first step creates the optimiser's state: the second has the peak.
         for _ in range(2):
             size = max(batch_size, 2)  # batch norm over one pixel needs two images
             shape = (size, 3, spec.recipe.crop, spec.recipe.crop)
@@ -229,7 +229,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
                 )
             updater.update(loss)
         synchronise(device)
-        # getrusage would count the parent's memory too on Linux; VmHWM does not.
+        # On Linux getrusage counts the parent's memory too; VmHWM does not.
         return torch.cuda.max_memory_reserved() if device.type == "cuda" else _memory("VmHWM")
 
 
@@ -240,38 +240,38 @@ def _memory(name: str) -> int:
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
-    """Find the largest batch and print each size tried with its memory; nothing is trained.
+    """Find the largest batch, and print each size tried with its memory.
 
     Raises:
         SuperError: the data or the device is not available, or not even one image fits.
     """
-    tell = partial(say, console_of_rank(console))
+    print_line = partial(say, console_of_rank(console))
     with begun(spec) as (ranks, device, strategy):
         process = ranks.process
         # Opened for training, so that a converted format is written as training reads it. Batches have one
         # image, since the memory for larger batches in the loader is computed.
-        small = replace(spec, loader=replace(spec.loader, batch_size=1))
-        data = images_of(spec, ranks, tell)
-        loader = opened_loader(small, data.train, ranks, tell, training=True)
+        single_spec = replace(spec, loader=replace(spec.loader, batch_size=1))
+        data = images_of(spec, ranks, print_line)
+        loader = opened_loader(single_spec, data.train, ranks, print_line, training=True)
         with closing(loader):
             next(iter(loader))  # starts the workers
             ranks.barrier()
             share = -(-loader.sample_count // process.replicas)
             probe = Probe(spec, len(loader.classes), device, ranks, host_bytes=_free_bytes(spec, loader))
-            tell(
+            print_line(
                 f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, "
                 f"{strategy} on {process.replicas} rank(s), {probe.device}, "
                 f"in {_gib(probe.limit_bytes)} of each"
             )
-            found = find_batch_size(probe, share, tell)
+            sizes = find_batch_size(probe, share, print_line)
     of_ranks = f" on each of {process.replicas} ranks" if process.replicas > 1 else ""
-    whole = " (all training images that a rank has)" if found.batch_size == share else ""
-    tell(f"loader.batch_size={found.batch_size} is the largest that fits{of_ranks}{whole}")
-    return replace(found, strategy=strategy, ranks=process.replicas)
+    whole = " (all training images that a rank has)" if sizes.batch_size == share else ""
+    print_line(f"loader.batch_size={sizes.batch_size} is the largest that fits{of_ranks}{whole}")
+    return replace(sizes, strategy=strategy, ranks=process.replicas)
 
 
 def _free_bytes(spec: Spec, loader: Loader) -> int:
-    """Return a rank's part of the host's free memory, without what a cache started here may still take."""
+    """Return a rank's part of the host's free memory, less what its cache may still take."""
     free = available_memory_bytes()
     if spec.loader.runs_functions and not (spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
         stats: Any = loader.job_stats()

@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: evaluate a checkpoint exactly on validation or other images, over all ranks."""
+"""``superdl evaluate RUN``: evaluate a checkpoint exactly, over all ranks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Evaluation:
 def evaluate(
     run: Path, overrides: Sequence[str] = (), *, checkpoint: str | None = None, console: Console | None = None
 ) -> Evaluation:
-    """Evaluate a checkpoint of ``run``, and write the figures into its directory, ``evaluation.json``.
+    """Evaluate a checkpoint of ``run``, and write its ``evaluation.json``.
 
     Args:
         run: the directory of a run that kept checkpoints.
@@ -87,25 +87,27 @@ def evaluate(
     spec = _spec_of(run, overrides)
     path = _checkpoint_of(run, checkpoint)
     with begun(spec) as (ranks, device, name), ExitStack() as stack:
-        known, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
-        tell = partial(say, console_of_rank(console))
-        source = images_of(spec, ranks, tell).val
+        loaded, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
+        print_line = partial(say, console_of_rank(console))
+        source = images_of(spec, ranks, print_line).val
         if source is None:
             raise ConfigError(
                 f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
             )
-        source = replace(source, classes=_classes_in(run, known))
-        loader = opened_loader(spec, source, ranks, tell, training=False, pin_memory=device.type == "cuda")
+        source = replace(source, classes=_classes_in(run, loaded))
+        loader = opened_loader(
+            spec, source, ranks, print_line, training=False, pin_memory=device.type == "cuda"
+        )
         stack.callback(loader.close)
-        _check_classes(known, loader)
+        _check_classes(loaded, loader)
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
-        _load(strategy, known, path)
-        tell(f"{path} (epoch {known.epoch}) on {loader.sample_count:,} images of {source.url}")
+        _load(strategy, loaded, path)
+        print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
-        found = Evaluation(
+        evaluation = Evaluation(
             checkpoint=str(path),
-            epoch=known.epoch,
+            epoch=loaded.epoch,
             data=source.url,
             samples=figures.samples,
             top1=figures.accuracy,
@@ -116,8 +118,8 @@ def evaluate(
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
     if ranks.leads:
-        write_json(asdict(found), run / _FILE)
-    return found
+        write_json(asdict(evaluation), run / _FILE)
+    return evaluation
 
 
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
@@ -135,17 +137,17 @@ def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
 def _checkpoint_of(run: Path, name: str | None) -> Path:
     files = {"best": BEST, "last": LAST}
     candidates = [run / FOLDER / file for key, file in files.items() if name in (None, key)]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
+    checkpoint = next((path for path in candidates if path.is_file()), None)
+    if checkpoint is None:
         raise ConfigError(
             f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them with "
             "training.checkpoint_every=1"
         )
-    return found
+    return checkpoint
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
-    """Return the checkpoint's classes; empty if the run's report does not name them."""
+    """Return the checkpoint's classes; empty if the report does not name them."""
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])
@@ -155,7 +157,7 @@ def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
 
 
 def _check_classes(known: Checkpoint, loader: Loader) -> None:
-    """Check that images and model have the same classes, since a label is an index into them."""
+    """Check that images and model have the same classes: labels are their indices."""
     if known.facts.get("digest of the classes") != digest(list(loader.classes)):
         raise ConfigError(
             f"the images have {len(loader.classes)} classes, and the model tells "

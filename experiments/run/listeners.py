@@ -1,4 +1,4 @@
-"""Listeners of a run: progress on the screen, step times, a log of steps, TensorBoard events."""
+"""Listeners of a run: progress on the screen, step times, step log, TensorBoard."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _gpu_of(step: StepRecord) -> str:
 
 
 class StepTimes(Listener):
-    """Measures the time from training step to training step, including waiting and everything else.
+    """Measures the time from training step to training step, all included.
 
     It reports the mean of each group, and since the pass began: the difference shows the initial effect of a
     buffer.
@@ -110,7 +110,7 @@ class StepTimes(Listener):
         for step in steps:
             if step.split != "train":
                 continue
-            # On a GPU steps are issued before they are done, but the last one here is done now.
+            # A GPU's steps are issued before they are done; this one is done.
             done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:
@@ -141,7 +141,7 @@ class StepLog(Listener):
 
 
 class TensorBoardLog(Listener):
-    """Writes training steps under ``step/`` and the passes of an epoch under ``train/`` and ``val/``."""
+    """Writes training steps under ``step/``, passes under ``train/`` and ``val/``."""
 
     def __init__(self, directory: Path) -> None:
         """Open a log in ``directory``.

@@ -105,7 +105,7 @@ class RunState(Listener):
         self._write()
 
     def file_name(self, name: str) -> str:
-        """Return the name of a file that each rank writes: rank 0's is the plain one."""
+        """Return the name of a file of each rank; rank 0's is the plain one."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:
@@ -152,7 +152,7 @@ class RunState(Listener):
         """Upload all files if the spec's output is a bucket; each host uploads its own.
 
         Raises:
-            SourceError: the upload failed and the files stay here. A failed run raises its own error instead.
+            SourceError: the upload failed; the files stay here. A failed run raises its own error.
         """
         output = self.spec.output
         # One process sends the files of its host.
@@ -175,14 +175,16 @@ def in_bucket(output: str) -> bool:
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
-    """Return an epoch's use for the bill. Counts missing from one pass are included in the next."""
-    passes = [one for _, one in epoch.splits()]
-    counted = added([one.job for one in passes if one.job is not None])
-    return EpochUse(epoch.epoch, sum(one.wall_s for one in passes), epoch.train.samples, counted)
+    """Return an epoch's use for the bill; counts missing in a pass are in the next."""
+    passes = [epoch_pass for _, epoch_pass in epoch.splits()]
+    counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
+    return EpochUse(
+        epoch.epoch, sum(epoch_pass.wall_s for epoch_pass in passes), epoch.train.samples, counted
+    )
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """Return the facts that must match to resume from another run's checkpoint; the same on all ranks."""
+    """Return the facts that must match to resume another run, the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     recipe = dict(spec.to_mapping()["recipe"])
     steps = recipe.pop("steps")

@@ -1,7 +1,7 @@
-"""Execute a spec: data, loaders, training, report; one directory holds all results of a run.
+"""Execute a spec: data, loaders, training, report, in one directory of results.
 
-Processes started by a run, the embedded default and the workers of plain loaders, read the run's environment.
-So the run passes the spec's settings for functions as variables.
+Processes started by a run, such as the embedded default, read the run's environment. So the run passes the
+spec's settings for functions as variables.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     before it raises the error.
 
     Raises:
-        SuperError: the spec's data, loader or device is not available, or a batch cannot be delivered.
+        SuperError: data, loader or device is not available, or a batch cannot be delivered.
         KeyboardInterrupt: the user ended the run.
     """
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
@@ -91,7 +91,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.send(console)  # an early test, before hours of work: the bucket may refuse
+            state.send(console)  # tests the bucket before hours of work
             _train(state, console)
     except BaseException as error:
         if state is not None:
@@ -105,24 +105,24 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
 
 def _train(state: RunState, console: Console) -> None:
-    spec, ranks, tell = state.spec, state.ranks, partial(say, console)
+    spec, ranks, print_line = state.spec, state.ranks, partial(say, console)
     with ExitStack() as stack:
         weights = spec.training.resume or spec.model.weights
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
-        tell(f"model {state.report.model}")
+        print_line(f"model {state.report.model}")
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(_UNPINNED.format(torch.get_num_threads()))
-            tell(state.report.notes[-1])
+            print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
-        train, val = _loaders(state, stack, tell)
+        train, val = _loaders(state, stack, print_line)
         check_best_to(
             spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
         )
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
         trainer = Trainer(
-            _model(state, tell),
+            _model(state, print_line),
             train,
             val,
             optimizer=spec.optimizer,
@@ -131,7 +131,7 @@ def _train(state: RunState, console: Console) -> None:
             training=spec.training,
             ranks=ranks,
             one_job=spec.loader.runs_functions,
-            listeners=[monitor, *_listeners(state, tell, stack)],
+            listeners=[monitor, *_listeners(state, print_line, stack)],
             read_gpu=lambda: monitor.last_gpu,
             tell_stalls=_stall_log(state, stack),
             checkpoints=checkpoints,
@@ -156,7 +156,7 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
     on_gpu = state.device.type == "cuda"
     train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
-    # Callbacks run in reverse: bad samples are noted before the loader closes.
+    # Callbacks run in reverse: note bad samples before the loader closes.
     stack.callback(train.close)
     stack.callback(_note_bad_samples, state, train)
     val = None
@@ -191,7 +191,7 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
-    """Copy the best checkpoint to ``best_to``, and the best or the last to the service's model directory."""
+    """Copy the best checkpoint to ``best_to``, the best or last to the service's directory."""
     if checkpoints is None or not state.ranks.leads:
         return
     if models := os.environ.get(MODEL_DIR):
@@ -207,7 +207,7 @@ def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
 
 
 def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
-    """Make the model with its weights, the same on all ranks, and then seed each rank differently."""
+    """Make the model, the same on all ranks, then seed each rank differently."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
@@ -222,7 +222,7 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Start sampling before anything else; the stack ends it after everything else."""
+    """Start sampling before all else; the stack ends it after all else."""
     gpu = None
     try:
         gpu = meter_of(state.device)
@@ -270,7 +270,7 @@ def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledS
 
 
 def images_of(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> PreparedData:
-    """Find or draw the images of a run, on one rank of each host while the others wait."""
+    """Find or draw a run's images, on one rank of each host; the others wait."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, tell)
 
@@ -301,10 +301,10 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return a short name for the executor of a run's functions; ``None`` without functions.
+    """Return the name of a run's executor; ``None`` without functions.
 
     Raises:
-        ConfigError: the spec names an executor, but the environment names a coordinator, which decides it.
+        ConfigError: the spec names an executor, which the environment's coordinator decides.
     """
     if not spec.loader.runs_functions:
         return None
@@ -325,10 +325,10 @@ def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
 
 
 def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
-    """Allow processes started in the block to import the steps of `experiments.augmentations` in ``recipe``.
+    """Allow processes started in the block to import a recipe's `experiments.augmentations`.
 
-    A function imports a step's module only if its own setting lists it. For processes started by the run, the
-    run is the operator. Other functions have their own operator, who lists the allowed modules.
+    A function imports only modules in its own setting, made by its operator. For processes started by the
+    run, the run is the operator.
 
     Raises:
         RecipeError: a custom step is not named ``module:function@version``.
@@ -340,7 +340,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks, with a spec's seed, threads and steps; yield this rank's device and strategy.
+    """Join the other ranks as the spec says; yield the ranks, device and strategy.
 
     Raises:
         ConfigError: the device or the strategy is not available, or the ranks cannot be joined.

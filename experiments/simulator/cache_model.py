@@ -1,4 +1,4 @@
-"""The cache of the simulated world: records and tombstones by sample, their memory, and their loss."""
+"""The cache of the simulated world: records and tombstones, their memory and loss."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CacheModel:
         return list(self._sets)
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
-        """Return the result of a GET of each sample: record length, 0 for nothing, -1 for a tombstone."""
+        """Return each sample's record length, 0 for nothing, -1 for a tombstone."""
         rows = self._rows(key)
         for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
             rows.record_bytes[index] = 0
@@ -87,24 +87,24 @@ class CacheModel:
     def audit(
         self, key: SetKey, indices: Indices, now: float, *, whole: bool
     ) -> tuple[Indices, NDArray[np.bool_]]:
-        """Return the result of :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
-        found, pointers = self.look(key, indices, now), self._rows(key).pointers
+        """Return :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
+        lengths, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
-            found[self.spoilt(key, indices)] = 0
-        return found, np.isin(indices, list(pointers)) & (found > 0)
+            lengths[self.spoilt(key, indices)] = 0
+        return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(
         self, key: SetKey, indices: Indices, now: float, placed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Read samples, and return three masks: delivered, corrupt, and delivered through a pointer.
+        """Read samples; return masks of those delivered, corrupt, delivered by a pointer.
 
         A pointer to a record that is not ``placed`` for this reader counts as corrupt.
         """
-        found, pointed = self.audit(key, indices, now, whole=False)
-        corrupt = self.spoilt(key, indices) & (found > 0)
+        lengths, pointed = self.audit(key, indices, now, whole=False)
+        corrupt = self.spoilt(key, indices) & (lengths > 0)
         pointed &= ~corrupt
         corrupt |= pointed & ~placed
-        return (found != 0) & ~corrupt, corrupt, pointed & ~corrupt
+        return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
         """Return the memory of the samples for which ``held`` is true."""
@@ -125,13 +125,13 @@ class CacheModel:
         self._rows(key).pointers.update(pointers)
 
     def make_room(self) -> None:
-        """Evict at random until the server's memory suffices, unless it refuses such writes."""
+        """Evict at random until memory suffices, unless the server refuses such writes."""
         while self.used_bytes > self.budget_bytes * HEADROOM and not self.refuses:
             if not self.evict(0.5):
                 break
 
     def refused(self, sizes: Indices) -> NDArray[np.bool_]:
-        """Return a mask of new records that a server without eviction refuses for lack of memory."""
+        """Return a mask of new records that a server without eviction has no memory for."""
         refused: NDArray[np.bool_] = (
             np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
         )

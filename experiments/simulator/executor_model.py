@@ -1,4 +1,4 @@
-"""The functions of the simulated world: cold starts, queues, run times, pushed records, and all failures.
+"""The functions of the simulated world: cold starts, queues, run times, records, failures.
 
 Usage counts the functions at work and their time, on which the bill is based.
 """
@@ -42,7 +42,7 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
 _DECODED = (_CACHED, _CACHE_ERROR, _CACHE_FULL)
-_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096  # lower than in reality, so that more worlds have pointers
+_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096  # low, so that more worlds have pointers
 _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
     OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.NOT_CACHED)
 )
@@ -50,7 +50,7 @@ _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
 
 @dataclass
 class Usage:
-    """Work and cost of the functions, counted by the world itself, and the number in use over time."""
+    """Work and cost of the functions as the world counts them, and those in use over time."""
 
     invocations: int = 0
     gb_s: float = 0.0
@@ -76,7 +76,7 @@ class Usage:
 
 
 class _Taken(NamedTuple):
-    """A request, the life of the coordinator that made it, and the time of its arrival."""
+    """A request, the life of its coordinator, and its time of arrival."""
 
     request: Prefetch
     life: int
@@ -117,7 +117,7 @@ class ExecutorModel:
                 self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
-        """Take an instance for the next request: True if it starts cold, ``None`` if none is available."""
+        """Take an instance for a request: True if it starts cold, ``None`` if none is free."""
         functions, now = self._functions, self._world.now_s
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
@@ -225,7 +225,7 @@ class ExecutorModel:
         fetched = begun if request.kind.decodes else 0
         gets = data.gets(request.indices) if fetched else 0
         pointed = self._pointed(request, request.indices)
-        told = self._keep(request, outcomes, pointed)
+        store_fields = self._keep(request, outcomes, pointed)
         answer = RequestDone(
             request_id=request.request_id,
             outcomes=outcomes,
@@ -242,7 +242,7 @@ class ExecutorModel:
             gb_s=self._bill(duration_s + cold_s, gets),
             source_requests=gets,
             cold_start=cold_s > 0,
-            **told,
+            **store_fields,
         )
         self._free(alive=True)
         world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
@@ -251,15 +251,15 @@ class ExecutorModel:
 
     def _look(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Check which samples of a save are in the cache."""
-        cache, found = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
+        cache, outcomes = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
         if cache.up:
-            there = cache.look(request.samples, indices, self._world.now_s) > 0
-            good = there & ~cache.spoilt(request.samples, indices)
-            found[:] = np.where(good, _CACHED, _NOT_CACHED)
-        return found
+            cached = cache.look(request.samples, indices, self._world.now_s) > 0
+            intact = cached & ~cache.spoilt(request.samples, indices)
+            outcomes[:] = np.where(intact, _CACHED, _NOT_CACHED)
+        return outcomes
 
     def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of samples for which the cache receives a pointer into a new pack."""
+        """Return a mask of samples for which the cache gets a pointer into a new pack."""
         lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
         may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
         return may & (request.kind is RequestKind.DECODE_TO_POINTERS and self._world.store.takes)
@@ -316,7 +316,7 @@ class ExecutorModel:
         self._world.store.write(request.samples.dataset, written[self._pointed(request, written)])
 
     def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Write these samples if possible and return the outcome of each, uint8 of their shape."""
+        """Write these samples if possible, and return their outcomes as uint8."""
         world, faults, key = self._world, self._world.model.faults, request.samples
         data, chance = world.model.datasets[key.dataset], world.array_rng.random
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Run a spec in the simulated world and show its throughput, waiting, functions and cost.
+"""Run a spec in the simulated world; show throughput, waiting, functions, cost.
 
 Every row of a table and of the JSON is marked as simulated.
 """
@@ -49,7 +49,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class JobPrediction:
-    """One job. ``stall_share`` is waiting after the first batch, as a share of the time since then."""
+    """A job. ``stall_share`` is the share of time spent waiting after the first batch."""
 
     name: str
     samples: int
@@ -105,7 +105,7 @@ class Prediction:
 
 
 def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> Prediction:
-    """Simulate ``spec``; ``swept`` holds the values set by a sweep, to be shown in the row."""
+    """Simulate ``spec``; ``swept`` holds a sweep's values, shown in the row."""
     began_s = time.perf_counter()
     world = World(build_world_model(spec), log=False).run()
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
@@ -148,10 +148,14 @@ def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> Job
     """Summarise a job by its slowest rank; its dollars cover trainers only."""
     script, ended_s = trainers[0].script, world.ended_s
     start_s = min(script.starts_s, ended_s)
-    end_s = max((one.passes[-1].ended_s or ended_s for one in trainers if one.passes), default=start_s)
-    passes = [one for trainer in trainers for one in trainer.passes]
-    samples = sum(one.samples for one in passes)
-    waited_s = max(sum(one.wait_s for one in trainer.passes) + trainer.waits_s for trainer in trainers)
+    end_s = max(
+        (trainer.passes[-1].ended_s or ended_s for trainer in trainers if trainer.passes), default=start_s
+    )
+    passes = [epoch_pass for trainer in trainers for epoch_pass in trainer.passes]
+    samples = sum(epoch_pass.samples for epoch_pass in passes)
+    waited_s = max(
+        sum(epoch_pass.wait_s for epoch_pass in trainer.passes) + trainer.waits_s for trainer in trainers
+    )
     first_s = max((trainer.passes[0].first_wait_s for trainer in trainers if trainer.passes), default=0.0)
     return JobPrediction(
         name=script.name,
@@ -159,7 +163,7 @@ def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> Job
         epochs=samples / script.plan.samples_per_epoch,
         images_per_s=_share(samples, end_s - start_s),
         stall_share=_share(waited_s - first_s, end_s - start_s - first_s),
-        hit_rate=_share(sum(one.hits for one in passes), samples),
+        hit_rate=_share(sum(epoch_pass.hits for epoch_pass in passes), samples),
         first_batch_s=first_s,
         invocations=world.asked[script.name],
         usd=usd_per_hour * (end_s - start_s) * len(trainers) / _HOUR_S,
@@ -186,7 +190,7 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each point of the sweep, and the jobs if there is one point and few jobs."""
+    """Print a row for each point of the sweep; for one with few jobs, also the jobs."""
     _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:

@@ -1,4 +1,4 @@
-"""The spec of a simulation: a YAML file turned into frozen dataclasses that validate themselves.
+"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves.
 
 `experiments.schema` checks the keys; `world_model` builds the world from a spec.
 """
@@ -132,7 +132,7 @@ class FunctionsSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in units of 2**30 bytes; ``left_over`` is the share cached at the start."""
+    """Memory for records, in 2**30 bytes; ``left_over`` is the share cached at first."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
@@ -140,7 +140,7 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """A second home for records: ``none``, a ``directory`` whose packs trainers read directly, or ``s3``.
+    """The records' store: ``none``, a ``directory`` that trainers read too, or ``s3``.
 
     ``left_over`` is the share of samples stored at the start, ``restore_s`` a function's time per record.
     """
@@ -170,7 +170,7 @@ class TeamSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class PricesSpec:
-    """US dollars: invocation, GB-second, GET, PUT, hour of one trainer (a rank), hour of one GB of cache."""
+    """US dollars: invocation, GB-second, GET, PUT, hour of a rank, hour of a GB of cache."""
 
     invocation: NonNegativeNumber = 0.0
     gb_s: NonNegativeNumber = 0.0
@@ -201,11 +201,16 @@ class SimulationSpec:
     def __post_init__(self) -> None:
         """Reject duplicate names and references to unknown ones."""
         for what in ("datasets", "jobs", "teams"):
-            names = [one.name for one in getattr(self, what)]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ConfigError(f"{what} named {', '.join(twice)} occur twice; give each a name of its own")
-        datasets, teams = {one.name: one for one in self.datasets}, [one.name for one in self.teams]
+            names = [item.name for item in getattr(self, what)]
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                raise ConfigError(
+                    f"{what} named {', '.join(duplicates)} occur twice; give each a name of its own"
+                )
+        datasets, teams = (
+            {dataset.name: dataset for dataset in self.datasets},
+            [team.name for team in self.teams],
+        )
         for number, job in enumerate(self.jobs):
             where = f"jobs[{number}]"
             if job.dataset not in datasets:
@@ -225,7 +230,7 @@ class SimulationSpec:
 def load_points(
     name: str | Path, overrides: Iterable[str] = ()
 ) -> list[tuple[dict[str, float], SimulationSpec]]:
-    """Read a spec and return one run per combination of its sweep; without a sweep, one run.
+    """Read a spec; return a run per combination of its sweep, or one run without.
 
     Args:
         name: a path, or the bare name of a spec in the package.

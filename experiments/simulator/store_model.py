@@ -1,4 +1,4 @@
-"""The store of the simulated world: the packs that hold the records, and their faults.
+"""The store of the simulated world: packs of records, and their faults.
 
 It outlives the cache and the coordinator. Packs vanish, records in them rot, and for a while the store does
 not answer or is full.
@@ -55,9 +55,9 @@ class StoreModel:
         for data in self._model.datasets.values():
             if data.random:
                 continue
-            left = self._array_rng.permutation(data.size)[: int(np.ceil(data.size * self._model.stored))]
-            left = np.setdiff1d(left, list(data.undecodable | data.poisonous))
-            for pack in np.array_split(left, max(1, left.size // self._model.settings.request_samples)):
+            stored = self._array_rng.permutation(data.size)[: int(np.ceil(data.size * self._model.stored))]
+            stored = np.setdiff1d(stored, list(data.undecodable | data.poisonous))
+            for pack in np.array_split(stored, max(1, stored.size // self._model.settings.request_samples)):
                 self.write(data.name, pack)
 
     @property
@@ -91,8 +91,8 @@ class StoreModel:
 
     def scanned(self, dataset: bytes) -> RecordsStored:
         """Return the records that a scan of the store finds; it does not detect rot."""
-        found = np.flatnonzero(self._packs[dataset])
-        return RecordsStored(dataset, found, self._packs[dataset][found])
+        indices = np.flatnonzero(self._packs[dataset])
+        return RecordsStored(dataset, indices, self._packs[dataset][indices])
 
     def lose(self, share: float) -> PacksLost:
         """Lose a share of all packs."""

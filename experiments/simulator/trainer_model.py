@@ -1,4 +1,4 @@
-"""One rank of a simulated training run: a sampler that requests pages, readers, a trainer that consumes."""
+"""One rank of a simulated training run: a sampler of pages, readers, a trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class BatchModel:
-    """A batch of the pass ``number`` on which a reader works; it keeps the records it has read."""
+    """A batch of the pass ``number`` that a reader reads, with the records read so far."""
 
     number: int
     position: int
@@ -126,7 +126,7 @@ class TrainerModel:
             self.world.post(JobClosed(self.script.name, self.rank))
 
     def _open_job(self) -> bool:
-        """Register this rank with the coordinator; return False while the coordinator is down."""
+        """Register this rank; return False while the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False
@@ -166,7 +166,7 @@ class TrainerModel:
         self._go_on()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the samples whose place in the store is known to the coordinator."""
+        """Return a mask of the samples that the coordinator knows to be stored."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)
@@ -221,19 +221,19 @@ class TrainerModel:
         if reading.number != self._number or self.done:
             return
         world = self.world
-        wanted = reading.indices[reading.missing]
-        got = corrupt = pointed = np.zeros(wanted.size, dtype=np.bool_)
-        followed = self._sees_store & world.store.good(reading.key, wanted)
+        indices = reading.indices[reading.missing]
+        delivered = corrupt = pointed = np.zeros(indices.size, dtype=np.bool_)
+        followed = self._sees_store & world.store.good(reading.key, indices)
         if world.cache.up:
-            got, corrupt, pointed = world.cache.read(reading.key, wanted, world.now_s, followed)
+            delivered, corrupt, pointed = world.cache.read(reading.key, indices, world.now_s, followed)
         if reading.attempts == 0:
             straight = reading.placed & followed
-            got = got | straight
+            delivered = delivered | straight
             reading.straight = int(np.count_nonzero(straight | pointed))
-            reading.hits = int(np.count_nonzero(got))
-        corrupt = corrupt & ~got
+            reading.hits = int(np.count_nonzero(delivered))
+        corrupt = corrupt & ~delivered
         spoilt = reading.missing[corrupt]
-        reading.missing = reading.missing[~got]
+        reading.missing = reading.missing[~delivered]
         reading.attempts += 1
         if not reading.missing.size:
             if self.script.read_s:

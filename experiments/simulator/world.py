@@ -1,4 +1,4 @@
-"""A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
+"""A deterministic world around the real core: virtual clock, cache, functions, jobs, faults.
 
 Everything follows from one seed. The core is the production code, driven through its public interface.
 """
@@ -113,7 +113,7 @@ class World(WorldState):
         self.after(_UPKEEP_S, self._upkeep)
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core, if the coordinator is up, and execute its actions."""
+        """Pass events to the core, if it is up, and execute its actions."""
         if not self.coordinator_up:
             return
         for event in events:
@@ -212,8 +212,8 @@ class World(WorldState):
                 if script.dataset != data.name:
                     continue
                 key = SetKey(script.dataset, script.passes[0][0] if data.random else EVERY_EPOCH)
-                left = np.flatnonzero(self.array_rng.random(data.size) < self.model.left_over)
-                self.cache_was_empty = self.cache_was_empty and not left.size
+                indices = np.flatnonzero(self.array_rng.random(data.size) < self.model.left_over)
+                self.cache_was_empty = self.cache_was_empty and not indices.size
                 free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
-                left = left[np.cumsum(data.record_bytes[left]) < free_bytes]
-                self.cache.store(key, left, data.record_bytes[left], corrupt=[])
+                indices = indices[np.cumsum(data.record_bytes[indices]) < free_bytes]
+                self.cache.store(key, indices, data.record_bytes[indices], corrupt=[])

@@ -61,7 +61,7 @@ class DatasetModel:
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """Count the GETs for these samples: one per run, plus one for each gap too large to read through."""
+        """Count the GETs for samples: one per run, and one per gap too large to read through."""
         if self.runs is None or not indices.size:
             return indices.size
         ascending = np.sort(indices)
@@ -103,7 +103,7 @@ class FunctionsModel:
     """Until this time every request raises."""
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """Return the seconds for a request of this many samples, without cold starts and randomness."""
+        """Return the seconds for a request of so many samples, without cold start and chance."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -201,14 +201,14 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
     """Build the world of ``spec``."""
     datasets = [
         DatasetModel(
-            name=_name(one.name, copy, one.copies).encode(),
-            random=one.random,
+            name=_name(dataset.name, copy, dataset.copies).encode(),
+            random=dataset.random,
             # One value for all samples, without memory for each.
-            record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
-            source_bytes=one.source_bytes,
+            record_bytes=np.broadcast_to(np.int64(_record_bytes(dataset)), dataset.samples),
+            source_bytes=dataset.source_bytes,
         )
-        for one in spec.datasets
-        for copy in range(one.copies)
+        for dataset in spec.datasets
+        for copy in range(dataset.copies)
     ]
     return WorldModel(
         seed=spec.seed,
@@ -262,14 +262,14 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
 
 
 def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
-    """Return a local process that restores and saves in a directory that Lambda functions do not see."""
+    """Return the local process that serves a directory that Lambda does not see."""
     if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
         return ()
     return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)
 
 
 def _functions(spec: FunctionsSpec) -> FunctionsModel:
-    names = {one.name for one in dataclasses.fields(FunctionsModel)}
+    names = {model_field.name for model_field in dataclasses.fields(FunctionsModel)}
     values = {name: value for name, value in dataclasses.asdict(spec).items() if name in names}
     if spec.kind == "pool":
         values |= {"burst": None, "per_s": math.inf}
@@ -279,7 +279,7 @@ def _functions(spec: FunctionsSpec) -> FunctionsModel:
 
 
 def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
-    dataset = next(one for one in spec.datasets if one.name == job.dataset)
+    dataset = next(candidate for candidate in spec.datasets if candidate.name == job.dataset)
     for number in range(job.count):
         plan = Plan(
             size=dataset.samples,

@@ -1,4 +1,4 @@
-"""State shared by the parts of a simulated world: clock, random numbers, cache, the coordinator's life."""
+"""State shared by the parts of a simulated world: clock, random numbers, cache, coordinator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InvariantError(AssertionError):
 
 
 class Delivery(NamedTuple):
-    """A batch of the pass ``number``, at its position in the plan: its samples, and which are padding."""
+    """A batch of the pass ``number`` at its position, its samples, and which are padding."""
 
     number: int
     position: int
@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
 
 
 class Watch:
-    """Observes all events in a world; this base ignores them, and tests check invariants in subclasses."""
+    """Observes a world's events; this base ignores them, subclasses check invariants."""
 
     def __init__(self, world: WorldState) -> None:
         """Watch a world from before its first event."""
@@ -117,7 +117,7 @@ class WorldState(ABC):
         """Pass events to the core, all at once, if the coordinator is up."""
 
     def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
-        """Deliver a function's answer to the coordinator, unless it has restarted since the request."""
+        """Deliver a function's answer, unless the coordinator has restarted since."""
         if life == self.life:
             self.post(event)
 

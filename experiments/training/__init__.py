@@ -1,4 +1,4 @@
-"""Training: one plain PyTorch loop, distributed by a strategy, measured step by step, resumable.
+"""Training: a plain PyTorch loop, distributed, measured step by step, resumable.
 
 `loop` holds the loop, `steps` a step and its record, `ranks` the joint start and end of several processes,
 `device` the precision and the strategy, `checkpoints` the saved state.

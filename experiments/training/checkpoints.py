@@ -1,4 +1,4 @@
-"""Checkpoints: files with the complete state to resume a run, written atomically.
+"""Checkpoints: files with all state to resume a run, written atomically.
 
 They are read with ``weights_only``, so that nothing in them is executed.
 """
@@ -47,9 +47,9 @@ _S3 = "s3://"
 class Checkpoint:
     """The state of a run between two steps.
 
-    ``facts`` decide whether another run can resume from it, ``epoch`` is the epoch to resume in, ``batches``
-    the place in it, ``best`` the best validation accuracy so far, ``chance`` the states of random generators,
-    ``scaler`` the state of the loss scaler for float16.
+    ``facts`` decide whether another run can resume, in ``epoch`` after ``batches``; ``best`` is the best
+    validation accuracy so far, ``chance`` the states of random generators, ``scaler`` that of float16's loss
+    scaler.
     """
 
     facts: dict[str, Any]
@@ -112,7 +112,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run, until there is a better one; False if it has none.
+        """Copy the best checkpoint of the resumed run; False if it has none.
 
         Raises:
             ConfigError: it cannot be copied.
@@ -127,7 +127,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces ``path`` once it is complete and on the disk."""
+    """Yield a new file that replaces ``path`` once complete and on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same directory: a rename across file systems is not atomic.
@@ -161,13 +161,13 @@ def read_checkpoint(
     content = None
     if ranks.leads:
         candidates = [path, path / FOLDER / LAST, path / LAST]
-        found = next((candidate for candidate in candidates if candidate.is_file()), None)
-        if found is None:
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if file is None:
             raise ConfigError(
                 f"{asked_by}: there is no checkpoint at {path}: name a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
-        path = found
+        path = file
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -195,7 +195,7 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """Check at the start that there can be a best checkpoint, and that its target is valid.
+    """Check that there can be a best checkpoint, and that its target is valid.
 
     Raises:
         ConfigError: validation is off, or the target is neither a bucket nor a directory.
@@ -213,7 +213,7 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
 
 
 def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` below ``place``, in a folder of the run's name, and return its location.
+    """Copy ``best`` into a folder of the run's name below ``place``; return its location.
 
     Raises:
         SourceError: it cannot be copied; the message names the local file, which stays.

@@ -1,4 +1,4 @@
-"""The device of training, its precision, its seeds, and the distribution over ranks.
+"""The device of training, precision, seeds, and the distribution over ranks.
 
 The loop is the same for all. State dicts are complete and use the model's own parameter names, so that each
 strategy can load what another saved.
@@ -124,7 +124,7 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return the states of torch's generators, by rank, and of Python's and NumPy's, as plain values.
+    """Return the states of torch's generators by rank, Python's and NumPy's, as plain values.
 
     A run that is resumed with them draws the same. All ranks take part.
     """
@@ -139,7 +139,7 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states; return False if they come from a different number of ranks.
+    """Restore this rank's states; return False if they are of another number of ranks.
 
     Raises:
         ConfigError: the states are damaged.
@@ -168,7 +168,7 @@ def synchronise(device: torch.device) -> None:
 
 
 class ComputeSpan:
-    """The duration of some work: by events on CUDA, where work is only queued, else by the clock.
+    """The duration of some work: by events on CUDA, where work is queued, else the clock.
 
     Use as a context manager; on CUDA read `seconds` only after `synchronise`.
     """
@@ -264,14 +264,14 @@ class Strategy:
 
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Distribute ``model``, which has the same weights on each rank, over the process group's ranks."""
+    """Distribute ``model``, equal on all ranks, over the process group."""
     scales = dtype == torch.float16
     if name == "fsdp":
         return Strategy(model, model, device, _shard(model, device, dtype), scales)
     if name == "ddp" and dist.is_initialized():
         devices = [device] if device.type == "cuda" else None
         replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-        # Validation calls the model itself: the wrapper would send buffers, even if ranks differ in calls.
+        # For validation: the wrapper would send buffers, and ranks may differ in calls.
         return Strategy(replicated, model, device, dtype, scales)
     return Strategy(model, model, device, dtype, scales)
 
@@ -303,21 +303,21 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeating parts: children of sequences that have parameters and children, not nested."""
-    found: list[nn.Module] = []
+    """Return repeating parts: children of sequences with parameters and children, not nested."""
+    blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
         if module in inside or not isinstance(module, nn.Sequential):
             continue
         for part in module.children():
             if any(True for _ in part.parameters()) and any(True for _ in part.children()):
-                found.append(part)
+                blocks.append(part)
                 inside.update(part.modules())
-    return found
+    return blocks
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the complete state of model and optimiser, on the CPU of rank 0; all ranks take part."""
+    """Return the complete state of model and optimiser on rank 0's CPU; all ranks take part."""
     of_model, of_optimizer = get_state_dict(model, optimizer, options=_SAVE)
     return of_model, dict(of_optimizer)
 

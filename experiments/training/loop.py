@@ -86,7 +86,7 @@ class Trainer:
         ``stop`` may end training after any step.
 
         Raises:
-            ConfigError: the training loader has no batch, or the strategy does not fit the number of ranks.
+            ConfigError: the training loader has no batch, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
             raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
@@ -126,7 +126,7 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train all epochs, or those left by a checkpoint, and validate at the intervals of the spec.
+        """Train the epochs that remain, and validate at the intervals of the spec.
 
         Raises:
             Terminated: SIGTERM was received; the checkpoint includes the last step.
@@ -137,7 +137,7 @@ class Trainer:
         return summaries
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line that describes the place.
+        """Resume from a checkpoint in the next `fit`, and return a line on the place.
 
         Raises:
             ConfigError: nothing is left to train, or the loader cannot resume there.
@@ -164,7 +164,7 @@ class Trainer:
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write the present state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
+        """Write the state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
         model, optimizer = whole_state(self._strategy.model, self._updater.optimizer)
@@ -186,7 +186,7 @@ class Trainer:
             self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
-        """Keep the checkpoints that the spec requires after an epoch: the last, the best."""
+        """Keep an epoch's checkpoints as in the spec: the last, the best."""
         names = []
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
@@ -205,7 +205,7 @@ class Trainer:
                     self._end(epoch, over=False)
             return
         over = ends and not self._validates(epoch)
-        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the very end, all is done
+        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the end, all is done
             self._end(epoch, over=over)
         every = self._training.checkpoint_steps
         if not ends and every is not None and batches.step % every == 0:
@@ -214,7 +214,7 @@ class Trainer:
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
         if self._batches.resumable:  # else the checkpoint of the last epoch stays
             self._keep(epoch, LAST, over=over)
-        self._ranks.barrier()  # if ranks ended early, torchrun would end the one that still writes
+        self._ranks.barrier()  # else torchrun would end the rank that writes
         raise Terminated
 
     def _validates(self, epoch: int) -> bool:
@@ -233,13 +233,13 @@ class Trainer:
         return summary
 
     def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass: of an unfinished pass, and of samples produced ahead.
+        """Return the counts since the last pass: of an unfinished one and samples produced ahead.
 
         Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
         """
         laps = [meter.lap() for meter in self._meters.values()]
-        told = [lap for lap in laps if lap is not None]
-        return added(told) if len(told) == len(laps) else None
+        answered = [lap for lap in laps if lap is not None]
+        return added(answered) if len(answered) == len(laps) else None
 
     def _validate(self, epoch: int) -> PassSummary | None:
         if self._val is None:
@@ -284,7 +284,7 @@ class Trainer:
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
-        """Fetch the results of the held steps, add them to the totals and notify the listeners."""
+        """Fetch the held steps' results, add them to the totals and notify listeners."""
         synchronise(self._device)
         records = [step.record(epoch, split) for step in held]
         held.clear()
@@ -297,7 +297,7 @@ class Trainer:
     def _release_last(
         self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals, error: BaseException
     ) -> None:
-        """Report the steps before a failure if possible, without hiding the failure itself."""
+        """Report the steps before a failure if possible, without hiding the failure."""
         if self._ranks.several and self._device.type == "cuda" and not isinstance(error, Terminated):
             return  # a step may wait on the device for a failed rank, forever
         try:
@@ -312,9 +312,9 @@ class Trainer:
             totals = of_all_ranks(totals, self._ranks)
             (wall_s,) = self._ranks.largest([wall_s])
             if job is not None and not self._one_job:
-                own = astuple(job)
-                sums = self._ranks.sums([float(value) for value in own])
-                job = LoaderCounters(*(type(value)(one) for value, one in zip(own, sums, strict=True)))
+                counts = astuple(job)
+                sums = self._ranks.sums([float(value) for value in counts])
+                job = LoaderCounters(*(type(value)(total) for value, total in zip(counts, sums, strict=True)))
         stalls, stalled_steps = self._stalls[split].lap()
         self._tell_stalls(stalled_steps)
         return totals.summary(wall_s, job, stalls)
@@ -327,7 +327,7 @@ _MEANS = ("wait_s", "read_s", "compute_s")
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
     """Combine totals over ranks: sums of samples and their results, means of seconds.
 
-    The first batch is the latest one; batches are counted on this rank, since all ranks have the same number.
+    The first batch is the latest one; batches are this rank's, since all have the same number.
     """
     own = asdict(totals)
     sums = dict(

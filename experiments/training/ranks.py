@@ -4,8 +4,8 @@
 collectives of plain tensors, so that nothing from another process is unpickled.
 
 The rank that fails first stores its reason in torch's store. A thread of each other rank polls the store,
-over a separate connection, and ends a process that waits for the failed rank in vain. On SIGTERM, which
-clusters send before they take a machine away, all ranks stop after the same step.
+over a separate connection, and ends a process that waits in vain. On SIGTERM, which clusters send before
+taking a machine, all ranks stop after the same step.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 class Ranks:
-    """Collectives among the ranks, from the view of one; a process alone pays nothing for them."""
+    """Collectives among the ranks, for one of them; free for a process alone."""
 
     def __init__(self, process: ProcessRank) -> None:
         """Wrap a process; use :func:`join_ranks`."""
@@ -156,7 +156,7 @@ def join_ranks(
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
     A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`. A
-    process that cannot raise, because it waits in a collective for the failed rank, is ended.
+    process that waits in a collective for the failed rank is ended.
 
     Args:
         process: this one.
@@ -198,7 +198,7 @@ def join_ranks(
         yield Ranks(process)
         dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
     except BaseException as error:
-        # An interrupt is no failure itself, but torchrun interrupts the others after one.
+        # torchrun interrupts the other ranks after a failure.
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         first = watch.tell(reason) if isinstance(error, Exception) else watch.told()
         if first is not None:
@@ -226,7 +226,7 @@ def _store_of(group: str) -> Store:
     """Connect to the ranks' store separately, with a key prefix for the group."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-    # After a restart by torchrun, the failure of the previous attempt must not count.
+    # After a restart by torchrun, earlier failures must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
 
@@ -248,7 +248,7 @@ class FailureWatch:
         self._thread.start()
 
     def tell(self, reason: str) -> str | None:
-        """Report that this rank failed; return None if it is the first, else the first rank's reason."""
+        """Report that this rank failed; return None if it is the first, else the first's reason."""
         mine = f"rank {self._rank} failed: {reason}"
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store ended with rank 0
@@ -258,7 +258,7 @@ class FailureWatch:
         return None if first == mine else first
 
     def told(self) -> str | None:
-        """Return the reason of the first failed rank; None if there is none, or the store is unreachable."""
+        """Return the first failed rank's reason; None without one, or without the store."""
         with contextlib.suppress(RuntimeError):
             return self._failure()
         return None
@@ -286,7 +286,7 @@ class FailureWatch:
         if not self._stopped.wait(_GRACE_S):
             sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
             sys.stderr.flush()
-            os._exit(_EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts
+            os._exit(_EXIT_CODE)  # nothing interrupts the main thread's collective
 
 
 class Terminated(KeyboardInterrupt):
@@ -298,7 +298,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Handles SIGTERM, and agrees with the other ranks on the step after which all of them stop.
+    """Handles SIGTERM, and agrees with the other ranks on the last step.
 
     Use as a context manager around the whole run; outside of training the signal ends it at once, and a
     second signal always does.

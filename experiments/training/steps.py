@@ -35,7 +35,7 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device: the values of its record, some of them still tensors.
+    """A step with results still on the device: its record's values, some as tensors.
 
     Padding samples are excluded.
     """
@@ -61,7 +61,7 @@ def take_step(
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss, and update the model from it unless ``updater`` is None (validation).
+    """Compute a batch's loss; update the model unless ``updater`` is None (validation).
 
     On CUDA everything here is only queued.
     """
@@ -78,7 +78,7 @@ def take_step(
             applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            own = torch.from_numpy(~figures.padding).to(device)  # padding is counted by another rank or batch
+            own = torch.from_numpy(~figures.padding).to(device)  # another rank or batch counts padding
             logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
@@ -107,7 +107,7 @@ def take_step(
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
-    """Count the labels among the ``top`` likeliest classes; None if there are no more classes."""
+    """Count labels among the ``top`` likeliest classes; None without more classes."""
     if logits.shape[1] <= top:
         return None
     return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
@@ -119,7 +119,7 @@ class Batches:
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
     ) -> None:
-        """Agree with the other ranks on the number of steps: ``steps``, else the smallest of all ranks.
+        """Agree with the other ranks on the number of steps: ``steps``, else the smallest.
 
         ``passes`` of the loader count as done.
         """
@@ -138,7 +138,7 @@ class Batches:
 
     @property
     def resumable(self) -> bool:
-        """True if a run can resume from the present place without repeated or missing samples."""
+        """True if a run can resume here without repeated or missing samples."""
         return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
@@ -149,7 +149,7 @@ class Batches:
         self._iterator = None
 
     def state_dict(self, *, over: bool = False) -> dict[str, Any]:
-        """Return the place after the last returned batch, or the start of the next epoch if ``over``.
+        """Return the place after the last batch, or the next epoch's start if ``over``.
 
         An epoch is over once its validation is done.
         """
@@ -165,7 +165,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next step's batch; None after the last, which is earlier if batches were left out.
+        """Return the next batch; None after the last, which is earlier if some were left out.
 
         Raises:
             ConfigError: the loader ended before its length, or without any batch.
@@ -187,7 +187,7 @@ class Batches:
         return batch
 
     def _begin(self) -> Batch | None:
-        """Begin a pass of the loader, which draws its random numbers from a copy of torch's state."""
+        """Begin a pass, which draws its random numbers from a copy of torch's state."""
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0

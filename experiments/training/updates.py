@@ -1,7 +1,7 @@
-"""Update a model from a loss: optimiser, learning rate schedule, and loss scaling, as in a spec.
+"""Update a model from a loss: optimiser, learning rate schedule, loss scaling.
 
-All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step with
-gradients that are not finite is skipped by all ranks, and the schedule does not count it.
+All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; all ranks skip a
+step with gradients that are not finite, and the schedule does not count it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Updater", "learning_rate_factor"]
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """Return the factor on ``spec.lr`` at a step, from 0: a linear warm-up, then the schedule.
+    """Return the factor on ``spec.lr`` at a step from 0: linear warm-up, then schedule.
 
     `one_cycle` is torch's own and not handled here.
     """
@@ -44,7 +44,7 @@ class Updater:
     def __init__(
         self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
     ) -> None:
-        """Make the optimiser of ``model`` and its schedule over ``epochs`` of ``epoch_steps`` each.
+        """Make ``model``'s optimiser, and its schedule over ``epochs`` of ``epoch_steps``.
 
         ``scaled_on`` is the device type whose float16 needs scaled losses; None: no scaling.
         """
@@ -64,7 +64,7 @@ class Updater:
         self.optimizer.register_step_post_hook(self._on_applied)
 
     def _on_applied(self, *_: object) -> None:
-        self._applied = True  # the scaler does not call the optimiser in a step that it skips
+        self._applied = True  # the scaler may skip the optimiser
 
     @property
     def lr(self) -> float:
@@ -72,7 +72,7 @@ class Updater:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, loss: Tensor) -> bool:
-        """Take a step on a loss; return False if it was skipped because gradients were not finite."""
+        """Take a step on a loss; return False if gradients were not finite and it was skipped."""
         self.optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._applied = False
@@ -83,7 +83,7 @@ class Updater:
         return self._applied
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of schedule and scaler; the strategy saves the optimiser's, maybe sharded."""
+        """Return the states of schedule and scaler; the strategy saves the optimiser's."""
         return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
