@@ -21,7 +21,7 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.executor_prices import prices_of_executors
+from superdl.coordinator.executors.executor_prices import shipped_prices_of
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
@@ -313,7 +313,11 @@ async def _with_store(
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
     """Return the core's facts about executors."""
-    prices_of, store = prices_of_executors(settings.prices), settings.store_choice.address
+    prices_of, store = shipped_prices_of, settings.store_choice.address
+    if settings.prices:
+        from superdl.coordinator.executors.price_table import load_prices
+
+        prices_of = load_prices(settings.prices).of
     classes = executor_classes(settings.executors)
     facts = [
         ExecutorFacts(cls.name, prices_of(cls.name), sees_store=cls.sees_store(settings, store))

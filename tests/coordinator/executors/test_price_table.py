@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.core import Prices
-from superdl.coordinator.executors.executor_prices import prices_of_executors
+from superdl.coordinator.executors.executor_prices import shipped_prices_of
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.super_wire.errors import ConfigError
 
@@ -30,7 +30,7 @@ def test_the_built_in_table():
     assert min(on_lambda.gb_s, on_lambda.invocation, on_lambda.hour) > 0
     # Read without the checks, as most coordinators do.
     names = ("local", "workers", "lambda", "none of that name")
-    assert [prices_of_executors("")(name) for name in names] == [table.of(name) for name in names]
+    assert [shipped_prices_of(name) for name in names] == [table.of(name) for name in names]
     task = table.fargate.vcpu_hour + 2 * table.fargate.gb_hour
     assert on_lambda.hour == pytest.approx(table.cache_node("cache.r7g.large").hour + task, abs=5e-5)
     assert not table.of("abacus").billed
