@@ -45,8 +45,7 @@ _log = logging.getLogger(__name__)
 
 _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
-_THERE_S = 5.0
-_AGAIN_S = 30.0
+_THERE_S, _AGAIN_S = 5.0, 30.0
 _OPENED_S = 60.0  # keep a dataset's places this long for the job about to open it
 _THREADS, _MAX_WORDS = 4, 600
 
