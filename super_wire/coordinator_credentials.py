@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = [
-    "TOKEN_CHARACTERS_MIN",
-    "CoordinatorCredentials",
-    "Token",
-    "parse_tokens",
-    "read_tokens",
-    "tokens_given",
-]
-
 TOKEN_CHARACTERS_MIN = 16
 """A shorter token is refused on both sides: it could be guessed."""
 

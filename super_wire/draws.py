@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "DRAWS_BYTES_MAX",
-    "NUMBERS_MAX",
-    "ORDER_PART",
-    "REPEATS_MAX",
-    "Draws",
-    "pack_numbers",
-    "unpack_numbers",
-]
-
 NUMBERS_MAX: Final = 2**24
 """Maximum number of indices or weights."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = ["ClientTls", "insecure_in", "is_loopback"]
-
 _TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 

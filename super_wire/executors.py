@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["EXECUTORS", "ExecutorKind", "RunsOn", "executor_names"]
-
 _HERE = "superdl.coordinator.executors"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_hidden"]
-
 _FOLDER = b"__MACOSX"  # macOS's zips hold its AppleDouble files in it
 _FILES = (b"Thumbs.db", b"desktop.ini")
 _HERE = frozenset({b"", b".", b".."})

@@ -8,8 +8,6 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import parse_bytes
 
-__all__ = ["available_memory_bytes", "cache_bytes", "slots", "usable_cores"]
-
 _CACHE_SHARE = 4  # the cache takes a quarter of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
 _ROOT = Path("/")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-__all__ = ["OPEN_METRICS", "Page", "listen_for_gets", "refusal"]
-
 _HEAD_BYTES_MAX = 8192
 _CONNECTIONS_MAX = 16
 _TIMEOUT_S = 10.0

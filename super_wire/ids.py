@@ -18,26 +18,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "ALIAS_SCHEME",
-    "ID_BYTES",
-    "MAIN_FIELD",
-    "MAX_FIELDS",
-    "FieldColumns",
-    "Naming",
-    "Versions",
-    "batch_ids",
-    "checked_field",
-    "checked_naming",
-    "digest128",
-    "digest_version",
-    "id_bucket",
-    "sample_ids",
-    "shown_name",
-    "size_of_digest",
-    "split_ids",
-]
-
 ID_BYTES = 16
 """Length of a sample id, batch id or digest, in bytes."""
 

@@ -12,22 +12,6 @@ import re
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
-__all__ = [
-    "FINGERPRINT_KEY",
-    "HISTORY_KEY",
-    "LOCK_KEY",
-    "OUTCOME_PREFIX",
-    "RECORD_PREFIX",
-    "REPORT_PREFIX",
-    "SPENT_KEY",
-    "TEAMS_SPENT_KEY",
-    "cache_key",
-    "cache_keys",
-    "checked_outcome_stream",
-    "outcome_stream",
-    "report_stream",
-]
-
 RECORD_PREFIX = b"super:r1:"
 """Prefix of records; the 32 hex digits of the sample id follow."""
 

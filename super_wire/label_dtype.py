@@ -26,16 +26,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "LABEL_KINDS",
-    "MAX_LABEL_BYTES",
-    "MAX_LABEL_FIELDS",
-    "LabelField",
-    "label_dtype_of",
-    "label_dtype_text",
-    "label_fields_of",
-]
-
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}

@@ -26,18 +26,6 @@ from superdl.super_wire.message_fields import clean_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "MAX_CLASS_NAMES_BYTES",
-    "Labels",
-    "RaggedLabels",
-    "checked_classes",
-    "joined",
-    "label_sizes",
-    "labels_text",
-    "pack_labels",
-    "unpack_labels",
-]
-
 MAX_CLASS_NAMES_BYTES = 2**21
 """Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise."""
 

@@ -17,8 +17,6 @@ from superdl.super_wire.request_kind import RequestKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["clean_text", "mapping_of", "message_in"]
-
 _Message = TypeVar("_Message")
 
 

@@ -11,8 +11,6 @@ from typing import Protocol
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 
-__all__ = ["MEMBER_ENCODINGS", "ROW_ENCODING", "check_parts", "is_row"]
-
 MEMBER_ENCODINGS = ("", "deflate")
 """Encodings of a member: stored as is, or a raw deflate stream, as in zip archives."""
 

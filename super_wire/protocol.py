@@ -11,16 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
-__all__ = [
-    "ERROR_METADATA_KEY",
-    "MAX_REPLY_BYTES",
-    "PROTOCOL_VERSION",
-    "TOKEN_METADATA_KEY",
-    "host_and_port",
-    "installed_version",
-    "socket_path",
-]
-
 PROTOCOL_VERSION = 1
 
 ERROR_METADATA_KEY = "super-error"

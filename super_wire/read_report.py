@@ -16,8 +16,6 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REPORT_STREAM_MAXLEN", "ReadReport"]
-
 REPORT_STREAM_MAXLEN = 4096
 """Bound of a job's report stream, passed with every XADD (approximate trimming)."""
 

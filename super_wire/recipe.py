@@ -16,8 +16,6 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-__all__ = ["PIPELINE_VERSION", "Recipe"]
-
 PIPELINE_VERSION = 1
 """Part of every digest; raised whenever a step would give other pixels than before."""
 

@@ -46,22 +46,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from superdl.super_wire.errors import RecipeError
 
-__all__ = [
-    "DECODED",
-    "INTERPOLATIONS",
-    "MAX_SIDE",
-    "OPS",
-    "PADDING_MODES",
-    "Op",
-    "Parameter",
-    "Shape",
-    "borders_of",
-    "canonical_step",
-    "canonical_steps",
-    "sides_of",
-    "split_custom_name",
-]
-
 MAX_SIDE = 16384
 """Largest side in pixels that a step may request."""
 

@@ -27,36 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "CHANGED_SINCE",
-    "DTYPE_CODES",
-    "DTYPE_NAMES",
-    "HEADER_BYTES",
-    "HEADER_DTYPE",
-    "LISTING",
-    "MAGIC",
-    "MAX_ARRAY_BYTES",
-    "MAX_NDIM",
-    "RECORD_VERSION",
-    "SPENDING_CAP",
-    "UNAVAILABLE",
-    "Header",
-    "RecordKind",
-    "Tombstone",
-    "check_shape",
-    "checked_payload",
-    "id_prefixes",
-    "pack",
-    "pack_header",
-    "pack_tombstone",
-    "parse_header",
-    "payload_hash",
-    "read_tombstone",
-    "stored_dtype",
-    "unpack",
-    "verify_payload",
-]
-
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 CHANGED_SINCE = "changed since it was listed"

@@ -41,19 +41,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes
 
-__all__ = [
-    "MAX_ARRAYS",
-    "MAX_NAME_BYTES",
-    "ArrayPlace",
-    "Pointer",
-    "array_places",
-    "pack_arrays",
-    "pack_pointer",
-    "pack_sample",
-    "read_arrays",
-    "read_pointer",
-]
-
 MAX_ARRAYS = 64
 """Maximum number of arrays in one record."""
 MAX_NAME_BYTES = 255

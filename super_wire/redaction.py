@@ -5,15 +5,6 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = [
-    "SHOWN_CHARACTERS",
-    "keep_secrets_out_of_logs",
-    "shown",
-    "shown_lines",
-    "text_without_credentials",
-    "without_credentials",
-]
-
 SHOWN_CHARACTERS = 1000
 """Limit on foreign text in a message: an object's name has up to 1,024 bytes."""
 

@@ -25,31 +25,11 @@ from superdl.super_wire.ids import (
 )
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
-from superdl.super_wire.parts import MEMBER_ENCODINGS, ROW_ENCODING, check_parts, is_row
+from superdl.super_wire.parts import check_parts
 from superdl.super_wire.request_kind import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = [
-    "MAX_OUTCOME_BYTES",
-    "MAX_SAMPLES_PER_REQUEST",
-    "MEMBER_ENCODINGS",
-    "OUTCOME_FIELD",
-    "OUTCOME_STREAM_MAXLEN",
-    "REQUEST_VERSION",
-    "ROW_ENCODING",
-    "Answer",
-    "Limits",
-    "Outcome",
-    "PrefetchFailure",
-    "PrefetchRequest",
-    "PrefetchResult",
-    "RequestKind",
-    "is_row",
-    "pack_outcome",
-    "read_outcome",
-]
 
 REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096

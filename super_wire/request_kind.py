@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["RequestKind"]
-
 
 class RequestKind(enum.StrEnum):
     """The kinds of requests, by their names on the wire."""

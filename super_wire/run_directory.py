@@ -23,8 +23,6 @@ from superdl.super_wire.temporary import temporary_directory
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-__all__ = ["RunDirectory"]
-
 _LONGEST_SOCKET_PATH = 100  # Linux's limit is 107 bytes; a few are spare
 _LOCK_PAUSE_S = 0.02
 _LOG_TAIL_LINES = 15

@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from superdl.super_wire.labels import Labels
 
-__all__ = ["SampleList"]
-
 
 class SampleList(Sequence[tuple[str, Any]]):
     """A sequence of ``(path, label)``, in the order of the catalog, created on access.

@@ -16,8 +16,6 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-__all__ = ["HUB_BUCKET", "WEB_BUCKET", "file_url", "join_url", "parse_http_hosts", "split_url"]
-
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",

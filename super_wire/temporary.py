@@ -6,8 +6,6 @@ import tempfile
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["temporary_directory"]
-
 
 def temporary_directory() -> str:
     """Return the directory for temporary files: ``TMPDIR``, else the system's.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["load_json", "load_toml", "once_each", "read_json"]
-
 
 def read_json(path: Path, name: str = "") -> Any:
     """Read a file of JSON; errors call it ``name``, by default its path.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["UNKNOWN", "WAITS", "Wait", "wait_for"]
-
 UNKNOWN = "unknown"
 
 

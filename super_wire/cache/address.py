@@ -18,8 +18,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CacheAddress", "Credentials"]
-
 _FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
 _log = logging.getLogger(__name__)

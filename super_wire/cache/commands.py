@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
-__all__ = ["Answer", "Command", "exchange"]
-
 Answer: TypeAlias = "Reply | CacheError"
 """The cache's answer, possibly an error reply, or the reason why there is none."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
-__all__ = ["IO_TIMEOUT_S", "CacheConnection", "ProtocolDoubtError"]
-
 IO_TIMEOUT_S = 10.0
 """Upper bound on the wait for a connect, or for the next byte."""
 

@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "MAX_ROUNDS",
-    "SLOTS",
-    "Node",
-    "NodeConnections",
-    "Redirection",
-    "SlotMap",
-    "key_slot",
-    "parse_redirection",
-    "parse_slots",
-]
-
 MAX_ROUNDS = 6
 """Bound on a command's sends within an exchange or attempt, with redirections."""
 

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.cache.address import CacheAddress
 
-__all__ = [
-    "WrongPasswordError",
-    "is_for_memory",
-    "is_passing",
-    "is_redirection",
-    "no_redis",
-    "refusal",
-    "tls_failure",
-    "unheard",
-    "wants_credentials",
-]
-
 _PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
 _CREDENTIALS = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH")
 _REDIRECTIONS = ("MOVED ", "ASK ")

@@ -9,19 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = [
-    "CRLF",
-    "MAX_BULK_BYTES",
-    "MAX_DEPTH",
-    "MAX_ELEMENTS",
-    "MAX_LINE_BYTES",
-    "ErrorReply",
-    "MalformedReplyError",
-    "Reply",
-    "encode_command",
-    "parse_reply",
-]
-
 CRLF = b"\r\n"
 MAX_BULK_BYTES = 512 * 2**20
 """The largest value that Redis holds."""

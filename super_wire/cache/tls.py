@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-__all__ = ["TlsStream"]
-
 _PIECE_BYTES = 256 * 1024
 
 

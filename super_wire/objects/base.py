@@ -28,20 +28,6 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "ATTEMPTS",
-    "Bucket",
-    "Fault",
-    "Listed",
-    "ObjectError",
-    "Page",
-    "Pending",
-    "Span",
-    "check_range",
-    "check_version",
-    "fault_of",
-]
-
 ATTEMPTS = 3
 """Maximum number of attempts per request."""
 

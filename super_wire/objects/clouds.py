@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-__all__ = ["open_cloud"]
-
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "300s"}
 _RETRIES = {
     "max_retries": ATTEMPTS - 1,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-__all__ = ["Directory", "file_version"]
-
 _MAX_KEPT = 128  # open directories; files of more are opened by their whole path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -13,8 +13,6 @@ from superdl.super_wire.encryption import is_loopback
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["pool_manager", "proxy_of"]
-
 _CONNECTIONS = 32
 
 

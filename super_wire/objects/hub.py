@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.base import Pending
     from superdl.super_wire.objects.web import Answer
 
-__all__ = ["Dataset", "open_dataset"]
-
 _HUB = "https://huggingface.co"
 # Bounds on remembered file locations: the Hub limits requests for them, not those for bytes.
 _KEPT, _KEPT_S = 1024, 600.0

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-__all__ = ["Patience", "S3Bucket", "close_connections", "open_s3", "settings_of_s3"]
-
 # A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from botocore.credentials import ReadOnlyCredentials
 
-__all__ = ["Account", "Endpoint", "account_of", "settings_of_s3"]
-
 _DEFAULT_REGION = "us-east-1"  # boto3's default; a redirect names the right one
 _SUFFIXES = {
     "cn-": "amazonaws.com.cn",

@@ -13,8 +13,6 @@ from superdl.super_wire.objects.base import Fault, Listed, ObjectError, Page, fa
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ListPage", "fields_of", "parse_page", "refusal", "region_in"]
-
 _CODES = dict.fromkeys(("NoSuchBucket", "NoSuchKey", "NoSuchUpload"), Fault.MISSING)
 _CODES |= dict.fromkeys(
     ("RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"), Fault.UNAVAILABLE

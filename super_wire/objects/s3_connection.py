@@ -19,14 +19,6 @@ from superdl.super_wire.objects.base import ATTEMPTS
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "Head",
-    "Patience",
-    "S3Connection",
-    "UnreachableError",
-    "UnusualAnswerError",
-]
-
 _SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
 _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024

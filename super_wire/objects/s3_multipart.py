@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     _Send = Callable[[Request], urllib3.BaseHTTPResponse]
 
-__all__ = ["MOST_PUT_BYTES", "put_in_parts"]
-
 MOST_PUT_BYTES = 5 * 2**30
 """Maximum size of an object in one request."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from botocore.credentials import ReadOnlyCredentials
 
-__all__ = ["NO_BODY", "Signer", "object_path", "query_of", "request_bytes"]
-
 NO_BODY = hashlib.sha256(b"").hexdigest()
 """The digest of a request without a body."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.base import Span
     from superdl.super_wire.objects.s3_account import Endpoint
 
-__all__ = ["Asked", "Request", "Route", "headers_of"]
-
 _MAX_IDLE = 64
 _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 

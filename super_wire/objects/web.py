@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending, Span
 
-__all__ = ["Answer", "Site", "answered", "checked_path", "may_read", "range_header", "server_of"]
-
 _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt

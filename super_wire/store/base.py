@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.store.pack import PackIndex, PackMeta
     from superdl.super_wire.store.segment import Segment
 
-__all__ = ["Listed", "PackInProgress", "Store"]
-
 
 class Listed(NamedTuple):
     """A folder's file or object: its name there, length, and unix time of writing."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.store.pack import PackMeta
 
-__all__ = ["BucketStore"]
-
 _SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
 _NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
 _FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it

@@ -27,31 +27,6 @@ from superdl.super_wire.redaction import without_credentials
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ABANDONED_S",
-    "CATALOGS",
-    "FOLDERS",
-    "INDEX",
-    "IN_USE_S",
-    "MARK",
-    "MAX_MARK_BYTES",
-    "MAX_SEGMENT_BYTES",
-    "OPEN",
-    "PACKS",
-    "TEMPORARY",
-    "USED",
-    "bucket_and_prefix",
-    "checked_name",
-    "default_directory",
-    "is_bucket",
-    "is_name",
-    "new_mark",
-    "new_segment_name",
-    "parse_store",
-    "read_mark",
-    "system_failure",
-]
-
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = FOLDERS = ("packs", "index", "open", "used", "tmp")
 CATALOGS = "catalogs"

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes, Header
 
-__all__ = [
-    "DATA_KINDS",
-    "ENTRY_DTYPE",
-    "MAX_RECORDS",
-    "PACK_VERSION",
-    "PackIndex",
-    "PackMeta",
-    "PackWriter",
-    "check_record",
-    "collection_of",
-    "new_pack_name",
-    "read_pack_index",
-]
-
 PACK_VERSION = 1
 MAX_RECORDS = 2**20
 """Maximum number of records in one pack."""

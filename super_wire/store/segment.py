@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes
 
-__all__ = [
-    "SEGMENT_DTYPE",
-    "SEGMENT_VERSION",
-    "Segment",
-    "SegmentPack",
-    "pack_segment",
-    "read_segment",
-    "segment_entries",
-    "segment_of",
-]
-
 SEGMENT_VERSION = 1
 
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
