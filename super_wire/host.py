@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.sizes import parse_bytes
+from superdl.super_wire.user_text import parse_bytes
 
 _CACHE_SHARE = 4  # the cache takes a quarter of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20

@@ -1,9 +1,7 @@
 """Prefetch requests and results: the input and output of one function invocation.
 
 Both are JSON, column by column, since that is what AWS Lambda's Invoke API transfers. A request has only the
-cache's address: credentials come from the function's own settings. Decoding checks every field. If no caller
-waits for the result, the function appends the same JSON to a stream in the cache, as an entry of one field.
-Entries may arrive twice or not at all: the reader of the stream tracks its pending requests.
+cache's address: credentials come from the function's own settings. Decoding checks every field.
 """
 
 from __future__ import annotations
@@ -13,40 +11,74 @@ import json
 import re
 import reprlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import (
     ID_BYTES,
     MAIN_FIELD,
+    MAX_FIELDS,
+    checked_field,
     checked_naming,
     id_bucket,
     shown_name,
 )
 from superdl.super_wire.keys import checked_outcome_stream
-from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
-from superdl.super_wire.parts import check_parts
-from superdl.super_wire.request_kind import RequestKind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from superdl.super_wire.message_fields import mapping_of, message_in
+from superdl.super_wire.redaction import clean_text
 
 REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096
 
-OUTCOME_FIELD = b"r"
 
-OUTCOME_STREAM_MAXLEN = 16_384
-"""Bound of a stream, passed with every XADD: more than may be in flight."""
+MEMBER_ENCODINGS = ("", "deflate")
+"""Encodings of a member: stored as is, or a raw deflate stream, as in zip archives."""
 
-MAX_OUTCOME_BYTES = 16 * 2**20
-"""The longest entry that is read; 4,096 long messages have half of that."""
+ROW_ENCODING = "parquet:"
+"""Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
+number of its row group, and its length the number of its row in that, both from 0 on.
+"""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _WHERE_USED = frozenset(
     {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests", "traceparent"}
 )
+
+
+def is_row(encoding: str) -> bool:
+    """Report whether a member of this encoding is a row of a Parquet file."""
+    return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
+
+
+class RequestKind(enum.StrEnum):
+    """The work that a function does on a request's samples; values are names on the wire.
+
+    The core chooses it by what executor and readers can access. If all readers see the store, the cache only
+    needs pointers.
+    """
+
+    DECODE = "decode"
+    """Fetch and decode the samples, and push records into the cache."""
+    DECODE_TO_STORE = "decode_to_store"
+    """The same, and write a pack of the records that the cache accepted."""
+    DECODE_TO_POINTERS = "decode_to_pointers"
+    """Decode into a pack; the cache may get pointers into it instead of records."""
+    RESTORE = "restore"
+    """Push records from packs into the cache."""
+    SAVE = "save"
+    """Write a pack of cached records."""
+
+    decodes: bool
+    """Whether samples are fetched from their source and decoded."""
+    fills_cache: bool
+    """Whether readers may wait for the records that it pushes."""
+    writes_pack: bool
+
+    def __init__(self, name: str) -> None:
+        self.decodes = name.startswith("decode")
+        self.fills_cache = name != "save"
+        self.writes_pack = name not in {"decode", "restore"}
 
 
 class Outcome(enum.StrEnum):
@@ -191,7 +223,7 @@ class PrefetchRequest:
             "the function",
             version=REQUEST_VERSION,
             optional=_WHERE_USED,
-            nested={"Limits": Limits},
+            types={"RequestKind": RequestKind, "Limits": Limits},
         )
         count = len(request.ids)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
@@ -205,7 +237,7 @@ class PrefetchRequest:
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)
-        check_parts(request)
+        _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
@@ -337,24 +369,29 @@ def _check_places(request: PrefetchRequest) -> None:
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
 
 
-def pack_outcome(answer: Answer) -> bytes:
-    """Return the value of an entry's only field."""
-    return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
-
-
-def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
-    """Parse an entry of a stream; ``ConfigError`` names what is wrong."""
-    packed = entry.get(OUTCOME_FIELD)
-    if packed is None:
-        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
-    if len(packed) > MAX_OUTCOME_BYTES:
+def _check_parts(request: PrefetchRequest) -> None:
+    """Check that the columns of a request match; ``ConfigError`` names those that do not."""
+    parts = len(request.ids) * (1 + len(request.fields))
+    if not parts == len(request.versions) == len(request.keys):
+        raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")
+    named = [MAIN_FIELD, *map(checked_field, request.fields)]
+    if len(set(named)) < len(named) or len(named) > MAX_FIELDS:
+        raise ConfigError(f"a prefetch request has fields that differ, at most {MAX_FIELDS}")
+    count = len(request.keys) if request.members else 0
+    if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
+        raise ConfigError("a request for members has one of member, offset and length for each key")
+    if request.encodings and len(request.encodings) != count:
+        raise ConfigError("a request for members has an encoding for each, or none")
+    used = set(request.encodings)
+    rows = {encoding for encoding in used if is_row(encoding)}
+    if unknown := used - rows - set(MEMBER_ENCODINGS):
         raise ConfigError(
-            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+            f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
-    try:
-        mapping = json.loads(packed)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
-    if isinstance(mapping, dict) and "super_failure" in mapping:
-        return PrefetchFailure.from_mapping(mapping)
-    return PrefetchResult.from_mapping(mapping)
+    if request.members and not request.fields and not all(request.members):
+        raise ConfigError("a member has a name; that a part is a whole object is said of samples with fields")
+    columns = request.member_lengths, request.encodings or ("",) * count, request.members
+    spans = zip(*columns, strict=True)
+    lengths = [length for length, encoding, name in spans if name and encoding not in rows]
+    if lengths and min(lengths) < 1:
+        raise ConfigError("a member has a length of 1 or more")

@@ -12,16 +12,32 @@ import random
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.errors import ConfigError, EmbeddedError
 from superdl.super_wire.ids import ID_BYTES, digest128
-from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+
+
+def temporary_directory() -> str:
+    """Return the directory for temporary files: ``TMPDIR``, else the system's.
+
+    Raises:
+        ConfigError: no file can be written in any of them.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"temporary files have no place ({error.strerror}): set TMPDIR to a directory that this user may "
+            "write to and that has room"
+        ) from error
+
 
 _LONGEST_SOCKET_PATH = 100  # Linux's limit is 107 bytes; a few are spare
 _LOCK_PAUSE_S = 0.02

@@ -18,9 +18,9 @@ from superdl.super_wire.errors import (
     ReadTimeoutError,
     SpendingCapError,
 )
-from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import CHANGED_SINCE, SPENDING_CAP
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from superdl.super_wire.encryption import ClientTls, is_loopback
+from superdl.super_wire.credentials import ClientTls, is_loopback
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 
 import urllib3
 
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback
 
 if TYPE_CHECKING:
     import ssl

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.objects.base import Bucket, Fault, Listed, ObjectError, Page, Span, check_version
 from superdl.super_wire.objects.web import answered, checked_path, may_read, range_header, server_of
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.redaction import clean_text, shown
 from superdl.super_wire.source_url import HUB_BUCKET
 
 if TYPE_CHECKING:

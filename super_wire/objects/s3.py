@@ -32,11 +32,10 @@ from superdl.super_wire.objects.base import (
     fault_of,
 )
 from superdl.super_wire.objects.http import pool_manager, proxy_of
-from superdl.super_wire.objects.s3_account import Account, account_of, settings_of_s3
+from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
 from superdl.super_wire.objects.s3_connection import Patience, UnreachableError, UnusualAnswerError
 from superdl.super_wire.objects.s3_multipart import MOST_PUT_BYTES, put_in_parts
-from superdl.super_wire.objects.s3_requests import Signer, query_of
 from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from superdl.super_wire.objects.base import Fault, ObjectError
+from superdl.super_wire.objects.s3_account import query_of
 from superdl.super_wire.objects.s3_answers import fields_of
-from superdl.super_wire.objects.s3_requests import query_of
 from superdl.super_wire.objects.s3_route import Request
 
 if TYPE_CHECKING:

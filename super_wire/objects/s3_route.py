@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from superdl.super_wire.objects.base import Fault, ObjectError, check_range, check_version
+from superdl.super_wire.objects.s3_account import NO_BODY, Signer, object_path, request_bytes
 from superdl.super_wire.objects.s3_connection import Patience, S3Connection
-from superdl.super_wire.objects.s3_requests import NO_BODY, Signer, object_path, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

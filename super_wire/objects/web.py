@@ -20,7 +20,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import urllib3
 
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import (
     ATTEMPTS,

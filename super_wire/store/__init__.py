@@ -18,11 +18,14 @@ from superdl.super_wire.store.layout import (
     is_bucket,
     parse_store,
 )
-from superdl.super_wire.store.pack import PackIndex, PackMeta, check_record, collection_of
-from superdl.super_wire.store.segment import (
+from superdl.super_wire.store.pack import (
     SEGMENT_DTYPE,
+    PackIndex,
+    PackMeta,
     Segment,
     SegmentPack,
+    check_record,
+    collection_of,
     pack_segment,
     segment_entries,
     segment_of,

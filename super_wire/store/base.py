@@ -23,16 +23,14 @@ from superdl.super_wire.store.layout import (
     USED,
     new_segment_name,
 )
-from superdl.super_wire.store.pack import PackWriter, read_pack_index
-from superdl.super_wire.store.segment import read_segment
+from superdl.super_wire.store.pack import PackWriter, read_pack_index, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from superdl.super_wire.record import Bytes
-    from superdl.super_wire.store.pack import PackIndex, PackMeta
-    from superdl.super_wire.store.segment import Segment
+    from superdl.super_wire.store.pack import PackIndex, PackMeta, Segment
 
 
 class Listed(NamedTuple):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials, parse_tokens
-from superdl.super_wire.encryption import insecure_in, is_loopback
+from superdl.super_wire.credentials import CoordinatorCredentials, insecure_in, is_loopback, parse_tokens
 from superdl.super_wire.errors import ConfigError
 
 TOKEN = "0123456789abcdef"

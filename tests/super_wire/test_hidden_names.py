@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.super_wire.hidden_names import is_hidden
+from superdl.super_wire.source_url import is_hidden
 
 HIDDEN = (
     ".DS_Store",

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.label_dtype import (
+from superdl.super_wire.labels import (
     LABEL_KINDS,
     MAX_LABEL_BYTES,
     LabelField,
     label_dtype_of,
     label_dtype_text,
     label_fields_of,
+    labels_text,
 )
-from superdl.super_wire.labels import labels_text
 
 KINDS = st.sampled_from(sorted(LABEL_KINDS))
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)

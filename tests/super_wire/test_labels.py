@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, label_dtype_of
 from superdl.super_wire.labels import (
+    MAX_LABEL_BYTES,
     RaggedLabels,
     joined,
+    label_dtype_of,
     label_sizes,
     labels_text,
     pack_labels,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_wire.read_report import REPORT_STREAM_MAXLEN, ReadReport
+from superdl.super_wire.stream_entries import REPORT_STREAM_MAXLEN, ReadReport
 
 COUNT = st.integers(0, 2**63 - 1)
 OFFSETS = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)

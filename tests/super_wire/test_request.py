@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import (
-    MAX_OUTCOME_BYTES,
     MAX_SAMPLES_PER_REQUEST,
     MEMBER_ENCODINGS,
     REQUEST_VERSION,
@@ -22,9 +21,8 @@ from superdl.super_wire.request import (
     PrefetchRequest,
     PrefetchResult,
     RequestKind,
-    pack_outcome,
-    read_outcome,
 )
+from superdl.super_wire.stream_entries import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COUNT = st.integers(0, 2**63 - 1)

@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from superdl.super_wire.labels import joined
-from superdl.super_wire.sample_list import SampleList
+from superdl.super_wire.labels import SampleList, joined
 
 KEYS = [b"cat/a.jpg", b"dog/\xff.jpg", "dog/größe.jpg".encode()]
 

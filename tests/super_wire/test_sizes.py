@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.sizes import counted, parse_bytes
+from superdl.super_wire.redaction import counted
+from superdl.super_wire.user_text import parse_bytes
 
 
 @pytest.mark.parametrize(

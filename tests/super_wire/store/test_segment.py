@@ -20,8 +20,7 @@ from superdl.super_wire.store import (
     pack_segment,
     segment_entries,
 )
-from superdl.super_wire.store.pack import ENTRY_DTYPE, new_pack_name
-from superdl.super_wire.store.segment import read_segment
+from superdl.super_wire.store.pack import ENTRY_DTYPE, new_pack_name, read_segment
 from tests.super_wire.mutating import mutated
 from tests.super_wire.store.packing import META, METAS, RECORDS, pack_bytes, records, segment_of
 
