@@ -34,9 +34,15 @@ from superdl.super_wire.objects.base import (
 from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
-from superdl.super_wire.objects.s3_connection import Patience, UnreachableError, UnusualAnswerError
-from superdl.super_wire.objects.s3_multipart import MOST_PUT_BYTES, put_in_parts
-from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
+from superdl.super_wire.objects.s3_connection import (
+    Asked,
+    Patience,
+    Request,
+    Route,
+    UnreachableError,
+    UnusualAnswerError,
+    headers_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +54,7 @@ _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded
 _BRIEF_BYTES = 2**16  # read of a refusal
 _BLOCK_BYTES = 2**20
+_PUT_BYTES_MAX = 5 * 2**30
 _WHOLE = 200
 _GOOD = frozenset({_WHOLE, 204, 206})
 _REACHING = "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT)"
@@ -147,22 +154,22 @@ class S3Bucket(Bucket):
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
         """Write an object."""
-        content_type = content_type or "application/octet-stream"
         if isinstance(body, bytes):
             size, digest = len(body), hashlib.sha256(body)
         else:
-            if body.seek(0, os.SEEK_END) > MOST_PUT_BYTES:
-                put_in_parts(self.send, key, body, content_type)
-                return
             body.seek(0)
             digest = hashlib.sha256()
             # The signature needs the digest first, so the file is read twice.
             for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
                 digest.update(block)
             size = body.tell()
+        if size > _PUT_BYTES_MAX:
+            raise ObjectError(
+                Fault.FAILED, f"its {size:,} bytes are more than S3 takes at once: write smaller objects"
+            )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
-        lines += [f"content-type:{content_type}"]
+        lines.append(f"content-type:{content_type or 'application/octet-stream'}")
         request = Request("PUT", key, first=lines, body=body, digest=digest.hexdigest())
         self._general(request, lambda _: None)
 
@@ -198,15 +205,6 @@ class S3Bucket(Bucket):
             if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
-
-    def send(self, request: Request) -> urllib3.BaseHTTPResponse:
-        """Send any request with the client's retries; the answer's body is in its ``data``."""
-
-        def receive(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
-            response.read(cache_content=True)
-            return response
-
-        return self._general(request, receive)
 
     def region(self) -> str:
         """Return the bucket's region, which S3 reports even in refusals; empty without."""

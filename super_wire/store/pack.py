@@ -235,10 +235,9 @@ SEGMENT_VERSION = 1
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
 """A record: its sample, header's offset, whole length, and its pack's index."""
 
-_MAGIC = b"SSEG"
-_HEAD = struct.Struct("<4sIQQQ32s")
-_HEAD_HASHED = 24  # its bytes before the hash
-_ALIGNMENT = 64
+_SEGMENT_MAGIC = b"SSEG"
+_SEGMENT_HEAD = struct.Struct("<4sIQQQ32s")
+_SEGMENT_HEAD_HASHED = 24  # its bytes before the hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +297,17 @@ def pack_segment(segment: Segment) -> bytes:
     packed_table = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
     packed_table += b" " * (-len(packed_table) % _ALIGNMENT)  # spaces may follow JSON
     body = packed_table + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
-    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(packed_table), len(entries), 0, b"")[:_HEAD_HASHED]
+    numbered = _SEGMENT_HEAD.pack(_SEGMENT_MAGIC, SEGMENT_VERSION, len(packed_table), len(entries), 0, b"")[
+        :_SEGMENT_HEAD_HASHED
+    ]
     digest = xxhash.xxh3_64(numbered)
     digest.update(body)
-    return numbered + digest.intdigest().to_bytes(8, "little") + bytes(_HEAD.size - _HEAD_HASHED - 8) + body
+    return (
+        numbered
+        + digest.intdigest().to_bytes(8, "little")
+        + bytes(_SEGMENT_HEAD.size - _SEGMENT_HEAD_HASHED - 8)
+        + body
+    )
 
 
 def read_segment(data: Bytes) -> Segment:
@@ -310,24 +316,24 @@ def read_segment(data: Bytes) -> Segment:
     Raises:
         StoreFormatError: it is no segment of this version, cut off or broken.
     """
-    if len(data) < _HEAD.size:
-        raise StoreFormatError(f"a segment has at least {_HEAD.size} bytes; this one has {len(data)}")
-    magic, version, table_bytes, count, stated_hash, zeros = _HEAD.unpack_from(data)
-    if magic != _MAGIC:
-        raise StoreFormatError(f"a segment begins with {_MAGIC!r}; this one with {magic!r}")
+    if len(data) < _SEGMENT_HEAD.size:
+        raise StoreFormatError(f"a segment has at least {_SEGMENT_HEAD.size} bytes; this one has {len(data)}")
+    magic, version, table_bytes, count, stated_hash, zeros = _SEGMENT_HEAD.unpack_from(data)
+    if magic != _SEGMENT_MAGIC:
+        raise StoreFormatError(f"a segment begins with {_SEGMENT_MAGIC!r}; this one with {magic!r}")
     if version != SEGMENT_VERSION:
         raise StoreFormatError(
             f"this SUPER reads segment version {SEGMENT_VERSION}; this one is version {version}"
         )
-    entries_at = _HEAD.size + table_bytes
+    entries_at = _SEGMENT_HEAD.size + table_bytes
     if entries_at + count * SEGMENT_DTYPE.itemsize != len(data):
         raise StoreFormatError(f"the segment is cut off: {count} entries are not in {len(data)} bytes")
     view = memoryview(data)
-    digest = xxhash.xxh3_64(view[:_HEAD_HASHED])
-    digest.update(view[_HEAD.size :])
+    digest = xxhash.xxh3_64(view[:_SEGMENT_HEAD_HASHED])
+    digest.update(view[_SEGMENT_HEAD.size :])
     if digest.intdigest() != stated_hash or any(zeros):
         raise StoreFormatError(f"the segment is broken: its xxh3-64 is not {stated_hash:016x}")
-    packs = _read_table(view[_HEAD.size : entries_at])
+    packs = _read_table(view[_SEGMENT_HEAD.size : entries_at])
     entries = np.frombuffer(view[entries_at:], SEGMENT_DTYPE)
     _check_places(packs, entries)
     return Segment(packs, entries)

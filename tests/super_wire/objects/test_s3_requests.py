@@ -23,7 +23,7 @@ from superdl.super_wire.objects import Fault, ObjectError, Span, open_bucket
 from superdl.super_wire.objects.http import proxy_of
 from superdl.super_wire.objects.s3 import close_connections
 from superdl.super_wire.objects.s3_account import Account, Signer, object_path, query_of
-from superdl.super_wire.objects.s3_route import headers_of
+from superdl.super_wire.objects.s3_connection import headers_of
 from tests.fixtures.loopback_http import LoopbackServer
 
 

@@ -18,7 +18,7 @@ from superdl.super_wire.store import (
     collection_of,
     segment_entries,
 )
-from superdl.super_wire.store.pack import PackWriter, new_pack_name, read_pack_index
+from superdl.super_wire.store.pack import PackWriter, read_pack_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.store import PackInProgress, Store
 
-__all__ = [
-    "META",
-    "METAS",
-    "RECORDS",
-    "SIZES",
-    "fill",
-    "index_of",
-    "intact",
-    "pack_bytes",
-    "records",
-    "segment_of",
-]
 
 META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
 METAS = st.builds(
@@ -92,13 +80,11 @@ def intact(store: Store, name: str, size: int) -> dict[bytes, bytes]:
 
 
 def segment_of(*packs: bytes) -> Segment:
-    """A segment that tells of these packs."""
+    """A segment of these packs, whose names are their numbers."""
     indexes = [index_of(data) for data in packs]
+    named = [
+        SegmentPack(f"{index.meta.collection}-{number:024}.pack", len(data), index.meta)
+        for number, (index, data) in enumerate(zip(indexes, packs, strict=True))
+    ]
     entries = [segment_entries(index, place) for place, index in enumerate(indexes)]
-    told = zip(indexes, packs, strict=True)
-    return Segment(
-        tuple(
-            SegmentPack(new_pack_name(index.meta.collection), len(data), index.meta) for index, data in told
-        ),
-        np.concatenate(entries),
-    )
+    return Segment(tuple(named), np.concatenate(entries))
