@@ -40,7 +40,7 @@ def message_in(
     *,
     version: int,
     optional: Collection[str] = (),
-    types: Mapping[str, type] = MappingProxyType({}),
+    types: Mapping[str, Any] = MappingProxyType({}),
 ) -> _Message:
     """Build a message from JSON values, each checked against its field's annotation.
 
@@ -96,7 +96,7 @@ def _are(items: object, good: Callable[[object], bool]) -> bool:
     return isinstance(items, (list, tuple)) and all(map(good, items))
 
 
-def _fits(value: object, cls: type) -> bool:
+def _fits(value: object, cls: Any) -> bool:
     if issubclass(cls, Enum):
         return _is_text(value) and value in set(cls)
     return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))

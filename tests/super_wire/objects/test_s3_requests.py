@@ -325,25 +325,3 @@ def test_of_many_threads_one_asks_a_machine_without_a_role(monkeypatch):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(read, range(16)))
     assert asked.count("PUT") == 1  # for a token, by which the role is asked for
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "fault"),
-    [
-        (403, "AccessDenied", Fault.REFUSED),
-        (503, "ServiceUnavailable", Fault.UNAVAILABLE),
-        (400, "Throttling", Fault.UNAVAILABLE),
-    ],
-)
-def test_a_role_that_is_not_given_is_named(monkeypatch, tmp_path, status, code, fault):
-    keys = "[profile mine]\naws_access_key_id = a\naws_secret_access_key = b\n"
-    (tmp_path / "config").write_text(f"[default]\n{ROLE}\nsource_profile = mine\n{keys}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    refusal = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
-    with contextlib.closing(LoopbackServer(lambda request: request.answer(status, {}, refusal))) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.port}")
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-        with pytest.raises(ObjectError, match=f"no usable AWS credentials .*{code}.*AssumeRole") as caught:
-            open_bucket("s3://data").read("one.jpg")
-    assert caught.value.fault is fault

@@ -14,16 +14,15 @@ from superdl.super_wire.store import bucket_and_prefix, is_bucket, open_store, p
 from tests.fixtures.object_store import serve_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from superdl.super_wire.store import Store
 
 BUCKET = "stores"
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bucket(tmp_path_factory):
     """A bucket that a server serves; the environment leads there."""
     place = tmp_path_factory.mktemp("served") / "buckets"
     with pytest.MonkeyPatch.context() as patch, serve_objects(place, patch) as served:
@@ -32,15 +31,24 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a store may be made; nothing is there yet."""
+def new_address(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], str]:
+    """Gives addresses where nothing is yet."""
     if request.param == "directory":
-        return parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
-    return f"s3://{request.getfixturevalue('bucket')}/deep/{next(_numbers)}"
+        return lambda: parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
+    bucket = request.getfixturevalue("bucket")
+    return lambda: f"s3://{bucket}/deep/{next(_numbers)}"
 
 
 @pytest.fixture
-def opened(address: str) -> Callable[..., Store]:
+def address(new_address):
+    """Where a store may be made; nothing is there yet."""
+    return new_address()
+
+
+@pytest.fixture
+def opened(address):
     """Opens the store at ``address``."""
     return lambda *, create=True, read_only=False: open_store(address, create=create, read_only=read_only)
 
@@ -69,5 +77,5 @@ class Putter:
 
 
 @pytest.fixture
-def put(address: str) -> Putter:
+def put(address):
     return Putter(address)

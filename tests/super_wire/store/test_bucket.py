@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from superdl.super_wire.errors import (
     StoreBusyError,
     StoreError,
-    StoreFormatError,
     StoreFullError,
     StoreGoneError,
     StoreRefusedError,
@@ -182,22 +181,6 @@ def test_a_store_that_says_nothing_is_given_up(s3, store):
         released.set()
 
 
-def test_no_server(monkeypatch):
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(StoreBusyError):
-        open_store("s3://bucket/x", create=True, patience=PATIENCE)
-
-
-def test_no_credentials(s3, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(StoreRefusedError, match="credentials"):
-        open_store("s3://bucket/x", create=True)
-
-
 def test_a_pack_is_one_put(s3, store):
     before = store.requests
     with begun(store) as pack:
@@ -229,11 +212,3 @@ def test_neighbours_are_read_at_once_and_little_in_vain(spans):
 def test_most_of_a_pack_is_one_request(size, step, requests):
     spans = [(64 + place * size, size) for place in range(0, 256, step)]
     assert len(list(_neighbours(spans))) == requests
-
-
-def test_a_pack_that_is_no_pack_names_itself(s3, store):
-    s3.answers["GET", NAME] = lambda request: request.answer(
-        206, {"Content-Range": "bytes 0-199/200", "ETag": "e"}, bytes(200)
-    )
-    with pytest.raises(StoreFormatError, match=NAME):
-        store.read_index(NAME, 200)
