@@ -10,7 +10,7 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
 from superdl.super_wire.errors import (
     ConfigError,
@@ -33,35 +33,23 @@ ATTEMPTS = 3
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request; its value names an ``Outcome``."""
+    """The cause of a failed request: the name of an ``Outcome``, and the errors of a source and a store."""
 
-    MISSING = "missing"
-    CHANGED = "changed"
-    """It has another version, or ends before the requested span."""
-    REFUSED = "refused"
-    UNAVAILABLE = "unavailable"
-    """The server throttles, fails, or does not answer: a later request may succeed."""
-    FAILED = "source_error"
-    """Anything else."""
+    MISSING = "missing", SourceNotFoundError, StoreGoneError
+    CHANGED = "changed", SourceError, StoreGoneError  # also: it ends before the requested span
+    REFUSED = "refused", SourceForbiddenError, StoreRefusedError
+    UNAVAILABLE = "unavailable", SourceBusyError, StoreBusyError  # a later request may succeed
+    FAILED = "source_error", SourceError, StoreRefusedError  # anything else
 
-    @property
-    def source_error(self) -> type[SourceError]:
-        """The error to raise for a source."""
-        return _KINDS[self][0]
+    source_error: type[SourceError]
+    store_error: type[StoreError]
 
-    @property
-    def store_error(self) -> type[StoreError]:
-        """The error to raise for a store."""
-        return _KINDS[self][1]
+    def __new__(cls, name: str, source_error: type[SourceError], store_error: type[StoreError]) -> Self:
+        """Let the first value alone be the member's."""
+        fault = object.__new__(cls)
+        fault._value_, fault.source_error, fault.store_error = name, source_error, store_error
+        return fault
 
-
-_KINDS: dict[Fault, tuple[type[SourceError], type[StoreError]]] = {
-    Fault.MISSING: (SourceNotFoundError, StoreGoneError),
-    Fault.CHANGED: (SourceError, StoreGoneError),
-    Fault.REFUSED: (SourceForbiddenError, StoreRefusedError),
-    Fault.UNAVAILABLE: (SourceBusyError, StoreBusyError),
-    Fault.FAILED: (SourceError, StoreRefusedError),
-}
 
 _FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
 # If-Match failed, or the object ends before the range.
@@ -187,7 +175,6 @@ class Bucket(ABC):
         """
         return None
 
-    @abstractmethod
     def read(
         self,
         key: str,
@@ -195,7 +182,7 @@ class Bucket(ABC):
         version: str = "",
         span: Span | None = None,
         before: Callable[[int], None] = _nothing,
-        begun: Pending | None = None,
+        begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it.
 
@@ -206,6 +193,13 @@ class Bucket(ABC):
             before: called once with the number of bytes, before they are received. Its errors pass through.
             begun: the result of :meth:`begin` for this key, version and span; it is consumed.
         """
+        return self._fetch(key, version, span, before)
+
+    @abstractmethod
+    def _fetch(
+        self, key: str, version: str, span: Span | None, before: Callable[[int], None]
+    ) -> bytes | bytearray:
+        """Read what was not requested ahead; the arguments are those of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:

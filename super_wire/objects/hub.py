@@ -25,7 +25,6 @@ from superdl.super_wire.source_url import HUB_BUCKET
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects.base import Pending
     from superdl.super_wire.objects.web import Answer
 
 _HUB = "https://huggingface.co"
@@ -85,16 +84,7 @@ class Dataset(Bucket):
                 raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
         return f"hf://{self._name}@{commit}"
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the bytes of a file, or of a span of it."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         # A remembered URL may have expired: then look the file up once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)

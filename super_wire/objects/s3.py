@@ -123,7 +123,16 @@ class S3Bucket(Bucket):
         begun: Pending | None = None,
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it."""
-        pending = begun if isinstance(begun, Asked) else None
+        return self._fetch(key, version, span, before, begun if isinstance(begun, Asked) else None)
+
+    def _fetch(
+        self,
+        key: str,
+        version: str,
+        span: Span | None,
+        before: Callable[[int], None],
+        begun: Asked | None = None,
+    ) -> bytes | bytearray:
         sizes: list[int] = []
 
         def before_once(size_bytes: int) -> None:
@@ -131,20 +140,21 @@ class S3Bucket(Bucket):
                 sizes.append(size_bytes)
                 before(size_bytes)
 
-        if pending is None and not self._lean:
+        if begun is None and not self._lean:
             return self._read_slowly(key, version, span, before_once)
         passing = True
         try:
-            pending = pending or self._route().ask(key, version, span)
-            return pending.route.finish(pending, before_once)
+            begun = begun or self._route().ask(key, version, span)
+            return begun.route.finish(begun, before_once)
         except UnusualAnswerError as answer:
             passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
-        except OSError as error:
-            if isinstance(error, UnreachableError):
-                raise self._unanswered(error) from error
-        # Outside the handler: its exception would keep the partly received body in memory.
+        except UnreachableError as error:
+            raise self._unanswered(error) from error
+        except OSError:
+            pass  # the general way finds out what is wrong
+        # Outside the handlers: an exception would keep the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not passing and pending is not None and self._way is pending.route:
+        if not passing and begun is not None and self._way is begun.route:
             self._lean = False  # this server's answers are always unusual
         return data
 

@@ -101,11 +101,7 @@ class Account:
         return None if self.anonymous else self._valid_now
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
-        """Return the endpoint of a bucket, in ``region`` if S3 has reported one.
-
-        Raises:
-            ObjectError: the settings lead to no endpoint.
-        """
+        """Return the endpoint of a bucket, in ``region`` if S3 has reported one."""
         with self._lock, _failures():
             session = self._opened()
             own = session.get_config_variable("region") or os.environ.get("AWS_REGION") or _DEFAULT_REGION

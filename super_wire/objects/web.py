@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import NoReturn
 
-    from superdl.super_wire.objects.base import Pending, Span
+    from superdl.super_wire.objects.base import Span
 
 _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
@@ -70,16 +70,7 @@ class Site(Bucket):
         self.name, self._hosts = bucket, hosts
         self._check(bucket, "")
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the bytes of an object, or of a span of it."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         with self._answered("GET", key, range_header(span)) as answer:
             if version:
                 check_version(_version(answer), version)
