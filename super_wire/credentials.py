@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_TRUTHS = {"": False, "0": False, "false": False, "1": True, "true": True}
-
-
 def is_loopback(host: str) -> bool:
     """Report whether a host is this machine; of names only ``localhost`` is."""
     if host.lower() == "localhost":
@@ -33,16 +30,11 @@ def is_loopback(host: str) -> bool:
 
 
 def insecure_in(environment: Mapping[str, str]) -> bool:
-    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine.
-
-    Raises:
-        ConfigError: it is neither yes nor no.
-    """
+    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine."""
     text = environment.get("SUPER_INSECURE", "")
-    try:
-        return _TRUTHS[text.lower()]
-    except KeyError:
-        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}") from None
+    if text.lower() not in {"", "0", "false", "1", "true"}:
+        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}")
+    return text.lower() in {"1", "true"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +56,7 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields above from their variables and ``SUPER_INSECURE``.
-
-        Raises:
-            ConfigError: a certificate without a key, or a key without a certificate.
-        """
+        """Read the fields above from their variables and ``SUPER_INSECURE``."""
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
@@ -76,11 +64,7 @@ class ClientTls:
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later.
-
-        Raises:
-            ConfigError: a file cannot be read or is no PEM file.
-        """
+        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later."""
         import ssl  # not needed for plain text
 
         try:
@@ -194,9 +178,6 @@ class CoordinatorCredentials(ClientTls):
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
         """Read ``SUPER_TOKEN`` (the first of several) or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_NAME``,
         and the variables of :meth:`tls_in`.
-
-        Raises:
-            ConfigError: a certificate without a key, or an invalid token.
         """
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         credentials = cls(
@@ -209,32 +190,20 @@ class CoordinatorCredentials(ClientTls):
         return credentials
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return roots, key and certificate for gRPC's channel credentials.
-
-        Raises:
-            ConfigError: a file cannot be read or is no PEM file; gRPC itself would only fail to connect.
-        """
-        self.tls_context()
+        """Return roots, key and certificate for gRPC's channel credentials."""
+        self.tls_context()  # a bad file is an error here; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """Return the current token, since a token file may change at runtime; empty if there is none.
-
-        Raises:
-            ConfigError: the file cannot be read or holds no token.
-        """
+        """Return the current token, since a token file may change at runtime; empty if there is none."""
         if self.token or not self.token_file:
             return self.token
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Check that there is a token for a coordinator beyond this machine, which always requires one.
-
-        Raises:
-            ConfigError: there is none, and ``insecure`` does not allow that.
-        """
+        """Refuse a coordinator beyond this machine without a token, unless ``insecure``."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "

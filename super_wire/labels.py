@@ -62,15 +62,13 @@ def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
     Raises:
         ConfigError: labels cannot have it.
     """
-    texts = {name: _plain_text(field) for name, field in fields.items()}
+    texts = {}
+    for name, field in fields.items():
+        shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
+        texts[name] = field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
     text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
     label_fields_of(text)
     return text
-
-
-def _plain_text(field: LabelField) -> str:
-    shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
-    return field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
@@ -89,18 +87,12 @@ def label_fields_of(text: str) -> Mapping[str, LabelField]:
         ConfigError: the text is invalid, or its labels would be too large; the message shows it.
     """
     try:
-        return _read(text)
+        fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
     except ValueError as error:
         raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
-
-
-def _read(text: str) -> dict[str, LabelField]:
-    if len(text) > _MAX_TEXT:
-        raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
-    fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
     size = sum(field.of_row.itemsize for field in fields.values())
     if size > MAX_LABEL_BYTES:
-        raise ValueError(f"a label has {size} bytes, more than {MAX_LABEL_BYTES}")
+        raise ConfigError(f"labels of dtype {text[:200]!r} have {size} bytes, more than {MAX_LABEL_BYTES}")
     return fields
 
 
@@ -122,6 +114,8 @@ def _plain(text: str) -> LabelField:
 
 
 def _fields(text: str) -> dict[str, LabelField]:
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:

@@ -113,7 +113,7 @@ class Recipe:
         for name, recipe in recipes.items():
             if not isinstance(recipe, Recipe) or recipe.parts:
                 raise RecipeError(
-                    f"the field {name} has a recipe such as Recipe.image(crop=224); not {recipe!r}"
+                    f"the field {name} has a recipe as Recipe.image(crop=224) is; not {recipe!r}"
                 )
         seeds = {recipe.augment_seed for recipe in recipes.values() if recipe.random}
         if len(seeds) > 1:
@@ -368,10 +368,7 @@ def _shipped_step(step: str, **params: object) -> dict[str, Any]:
 def _without_place(step: Mapping[str, Any]) -> Mapping[str, Any]:
     if step["op"] != "custom" or not step["name"].startswith(_SHIPPED_STEPS):
         return step
-    return {
-        **step,
-        "params": {name: value for name, value in step.get("params", {}).items() if name != "file"},
-    }
+    return {**step, "params": {name: step["params"][name] for name in step["params"] if name != "file"}}
 
 
 def _dump(value: object) -> str:

@@ -131,11 +131,7 @@ class Tombstone:
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated.
-
-    Raises:
-        ValueError: the bytes are no whole number of ids.
-    """
+    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
     # Each id is two such numbers, and the first is its prefix.

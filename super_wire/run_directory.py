@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files: ``TMPDIR``, else the system's.
-
-    Raises:
-        ConfigError: no file can be written in any of them.
-    """
+    """Return the directory for temporary files, ``TMPDIR`` or the system's, or raise ``ConfigError``."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -128,7 +124,8 @@ class RunDirectory:
                     f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or ending "
                     f"the embedded coordinator of this run and does not get on; see {self.log}"
                 )
-            _pause()
+            # File locks have no timeout, so they are polled, with jitter.
+            time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
         try:
             yield
         finally:
@@ -148,18 +145,11 @@ class RunDirectory:
         return None
 
 
-def _pause() -> None:
-    # File locks have no timeout, so they are polled, with jitter.
-    time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
-
-
 def _parent() -> Path:
     """Return the parent directory of all of this user's runs."""
     parent = Path(temporary_directory()) / f"superdl-{os.getuid()}"
-    if (
-        len(os.fsencode(RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket))
-        <= _LONGEST_SOCKET_PATH
-    ):
+    longest = RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket
+    if len(os.fsencode(longest)) <= _LONGEST_SOCKET_PATH:
         return parent
     # The temporary directory's path is too long for a socket.
     return "/tmp" / Path(parent.name)  # noqa: S108  # owner and mode are checked

@@ -13,7 +13,7 @@ import time
 from array import array
 from binascii import crc_hqx
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from superdl.super_wire.cache.connection import CacheConnection
 from superdl.super_wire.cache.refusals import (
@@ -53,8 +53,7 @@ _MAX_HOST = 253
 _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Node:
+class Node(NamedTuple):
     """The address that a node listens at."""
 
     host: str
@@ -66,11 +65,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The master of each slot.
-
-    ``nodes`` are the masters, in the order of their first slots; ``owners`` holds, for each of the
-    :data:`SLOTS`, an index into them, or -1 if no master is known.
-    """
+    """The masters, in the order of their first slots, and of each slot its master's index, or -1."""
 
     nodes: tuple[Node, ...]
     owners: array[int]
@@ -81,8 +76,7 @@ class SlotMap:
         return self.nodes[owner] if owner >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Redirection:
+class Redirection(NamedTuple):
     """A redirection of a slot to another node, for good or (``ASK``) only this once."""
 
     kind: Literal["MOVED", "ASK"]
@@ -139,7 +133,7 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
-    """Return an entry's first and last slot, and its master if it has an address."""
+    """Return an entry's first and last slot, and its master if that has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.cache.address import CacheAddress
 
-_PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
-_CREDENTIALS = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH")
-_REDIRECTIONS = ("MOVED ", "ASK ")
-_TLS_ALERT = b"\x15\x03"
 _IS_THERE_TLS = " (is there TLS at that port? redis:// goes without)"
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
 
@@ -28,7 +24,9 @@ class WrongPasswordError(CacheError):
 
 def is_passing(text: str) -> bool:
     """Report whether an error reply describes a temporary state of the cache."""
-    return text.startswith(_PASSING)
+    return text.startswith(
+        ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
+    )
 
 
 def is_for_memory(text: str) -> bool:
@@ -38,19 +36,16 @@ def is_for_memory(text: str) -> bool:
 
 def wants_credentials(text: str) -> bool:
     """Report whether an error means missing, wrong or unnecessary credentials."""
-    return text.startswith(_CREDENTIALS)
+    return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
 
 
 def is_redirection(text: str) -> bool:
     """Report whether an error reply names another node of the cluster."""
-    return text.startswith(_REDIRECTIONS)
+    return text.startswith(("MOVED ", "ASK "))
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """Return the error for an error reply, with the remedy if one is known.
-
-    It is ``CacheUnreachableError`` if the state is temporary.
-    """
+    """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
@@ -71,7 +66,7 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
 
 def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
     """Return the error for a peer that does not send Redis replies."""
-    remedy = " (that is TLS: write rediss://)" if received.startswith(_TLS_ALERT) else ""
+    remedy = " (that is TLS: write rediss://)" if received.startswith(b"\x15\x03") else ""
     return CacheError(f"what answers at {address} does not speak the Redis protocol: {error}{remedy}")
 
 
@@ -95,10 +90,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that was reached and then sent nothing at all or hung up.
-
-    ``encrypted``: the TLS handshake was completed.
-    """
+    """Return a hint for a peer that sent nothing or hung up, also after a TLS handshake (``encrypted``)."""
     if encrypted:
         return (
             " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"

@@ -19,8 +19,6 @@ MAX_DEPTH = 16
 MAX_ELEMENTS = 2**20
 """Bound on the number of elements of one array."""
 
-_MARKS = (b"+", b"-", b":", b"$", b"*")
-
 
 class MalformedReplyError(ValueError):
     """The bytes are no reply, or one beyond the bounds: the stream is no longer usable."""
@@ -65,7 +63,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
     # Detect other protocols at once: their bytes may never contain a line's end.
-    if mark and mark not in _MARKS:
+    if mark and mark not in (b"+", b"-", b":", b"$", b"*"):
         raise _malformed("an unknown mark", data, at)
     if end < 0:
         if len(data) - at > MAX_LINE_BYTES:
@@ -76,8 +74,11 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     if mark == b"-":
         reply = ErrorReply(line.decode(errors="replace"))
     elif mark == b":":
-        number = _count(data, at, line.removeprefix(line[:1] if line[:1] in (b"+", b"-") else b""), 2**64)
+        signed = line[:1] in (b"+", b"-")
+        number = _count(data, at, line[signed:], 2**64)
         reply = -number if line[:1] == b"-" else number
+    elif mark in (b"$", b"*") and line == b"-1":
+        reply = None
     elif mark == b"$":
         reply, body = _bulk(data, at, line, body)
     elif mark == b"*":
@@ -85,9 +86,7 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     return reply, body
 
 
-def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, int]:
-    if line == b"-1":
-        return None, body
+def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes, int]:
     end = body + _count(data, at, line, MAX_BULK_BYTES)
     mark = data[end : end + len(CRLF)]
     if len(mark) < len(CRLF) and CRLF.startswith(mark):
@@ -97,9 +96,7 @@ def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, i
     return data[body:end], end + len(CRLF)
 
 
-def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply] | None, int]:
-    if line == b"-1":
-        return None, body
+def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply], int]:
     count = _count(data, at, line, MAX_ELEMENTS)
     if depth > MAX_DEPTH:
         raise _malformed(f"arrays lie deeper than {MAX_DEPTH} in one another", data, at)

@@ -59,7 +59,7 @@ _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 def fault_of(status: int) -> Fault:
@@ -146,10 +146,6 @@ class Pending(Protocol):
         """Give up."""
 
 
-def _nothing(_size_bytes: int) -> None:
-    pass
-
-
 class Bucket(ABC):
     """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`.
 
@@ -181,7 +177,7 @@ class Bucket(ABC):
         *,
         version: str = "",
         span: Span | None = None,
-        before: Callable[[int], None] = _nothing,
+        before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it.
@@ -239,7 +235,7 @@ def check_version(found: str, version: str) -> None:
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
     """Refuse bytes other than a span's, which may be cut off by the object's end."""
-    match = _CONTENT_RANGE.fullmatch(told)
+    match = CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(

@@ -34,7 +34,6 @@ _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^<>]{1,4096})>\s*;\s*rel="next"')
-_REFUSING = frozenset({401, 403})
 _SHOWN = 200
 
 
@@ -105,8 +104,7 @@ class Dataset(Bucket):
 
     def head(self, key: str) -> tuple[str, int]:
         """Return version and size of a file."""
-        place = self._place(key)
-        return place.version, place.size
+        return self._place(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
         """Yield all files below a prefix, with or without ``folders``."""
@@ -173,7 +171,7 @@ class Dataset(Bucket):
             remedy += (
                 f"; accept the conditions at {self._endpoint}/{self._name}, and give that account's HF_TOKEN"
             )
-        elif answer.status in _REFUSING:
+        elif answer.status in {401, 403}:
             remedy += "; it is private or does not exist: give HF_TOKEN of an account that may read it"
         elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             remedy += "; the Hub counts requests: give HF_TOKEN, and read Parquet or tars, not loose files"

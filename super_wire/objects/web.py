@@ -24,6 +24,7 @@ from superdl.super_wire.credentials import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import (
     ATTEMPTS,
+    CONTENT_RANGE,
     Bucket,
     Fault,
     ObjectError,
@@ -47,8 +48,6 @@ _REDIRECTS = 5
 _BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-_NO_LISTING = "a web server lists nothing: name samples by key_list, and shards one by one to superdl index"
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
@@ -83,7 +82,10 @@ class Site(Bucket):
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
         """Raise ``ConfigError``: there is no listing."""
-        raise ConfigError(f"{self.name}/{prefix}: {_NO_LISTING}")
+        raise ConfigError(
+            f"{self.name}/{prefix}: a web server lists nothing: name samples by key_list, and shards one by "
+            "one to superdl index"
+        )
 
     @contextmanager
     def _answered(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Answer]:
@@ -125,7 +127,7 @@ class Answer(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the whole object."""
-        match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        match = CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", ""))
         return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:

@@ -115,8 +115,8 @@ class Store(abc.ABC):
 
     def others(self, instance: str, now: float) -> list[str]:
         """Return other instances that touched it within ten minutes."""
-        touched = sorted(self._list(OPEN))
-        return [entry.name for entry in touched if entry.name != instance and now - entry.written < IN_USE_S]
+        recent = sorted(entry.name for entry in self._list(OPEN) if now - entry.written < IN_USE_S)
+        return [name for name in recent if name != instance]
 
     def mark_used(self, collection: str) -> None:
         """Note that a job opens a collection now."""
@@ -156,12 +156,8 @@ class Store(abc.ABC):
 
     def _remove_all(self, folders: Sequence[str], before: float) -> int:
         self._check_writing()
-        old = [
-            (folder, entry.name)
-            for folder in folders
-            for entry in self._list(folder)
-            if entry.written < before
-        ]
+        listed = [(folder, entry) for folder in folders for entry in self._list(folder)]
+        old = [(folder, entry.name) for folder, entry in listed if entry.written < before]
         for folder, name in old:
             self._remove(folder, name)
         return len(old)

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from superdl.super_wire.errors import RecordVersionError, StoreFormatError
-from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.ids import ID_BYTES, with_length
 from superdl.super_wire.record import HEADER_BYTES, RecordKind, parse_header, verify_payload
 from superdl.super_wire.store.layout import PACKS, checked_name
 
@@ -94,8 +94,7 @@ class PackIndex:
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
     """Return the collection of a bucket's records by a recipe: 16 hexadecimal digits."""
-    parts = (bucket.encode(), recipe_digest)
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
@@ -200,7 +199,11 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     wrong = (begins < _HEAD.size) | (begins > entries_at) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > entries_at - np.minimum(begins, entries_at))).any():
         raise StoreFormatError("the index names a record that is not between the pack's head and its index")
-    return PackIndex(_read_meta(index[meta_at - entries_at : -_FOOTER_HASHED]), entries)
+    try:
+        meta = PackMeta.from_mapping(json.loads(bytes(index[meta_at - entries_at : -_FOOTER_HASHED])))
+    except (ValueError, RecursionError) as error:
+        raise StoreFormatError(f"a pack's meta is JSON: {error}") from error
+    return PackIndex(meta, entries)
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
@@ -208,13 +211,6 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
     if len(data) != length:
         raise StoreFormatError(f"the pack is cut off: {length} bytes from {offset} on are {len(data)}")
     return data
-
-
-def _read_meta(data: memoryview) -> PackMeta:
-    try:
-        return PackMeta.from_mapping(json.loads(bytes(data)))
-    except (ValueError, RecursionError) as error:
-        raise StoreFormatError(f"a pack's meta is JSON: {error}") from error
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
