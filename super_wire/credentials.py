@@ -80,9 +80,8 @@ class ClientTls:
         return context
 
 
+# A shorter token is refused on both sides: it could be guessed.
 TOKEN_CHARACTERS_MIN = 16
-"""A shorter token is refused on both sides: it could be guessed."""
-
 _TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
 

@@ -41,6 +41,7 @@ class ExecutorKind:
     chosen_by: tuple[str, ...] = ()
 
 
+# All executors, by name.
 EXECUTORS = {
     kind.name: kind
     for kind in (
@@ -61,7 +62,6 @@ EXECUTORS = {
         ),
     )
 }
-"""All executors, by name."""
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:

@@ -18,15 +18,12 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+# Length of a sample id, batch id or digest, in bytes.
 ID_BYTES = 16
-"""Length of a sample id, batch id or digest, in bytes."""
-
+# Prefix of an alias, which replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
-"""Prefix of an alias, which replaces the bucket in ids."""
-
+# The field of a sample's own object, if the sample has further fields.
 MAIN_FIELD = "image"
-"""The field of a sample's own object, if the sample has further fields."""
-
 MAX_FIELDS = 16
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -34,8 +31,8 @@ _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
+# The basis of a file's version: size and modification time, or size and digest.
 Versions: TypeAlias = Literal["times", "digests"]
-"""The basis of a file's version: size and modification time, or size and digest."""
 
 
 class Naming(NamedTuple):

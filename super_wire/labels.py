@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+# Names of the number types in labels.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
 )
-"""Names of the number types in labels."""
 
+# Bound on the bytes of one sample's label: a reply holds the labels of a batch.
 MAX_LABEL_BYTES = 2**16
-"""Bound on the bytes of one sample's label: a reply holds the labels of a batch."""
-
 MAX_LABEL_FIELDS = 64
 
 _MAX_TEXT = 2**14
@@ -129,9 +128,8 @@ def _fields(text: str) -> dict[str, LabelField]:
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
+# Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise.
 MAX_CLASS_NAMES_BYTES = 2**21
-"""Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise."""
-
 _COUNT_BYTES = 4
 
 

@@ -18,20 +18,15 @@ from typing import Any, TypeAlias
 
 from superdl.super_wire.errors import RecipeError
 
+# Largest side in pixels that a step may request.
 MAX_SIDE = 16384
-"""Largest side in pixels that a step may request."""
-
+# Resampling methods: Pillow's filters, by torchvision's names; antialiased except ``nearest``.
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-"""Resampling methods: Pillow's filters, by torchvision's names; antialiased except ``nearest``."""
-
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
-
+# (height, width, channels) of a step's result; ``None`` if it follows the image.
 Shape: TypeAlias = "tuple[int | None, int | None, int]"
-"""(height, width, channels) of a step's result; ``None`` if it follows the image."""
-
+# The shape of an image before the first step.
 DECODED: Shape = (None, None, 3)
-"""The shape of an image before the first step."""
-
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
 _PIXELS = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
@@ -227,7 +222,7 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
 _TRUNCATED = Parameter(_word("error", "fill"), "error", later=True)
 _INTERPOLATION = Parameter(_word(*INTERPOLATIONS), "bilinear", later=True)
-
+# All steps by name.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "decode": Op(_any_size, {"truncated": Parameter(_word("fill"))}, decodes=True),
@@ -277,7 +272,6 @@ OPS: Mapping[str, Op] = MappingProxyType(
         ),
     }
 )
-"""All steps by name."""
 
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:

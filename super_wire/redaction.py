@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Limit on foreign text in a message: an object's name has up to 1,024 bytes.
 SHOWN_CHARACTERS = 1000
-"""Limit on foreign text in a message: an object's name has up to 1,024 bytes."""
-
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 

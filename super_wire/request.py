@@ -30,14 +30,11 @@ from superdl.super_wire.redaction import clean_text
 REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096
 
-
+# Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
 MEMBER_ENCODINGS = ("", "deflate")
-"""Encodings of a member: stored as is, or a raw deflate stream, as in zip archives."""
-
+# Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
+# number of its row group, and its length the number of its row in that, both from 0 on.
 ROW_ENCODING = "parquet:"
-"""Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
-number of its row group, and its length the number of its row in that, both from 0 on.
-"""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -58,21 +55,14 @@ class RequestKind(enum.StrEnum):
     needs pointers.
     """
 
-    DECODE = "decode"
-    """Fetch and decode the samples, and push records into the cache."""
-    DECODE_TO_STORE = "decode_to_store"
-    """The same, and write a pack of the records that the cache accepted."""
-    DECODE_TO_POINTERS = "decode_to_pointers"
-    """Decode into a pack; the cache may get pointers into it instead of records."""
-    RESTORE = "restore"
-    """Push records from packs into the cache."""
-    SAVE = "save"
-    """Write a pack of cached records."""
+    DECODE = "decode"  # fetch and decode the samples, and push records into the cache
+    DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
+    DECODE_TO_POINTERS = "decode_to_pointers"  # decode into a pack; the cache may get pointers
+    RESTORE = "restore"  # push records from packs into the cache
+    SAVE = "save"  # write a pack of cached records
 
-    decodes: bool
-    """Whether samples are fetched from their source and decoded."""
-    fills_cache: bool
-    """Whether readers may wait for the records that it pushes."""
+    decodes: bool  # whether samples are fetched from their source and decoded
+    fills_cache: bool  # whether readers may wait for the records that it pushes
     writes_pack: bool
 
     def __init__(self, name: str) -> None:
@@ -84,36 +74,21 @@ class RequestKind(enum.StrEnum):
 class Outcome(enum.StrEnum):
     """The result of one sample of a request."""
 
-    CACHED = "cached"
-    """The record is in the cache: its SET was acknowledged."""
-    TOMBSTONE = "tombstone"
-    """It can never be produced from these bytes; a permanent tombstone is in the cache."""
-    MISSING = "missing"
-    """The object does not exist (any more)."""
-    CHANGED = "changed"
-    """The object has another version than the catalog lists."""
-    REFUSED = "refused"
-    """The source forbids reading it."""
-    UNAVAILABLE = "unavailable"
-    """The source throttles, fails or does not answer: a retry that costs no attempt."""
-    SOURCE_ERROR = "source_error"
-    """The source failed in another way."""
-    CACHE_ERROR = "cache_error"
-    """It was decoded, but the cache did not take it."""
-    CACHE_FULL = "cache_full"
-    """It was decoded, but the cache refused it for lack of memory."""
-    STEP_ERROR = "step_error"
-    """A custom step raised."""
-    EXPIRED = "expired"
-    """The request expired first; the sample was not tried."""
-    TIMED_OUT = "timed_out"
-    """Decoding took longer than the function allows; a faster machine may be in time."""
-    NOT_STORED = "not_stored"
-    """The store has no good record of it there: missing, cut off or broken."""
-    STORE_ERROR = "store_error"
-    """The store did not answer, or refused; the record may well exist."""
-    NOT_CACHED = "not_cached"
-    """The cache no longer has a good record of it for a save."""
+    CACHED = "cached"  # the record is in the cache: its SET was acknowledged
+    TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
+    MISSING = "missing"  # the object does not exist (any more)
+    CHANGED = "changed"  # the object has another version than the catalog lists
+    REFUSED = "refused"  # the source forbids reading it
+    UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
+    SOURCE_ERROR = "source_error"  # the source failed in another way
+    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not take it
+    CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
+    STEP_ERROR = "step_error"  # a custom step raised
+    EXPIRED = "expired"  # the request expired first; the sample was not tried
+    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
+    NOT_STORED = "not_stored"  # the store has no good record of it there
+    STORE_ERROR = "store_error"  # the store did not answer, or refused; the record may well exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a good record of it for a save
 
 
 @dataclass(frozen=True, slots=True)

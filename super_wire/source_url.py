@@ -17,12 +17,12 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
+# Scheme of buckets -> the variable that gives the coordinator access.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME",
 }
-"""Scheme of buckets -> the variable that gives the coordinator access."""
 
 _SHOWN = 200  # characters of a URL in a message
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -34,12 +34,10 @@ _HUB = re.compile(
 )
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"([a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
-
+# A dataset of the Hugging Face Hub, and its revision as in URLs.
 HUB_BUCKET = re.compile(rf"hf://(datasets/{_NAME}/{_NAME})(?:@([A-Za-z0-9._%-]{{1,300}}))?")
-"""A dataset of the Hugging Face Hub, and its revision as in URLs."""
-
+# A web server: scheme, host and port.
 WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
-"""A web server: scheme, host and port."""
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:

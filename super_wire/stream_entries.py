@@ -20,24 +20,18 @@ from superdl.super_wire.request import Answer, PrefetchFailure, PrefetchResult
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Bound of a job's report stream, passed with every XADD (approximate trimming).
 REPORT_STREAM_MAXLEN = 4096
-"""Bound of a job's report stream, passed with every XADD (approximate trimming)."""
-
 _MAX_NUMBER = 2**63
-
+# All numbers in one field, since parsing an entry costs the coordinator time per field.
 _NUMBERS_FIELD = b"r"
-"""All numbers in one field, since parsing an entry costs the coordinator time per field."""
-
+# More than the largest batch that the coordinator plans could need.
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
-"""More than the largest batch that the coordinator plans could need."""
-
 OUTCOME_FIELD = b"r"
-
+# Bound of a stream, passed with every XADD: more than may be in flight.
 OUTCOME_STREAM_MAXLEN = 16_384
-"""Bound of a stream, passed with every XADD: more than may be in flight."""
-
+# The longest entry that is read; 4,096 long messages have half of that.
 MAX_OUTCOME_BYTES = 16 * 2**20
-"""The longest entry that is read; 4,096 long messages have half of that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Wait(NamedTuple):
     of: tuple[str, ...]
 
 
+# The causes by name, in the order in which pages and documentation list them.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -48,7 +49,6 @@ WAITS = {
     ),
     UNKNOWN: Wait("nothing was reported about it", "superdl stats --batch", ("loading",)),
 }
-"""The causes by name, in the order in which pages and documentation list them."""
 
 _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wait.of)}
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
+# The cache's answer, possibly an error reply, or the reason why there is none.
 Answer: TypeAlias = "Reply | CacheError"
-"""The cache's answer, possibly an error reply, or the reason why there is none."""
-
 _GRACE_S = 2.0  # for healthy nodes, if another one has used up the exchange's time
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")

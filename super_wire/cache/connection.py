@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
+# Upper bound on the wait for a connect, or for the next byte.
 IO_TIMEOUT_S = 10.0
-"""Upper bound on the wait for a connect, or for the next byte."""
-
 _MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536

@@ -35,18 +35,14 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
+# Bound on a command's sends within an exchange or attempt, with redirections.
 MAX_ROUNDS = 6
-"""Bound on a command's sends within an exchange or attempt, with redirections."""
-
+# Default timeout of a connect.
 CONNECT_TIMEOUT_S = 5.0
-"""Default timeout of a connect."""
-
 _NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
 _SLOTS_TIMEOUT_S = 5.0
-
+# Number of slots of every cluster.
 SLOTS = 16384
-"""Number of slots of every cluster."""
-
 _MAX_PORT = 65535
 _MAX_HOST = 253
 # For other texts Python's resolver raises UnicodeError or ValueError, at the first connect.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 CRLF = b"\r\n"
+# The largest value that Redis holds.
 MAX_BULK_BYTES = 512 * 2**20
-"""The largest value that Redis holds."""
+# The longest line, without a bulk's bytes, whose end is awaited.
 MAX_LINE_BYTES = 65536
-"""The longest line, without a bulk's bytes, whose end is awaited."""
+# Bound on the nesting of arrays; an outermost one is at depth 1.
 MAX_DEPTH = 16
-"""Bound on the nesting of arrays; an outermost one is at depth 1."""
+# Bound on the number of elements of one array.
 MAX_ELEMENTS = 2**20
-"""Bound on the number of elements of one array."""
 
 
 class MalformedReplyError(ValueError):

@@ -28,8 +28,8 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+# Maximum number of attempts per request.
 ATTEMPTS = 3
-"""Maximum number of attempts per request."""
 
 
 class Fault(enum.Enum):

@@ -224,9 +224,8 @@ def _tls(session: Any) -> ssl.SSLContext:
     return context
 
 
+# The digest of a request without a body.
 NO_BODY = hashlib.sha256(b"").hexdigest()
-"""The digest of a request without a body."""
-
 _PATH_SAFE = "/~"  # not encoded by S3 in a key, besides letters, digits and _.-
 _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 

@@ -183,18 +183,13 @@ class PackInProgress:
         file: BinaryIO,
         meta: PackMeta,
         *,
-        publish: Callable[[BinaryIO, int], None],
-        discard: Callable[[BinaryIO], None],
+        publish: Callable[[], None],
+        discard: Callable[[], None] = lambda: None,
         failures: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._name = name
-        self._file = file
-        self._publish = publish
-        self._discard = discard
-        self._failures = failures
-        self._open = True
-        self.size = 0
-        """Bytes of the whole pack, once it is committed."""
+        self._name, self._file, self._open = name, file, True
+        self._publish, self._discard, self._failures = publish, discard, failures
+        self.size = 0  # bytes of the whole pack, once it is committed
         try:
             with failures():
                 self._writer = PackWriter(file, meta)
@@ -233,7 +228,8 @@ class PackInProgress:
         try:
             with self._failures():
                 self.size = self._writer.finish()
-                self._publish(self._file, self.size)
+                self._publish()
+                self._file.close()
         except BaseException:
             self.abandon()
             raise
@@ -244,7 +240,9 @@ class PackInProgress:
         """Discard the pack; no effect once it is committed."""
         if self._open:
             self._open = False
-            self._discard(self._file)
+            with contextlib.suppress(OSError):  # its buffer found no room
+                self._file.close()
+            self._discard()
 
     def _check_open(self) -> None:
         if not self._open:

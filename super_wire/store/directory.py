@@ -14,7 +14,7 @@ import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store.base import Listed, PackInProgress, Store
@@ -92,20 +92,18 @@ class DirectoryStore(Store):
         with self._folder(TEMPORARY, writing=True) as folder:
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
-        def publish(file: BinaryIO, _: int) -> None:
+        def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)
 
-        def discard(file: BinaryIO) -> None:
-            with contextlib.suppress(OSError):  # its buffer found no room
-                file.close()
+        def discard() -> None:
             with contextlib.suppress(StoreError):  # else a later sweep removes it
                 self._remove(TEMPORARY, temporary)
 
-        def failures() -> contextlib.AbstractContextManager[None]:
-            return _failures(_below(self.address, TEMPORARY, temporary))
-
-        return PackInProgress(name, file, meta, publish=publish, discard=discard, failures=failures)
+        place = _below(self.address, TEMPORARY, temporary)
+        return PackInProgress(
+            name, file, meta, publish=publish, discard=discard, failures=lambda: _failures(place)
+        )
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:

@@ -32,17 +32,15 @@ if TYPE_CHECKING:
 
 
 PACK_VERSION = 1
+# Maximum number of records in one pack.
 MAX_RECORDS = 2**20
-"""Maximum number of records in one pack."""
-
+# A record in a pack's index: its sample, header's offset, whole length, and kind.
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
-"""A record in a pack's index: its sample, header's offset, whole length, and kind."""
 
+# Kinds of records that packs hold.
 DATA_KINDS = frozenset({RecordKind.DATA, RecordKind.ARRAYS})
-"""Kinds of records that packs hold."""
-
 _MAGIC = b"SPAK"
 _HEAD = struct.Struct("<4sI56x")
 _ENTRY = struct.Struct(f"<{ID_BYTES}sQIB3x")
@@ -227,10 +225,8 @@ def check_record(record: Bytes, sample_id: bytes) -> Header:
 
 
 SEGMENT_VERSION = 1
-
+# A record: its sample, header's offset, whole length, and its pack's index.
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
-"""A record: its sample, header's offset, whole length, and its pack's index."""
-
 _SEGMENT_MAGIC = b"SSEG"
 _SEGMENT_HEAD = struct.Struct("<4sIQQQ32s")
 _SEGMENT_HEAD_HASHED = 24  # its bytes before the hash

@@ -208,7 +208,7 @@ def test_labels_of_other_dtypes_have_no_text(dtype):
 KEYS = [b"cat/a.jpg", b"dog/\xff.jpg", "dog/größe.jpg".encode()]
 
 
-def listed(bucket: str = "file:///images", labels: object = (0, 1, 1)) -> SampleList:
+def listed(bucket="file:///images", labels=(0, 1, 1)):
     lengths = np.array([len(key) for key in KEYS], dtype="<u4").tobytes()
     return SampleList(bucket, b"".join(KEYS), lengths, joined([np.array(labels)]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import zlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +65,7 @@ def test_fields_that_no_report_has(field):
         ReadReport.from_fields(REPORT.to_fields() | field)
 
 
-def draws_of(indices: Any = None, weights: Any = None, **how: Any) -> Draws:
+def draws_of(indices=None, weights=None, **how):
     return Draws.of(indices, weights, **{"count": None, "repeats": 1, "shuffle": True} | how)
 
 
@@ -77,7 +76,7 @@ def test_packed_numbers_come_back(numbers, ascending):
 
 
 @given(weights=st.lists(st.floats(0, 1e300), min_size=1, max_size=50), repeats=st.integers(1, 9))
-def test_draws_cross_a_message(weights: list[float], repeats: int):
+def test_draws_cross_a_message(weights, repeats):
     indices = np.arange(len(weights))[::-1] * 3
     for given_draws in (
         draws_of(indices, weights, count=7, repeats=repeats),
@@ -113,7 +112,7 @@ def test_what_holds_numbers_is_taken():
         ({"count": 3}, "give weights too"),
     ],
 )
-def test_what_is_no_draws_is_named(wrong: dict[str, Any], message: str):
+def test_what_is_no_draws_is_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
         draws_of(**wrong)
 
@@ -143,7 +142,7 @@ def test_an_imagenet_fits_into_a_message():
         b"+" + zlib.compress(bytes(8 * 101)),
     ],
 )
-def test_what_is_not_packed_is_refused(packed: bytes, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_packed_is_refused(packed, monkeypatch):
     monkeypatch.setattr(module, "NUMBERS_MAX", 100)
     with pytest.raises(ConfigError, match="indices or weights"):
         unpack_numbers(packed)
@@ -154,7 +153,7 @@ def test_what_is_not_packed_is_refused(packed: bytes, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("count", "weighted", "repeats"), [(1, False, 1), (0, True, 1), (2**41, True, 1), (0, False, 2000)]
 )
-def test_numbers_that_no_sampler_sends_are_refused(count: int, weighted: bool, repeats: int):
+def test_numbers_that_no_sampler_sends_are_refused(count, weighted, repeats):
     weights = pack_numbers(np.ones(3).tobytes()) if weighted else b""
     with pytest.raises(ConfigError, match="are none"):
         Draws.unpacked(b"", weights, count, repeats)

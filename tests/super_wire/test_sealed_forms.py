@@ -58,20 +58,20 @@ POINTERS = st.builds(
 TOMBSTONE = Tombstone("k", "r", "m", permanent=True)
 
 
-def record_of(array: Any, **times: int) -> bytes:
+def record_of(array, **times):
     header, payload = pack(array, ID, **times)
     return header + bytes(payload)
 
 
-def plain(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+def plain(array):
     return array.dtype.str, array.shape, array.tobytes()
 
 
-def arrays_in(record: Any) -> Any:
+def arrays_in(record):
     return {name: plain(array) for name, array in read_arrays(record, sample_id=ID).items()}
 
 
-def contents(data: bytes) -> Any:
+def contents(data):
     """Meta and records of a pack; an error if any of them is broken."""
     index, held = index_of(data), {}
     for entry in index.entries:
@@ -82,7 +82,7 @@ def contents(data: bytes) -> Any:
     return index.meta, held
 
 
-def segment_in(data: Any) -> Any:
+def segment_in(data):
     segment = read_segment(data)
     return segment.packs, segment.entries.tobytes()
 
@@ -133,7 +133,7 @@ FORMS = {
 }
 
 
-def is_right_or_refused(form: Form, data: bytes) -> bool | None:
+def is_right_or_refused(form, data):
     try:
         value = form.read(data)
     except (RecordError, StoreFormatError):

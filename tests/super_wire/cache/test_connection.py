@@ -28,8 +28,8 @@ def stranger():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         held = []
 
-        def serve(answer: bytes) -> str:
-            def answer_one() -> None:
+        def serve(answer):
+            def answer_one():
                 peer = listening.accept()[0]
                 held.append(peer)
                 peer.sendall(answer)
@@ -134,14 +134,14 @@ def front_of(valkey, certificates):
     """Starts fronts of the server; gives their addresses."""
     with contextlib.ExitStack() as ending:
 
-        def start(**arguments) -> str:
+        def start(**arguments):
             front = TlsFront(f"{valkey.directory}/redis.sock", certificates, **arguments)
             return f"rediss://127.0.0.1:{ending.enter_context(front).port}"
 
         yield start
 
 
-def lasting(caught) -> bool:
+def lasting(caught):
     return not isinstance(caught.value, CacheUnreachableError)
 
 

@@ -318,7 +318,7 @@ LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</Encoding
 <Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
 
 
-def page_before(token: bytes) -> bytes:
+def page_before(token):
     body = (
         b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>"
     )

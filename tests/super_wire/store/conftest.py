@@ -5,17 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.store import bucket_and_prefix, is_bucket, open_store, parse_store
 from tests.fixtures.object_store import serve_objects
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 BUCKET = "stores"
 _numbers = itertools.count()
@@ -31,9 +26,7 @@ def bucket(tmp_path_factory):
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def new_address(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], str]:
+def new_address(request, tmp_path_factory):
     """Gives addresses where nothing is yet."""
     if request.param == "directory":
         return lambda: parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
@@ -59,7 +52,7 @@ class Putter:
 
     address: str
 
-    def __call__(self, name: str, data: bytes) -> None:
+    def __call__(self, name, data):
         if is_bucket(self.address):
             bucket, prefix = bucket_and_prefix(self.address)
             open_bucket(f"s3://{bucket}").put(f"{prefix}/{name}", data)
@@ -68,7 +61,7 @@ class Putter:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    def held(self, name: str) -> bytes:
+    def held(self, name):
         """What is there under this name."""
         if not is_bucket(self.address):
             return Path(self.address, name).read_bytes()

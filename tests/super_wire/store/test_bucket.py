@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from superdl.super_wire.store.bucket import _neighbours
 from superdl.super_wire.store.layout import new_mark
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.super_wire.store.packing import META, fill, records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE = Patience(silence_s=2, attempts=1)
 NAME = f"{META.collection}-{'0' * 24}.pack"
@@ -47,7 +43,7 @@ CODES = {
 class ScriptedS3:
     """Answers requests by what a test says: an answer for each (method, end of the path)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.answers = {}
         self.seen = []
         self.mark = new_mark("0" * 32)
@@ -74,7 +70,7 @@ class ScriptedS3:
 
 
 @pytest.fixture
-def s3(monkeypatch) -> Iterator[ScriptedS3]:
+def s3(monkeypatch):
     script = ScriptedS3()
     server = LoopbackServer(script)
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
