@@ -1,6 +1,7 @@
-"""A client's credentials for a coordinator, and the means to verify the coordinator.
+"""Which connections need TLS and a token, and a client's credentials for a coordinator.
 
-All of it comes from the client's own environment, never from an argument, an address or a message.
+A host beyond this machine needs both, on every side of a connection, unless ``SUPER_INSECURE`` lets a side do
+without. All of it comes from each side's own environment, never from an argument, an address or a message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""The labels of many samples, packed, and their byte format.
+"""The labels of many samples, packed: the text form of their dtype, and their bytes.
+
+| labels | text |
+|---|---|
+| numbers | numpy's name: ``int64`` |
+| arrays of one shape | the name and the shape: ``float64[4]``, ``int64[2,3]`` |
+| lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
+| named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
+
+Names are matched against a list, sizes are bounded and nothing is evaluated, so text from the network gives
+no surprising dtype.
 
 If each sample has the same number of items in each field, they are a numpy array, and its bytes are in
 C-order, without gaps between fields. If a list varies by sample, like the boxes of images, they are

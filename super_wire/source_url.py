@@ -4,7 +4,7 @@ Other buckets are ``gs://name``, ``az://container``, ``hf://datasets/OWNER/NAME`
 ``@REVISION``, and web servers: ``https://host``, with its port if that is not the default.
 
 Trainer and coordinator parse them alike, and only look at the text: whether the place exists is for the
-coordinator to find out, which may run where the files are.
+coordinator to find out, which may run where the files are. Hidden names within a source are no samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reasons for readers' waits, as shown to users: five causes that they can act on, and ``unknown``.
+"""Words and numbers that reports share: causes of readers' waits, and the counters of a job.
 
-The coordinator and the trainer distinguish more. They report one of these everywhere: in statistics, metrics,
-files of runs and on pages. `docs/runs.md` has the same table.
+Users see five causes that they can act on, and ``unknown``. The coordinator and the trainer distinguish more,
+and report one of these everywhere: in statistics, metrics, files of runs and on pages. `docs/runs.md` has the
+same table. A new counter needs a field here, and a field of the same name in ``JobStats``.
 """
 
 from __future__ import annotations

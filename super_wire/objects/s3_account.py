@@ -1,7 +1,8 @@
-"""The account that reads S3 buckets: settings, credentials and endpoints.
+"""The account that reads S3 buckets: settings, credentials, endpoints, and requests signed by it.
 
 Settings are those of boto3 (variables, profiles), and ``SUPER_S3_ENDPOINT_URL``, ``SUPER_S3_ANONYMOUS`` and
-``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire.
+``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire. Signatures
+are AWS's Version 4; their common part within one second is computed once.
 """
 
 from __future__ import annotations

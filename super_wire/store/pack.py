@@ -2,7 +2,8 @@
 
 Writing copies no payload, and reading an index takes at most two reads. Anything but a whole pack of this
 version raises a :class:`~superdl.super_wire.errors.StoreFormatError`; :func:`check_record` checks a record
-from a pack, like one from the cache.
+from a pack, like one from the cache. Segments, at the end of this module, are parts of a store's index: each
+lists the contents of some packs, which saves opening them.
 """
 
 from __future__ import annotations
@@ -224,6 +225,7 @@ def check_record(record: Bytes, sample_id: bytes) -> Header:
     return header
 
 
+# Segments. Several may list one pack, some list packs that are gone, and packs in none have their own index.
 SEGMENT_VERSION = 1
 # A record: its sample, header's offset, whole length, and its pack's index.
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
