@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.checks import check_records
-from superdl.super_wire.cache.refusals import is_passing, refusal, wants_credentials
+from superdl.super_wire.cache.resp import is_passing, refusal, wants_credentials
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,

@@ -12,8 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from superdl.super_wire.cache.nodes import MAX_ROUNDS, Node, key_slot, parse_redirection
-from superdl.super_wire.cache.refusals import refusal, wants_credentials
-from superdl.super_wire.cache.resp import ErrorReply, encode_command
+from superdl.super_wire.cache.resp import ErrorReply, encode_command, refusal, wants_credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:

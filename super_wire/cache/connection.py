@@ -15,12 +15,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.cache.refusals import no_redis, refusal, tls_failure, unheard
 from superdl.super_wire.cache.resp import (
     ErrorReply,
     MalformedReplyError,
     encode_command,
+    no_redis,
     parse_reply,
+    refusal,
+    tls_failure,
+    unheard,
 )
 from superdl.super_wire.cache.tls import TlsStream
 from superdl.super_wire.errors import CacheUnreachableError

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from superdl.super_wire.cache.connection import CacheConnection
-from superdl.super_wire.cache.refusals import (
+from superdl.super_wire.cache.resp import (
+    ErrorReply,
     WrongPasswordError,
     is_passing,
     is_redirection,
     wants_credentials,
 )
-from superdl.super_wire.cache.resp import ErrorReply
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key

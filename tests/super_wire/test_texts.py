@@ -134,38 +134,22 @@ def test_bucket_and_key_or_a_path(url, parts):
     assert not parts[0] or split_url(join_url(*parts), "source") == parts
 
 
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("ftp://bucket/x", r"unknown scheme ftp://.*s3://bucket/prefix .*file:///directory"),
-        ("az://KEY:hunter2@bucket/x", "carries no credentials.*AZURE_STORAGE_ACCOUNT_NAME"),
-        ("https://me:hunter2@example.org/x", r"https://\*\*\*@example.*carries no credentials"),
-        ("https://example.org/x?signature=hunter2", r"no '\?'"),
-        ("https://example.org/x#there", "no '#'"),
-        ("https:///x", "names no web server"),
-        ("https://ex ample.org/x", "names no web server"),
-        ("https://example.org:0/x", "names no web server"),
-        ("https://example.org:99999/x", "names no web server"),
-        ("https://example.org/%ff", "not UTF-8"),
-        ("https://example.org/%00", "NUL"),
-        ("hf://datasets/o", r"names no dataset.*OWNER/NAME@REVISION"),
-        ("hf://o/n", "names no dataset"),
-        ("hf://datasets/o/n@a%2F..%2F../x", "names no dataset"),
-        ("hf://datasets/o/n@%0a/x", "names no dataset"),
-        ("hf://datasets/../n/x", "names no dataset"),
-        ("", "is empty.*s3://bucket/prefix"),
-        (" ", "is empty"),
-        ("/a\0b", "NUL"),
-        ("s3://", "names no bucket"),
-        ("s3:///train", "names no bucket"),
-        ("s3://a b/train", "names no bucket"),
-        ("s3://a:b/train", "names no bucket"),
-        ("s3://KEY:hunter2@bucket/x", "carries no credentials"),
-        ("file://train", "not absolute.*three slashes"),
-        ("file://", "not absolute"),
-    ],
-)
-def test_bad_urls(url, reason):
-    with pytest.raises(ConfigError, match=f"(?s)^key_list.*{reason}") as caught:
+BAD_URLS = [
+    *("", " ", "/a\0b", "ftp://bucket/x", "s3://", "s3:///train", "s3://a b/train", "s3://a:b/train"),
+    *("file://train", "file://", "az://KEY:hunter2@bucket/x", "s3://KEY:hunter2@bucket/x"),
+    *(
+        "https://me:hunter2@example.org/x",
+        "https://example.org/x?signature=hunter2",
+        "https://example.org/x#a",
+    ),
+    *("https:///x", "https://ex ample.org", "https://example.org:0/x", "https://example.org:99999/x"),
+    *("https://example.org/%ff", "https://example.org/%00", "hf://datasets/o", "hf://o/n"),
+    *("hf://datasets/o/n@a%2F..%2F../x", "hf://datasets/o/n@%0a/x", "hf://datasets/../n/x"),
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_bad_urls_are_refused_by_name_without_their_credentials(url):
+    with pytest.raises(ConfigError, match="^key_list") as caught:
         split_url(url, "key_list")
     assert "hunter2" not in str(caught.value)

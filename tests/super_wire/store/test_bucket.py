@@ -192,6 +192,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 2**28), st.integers(0, 2**21)), max_si
 
 @given(SPANS)
 @example([(0, 2**21), (2**22, 1), (3 * 2**21 + 1, 1)])  # each gap is as large as all that is wanted before it
+@example([(64 + place * 300_000, 150_000) for place in range(200)])  # every other record of a pack
 def test_neighbours_are_read_at_once_and_little_in_vain(spans):
     groups = list(_neighbours(spans))
     assert sorted(place for group in groups for place in group) == list(range(len(spans)))
@@ -202,9 +203,3 @@ def test_neighbours_are_read_at_once_and_little_in_vain(spans):
         extent, vain = ends[-1] - offsets[0], np.maximum(0, offsets[1:] - ends[:-1]).sum()
         assert extent <= max(2**26, sum(spans[place][1] for place in group))
         assert vain <= extent - vain + 2**16 * len(group)
-
-
-@pytest.mark.parametrize(("size", "step", "requests"), [(150_592, 1, 1), (150_592, 2, 1), (12_352, 4, 1)])
-def test_most_of_a_pack_is_one_request(size, step, requests):
-    spans = [(64 + place * size, size) for place in range(0, 256, step)]
-    assert len(list(_neighbours(spans))) == requests
