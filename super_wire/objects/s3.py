@@ -53,11 +53,8 @@ if TYPE_CHECKING:
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded
 _BRIEF_BYTES = 2**16  # read of a refusal
-_BLOCK_BYTES = 2**20
 _PUT_BYTES_MAX = 5 * 2**30
 _WHOLE = 200
-_GOOD = frozenset({_WHOLE, 204, 206})
-_REACHING = "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT)"
 
 T = TypeVar("T")
 
@@ -168,10 +165,8 @@ class S3Bucket(Bucket):
             size, digest = len(body), hashlib.sha256(body)
         else:
             body.seek(0)
-            digest = hashlib.sha256()
             # The signature needs the digest first, so the file is read twice.
-            for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
-                digest.update(block)
+            digest = hashlib.file_digest(body, "sha256")  # type: ignore[arg-type]  # files have readinto()
             size = body.tell()
         if size > _PUT_BYTES_MAX:
             raise ObjectError(
@@ -277,7 +272,7 @@ class S3Bucket(Bucket):
             attempts_left -= 1
             try:
                 with closing(way.send(request)) as response:
-                    if response.status in _GOOD:
+                    if response.status in {_WHOLE, 204, 206}:
                         result = receive(response)
                         response.drain_conn()
                         return result
@@ -337,7 +332,10 @@ class S3Bucket(Bucket):
         way = self._way
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
-        remedy = f"{_REACHING}, and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        remedy = (
+            "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT), and "
+            "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
             remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")
