@@ -1,6 +1,6 @@
-"""Which connections need TLS and a token, and a client's credentials for a coordinator.
+"""A client's credentials for a coordinator, and the rule for connections beyond this machine.
 
-A host beyond this machine needs both, on every side of a connection, unless ``SUPER_INSECURE`` lets a side do
+They need TLS and a token, on every side of a connection, unless ``SUPER_INSECURE`` lets a side do
 without. All of it comes from each side's own environment, never from an argument, an address or a message.
 """
 
