@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from superdl.super_wire.counters import WorkCounters
 from superdl.super_wire.errors import CoordinatorError
+from superdl.super_wire.waits import WorkCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

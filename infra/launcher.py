@@ -32,7 +32,7 @@ from superdl.coordinator.embedded import cache_configuration, server_binary
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import available_memory_bytes, usable_cores
-from superdl.super_wire.sizes import parse_bytes
+from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

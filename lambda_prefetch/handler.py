@@ -29,23 +29,18 @@ from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
 from superdl.super_wire.ids import FieldColumns, sample_ids
 from superdl.super_wire.keys import checked_outcome_stream
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.redaction import keep_secrets_out_of_logs
-from superdl.super_wire.request import (
+from superdl.super_wire.redaction import clean_text, keep_secrets_out_of_logs
+from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, RequestKind, is_row
+from superdl.super_wire.store import PackMeta, collection_of
+from superdl.super_wire.stream_entries import (
     MAX_OUTCOME_BYTES,
     OUTCOME_FIELD,
     OUTCOME_STREAM_MAXLEN,
-    PrefetchFailure,
-    PrefetchRequest,
-    PrefetchResult,
-    RequestKind,
-    is_row,
     pack_outcome,
 )
-from superdl.super_wire.store import PackMeta, collection_of
 
 if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket

@@ -19,9 +19,9 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedError
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
+from superdl.super_wire.redaction import clean_text
 from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import is_bucket, open_store
 
@@ -55,7 +55,7 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Sto
             "coordinator and its functions the same"
         )
     if is_bucket(address):
-        from superdl.super_wire.objects.s3 import settings_of_s3
+        from superdl.super_wire.objects.s3_account import settings_of_s3
 
         return _opened(address, os.getpid(), settings_of_s3())
     # Opened for each request: that costs less than decoding one image, and notices a removed store.
@@ -65,7 +65,7 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Sto
 @functools.lru_cache(maxsize=4)
 def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
     """Open a store in S3, once per process and settings; opening sends requests."""
-    from superdl.super_wire.objects.s3 import Patience
+    from superdl.super_wire.objects.s3_connection import Patience
 
     patience = Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
     return open_store(address, create=False, patience=patience)

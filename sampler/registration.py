@@ -12,11 +12,10 @@ from superdl.sampler.embedded.embedded import embedded_for, question_answered
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
 from superdl.super_wire.batch_ref import DatasetBinding
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SourceError, UnknownJobError
-from superdl.super_wire.labels import joined, unpack_labels
+from superdl.super_wire.labels import SampleList, joined, unpack_labels
 from superdl.super_wire.redaction import shown, shown_lines
-from superdl.super_wire.sample_list import SampleList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

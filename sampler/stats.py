@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.counters import WorkCounters
+from superdl.super_wire.waits import WorkCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.super_wire.batch_ref import Bindable, DatasetBinding
-    from superdl.super_wire.labels import Labels
-    from superdl.super_wire.sample_list import SampleList
+    from superdl.super_wire.labels import Labels, SampleList
 
 __all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination", "normalise_url"]
 

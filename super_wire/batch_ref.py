@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["BatchRef", "Bindable", "DatasetBinding", "MixedRef", "Places"]
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

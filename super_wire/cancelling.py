@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["CallingThreads", "HeldTasks", "cancel_and_wait"]
-
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5

@@ -20,28 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "DRAWS_BYTES_MAX",
-    "NUMBERS_MAX",
-    "ORDER_PART",
-    "REPEATS_MAX",
-    "Draws",
-    "pack_numbers",
-    "unpack_numbers",
-]
-
+# Maximum number of indices or weights.
 NUMBERS_MAX: Final = 2**24
-"""Maximum number of indices or weights."""
-
+# Bound on packed indices and weights together: messages have at most 4 MiB.
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
-"""Bound on packed indices and weights together: messages have at most 4 MiB."""
-
+# Number of an order's indices in one message.
 ORDER_PART: Final = 2**18
-"""Number of an order's indices in one message."""
-
+# Maximum repetitions of a draw.
 REPEATS_MAX: Final = 1024
-"""Maximum repetitions of a draw."""
-
 _DRAWS_MAX: Final = 2**40
 _NUMBER_BYTES: Final = 8
 _PLAIN, _DIFFERENCES = b"=", b"+"

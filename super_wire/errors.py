@@ -8,41 +8,6 @@ from __future__ import annotations
 
 from superdl.super_wire.redaction import shown_lines
 
-__all__ = [
-    "BadSampleError",
-    "BatchError",
-    "CacheError",
-    "CacheUnreachableError",
-    "ConfigError",
-    "CoordinatorError",
-    "CoordinatorTrustError",
-    "CoordinatorUnreachableError",
-    "EmbeddedError",
-    "PlanError",
-    "ProtocolMismatchError",
-    "ReadTimeoutError",
-    "RecipeError",
-    "RecordError",
-    "RecordIdError",
-    "RecordVersionError",
-    "SourceBusyError",
-    "SourceEmptyError",
-    "SourceError",
-    "SourceForbiddenError",
-    "SourceNotFoundError",
-    "SpendingCapError",
-    "StoreBusyError",
-    "StoreError",
-    "StoreFormatError",
-    "StoreFullError",
-    "StoreGoneError",
-    "StoreRefusedError",
-    "SuperError",
-    "UnknownJobError",
-    "UsageError",
-    "error_from_name",
-]
-
 
 class SuperError(Exception):
     """Base of all errors that SUPER raises; their text is always printable."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["EXECUTORS", "ExecutorKind", "RunsOn", "executor_names"]
-
 _HERE = "superdl.coordinator.executors"
 
 
@@ -43,6 +41,7 @@ class ExecutorKind:
     chosen_by: tuple[str, ...] = ()
 
 
+# All executors, by name.
 EXECUTORS = {
     kind.name: kind
     for kind in (
@@ -63,7 +62,6 @@ EXECUTORS = {
         ),
     )
 }
-"""All executors, by name."""
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:

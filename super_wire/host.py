@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.sizes import parse_bytes
-
-__all__ = ["available_memory_bytes", "cache_bytes", "slots", "usable_cores"]
+from superdl.super_wire.user_text import parse_bytes
 
 _CACHE_SHARE = 4  # the cache takes a quarter of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
@@ -16,11 +14,7 @@ _ROOT = Path("/")
 
 
 def cache_bytes(root: Path = _ROOT) -> int:
-    """Return the memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of the available.
-
-    Raises:
-        ConfigError: the variable is no size such as ``4gb``.
-    """
+    """Return the memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of the available."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
@@ -30,9 +24,6 @@ def slots(root: Path = _ROOT) -> int:
 
     Slots yield the CPU by their niceness, but a quota ignores priorities: if one limits the cores, a core is
     left to each local rank.
-
-    Raises:
-        ConfigError: the variable is no number above 0.
     """
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
@@ -63,7 +54,8 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
     """Return the memory usable without swapping, on the host and in its control groups."""
-    available = _host_memory_bytes(root)
+    available = _field_of(root / "proc/meminfo", "MemAvailable:") * 1024
+    available = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for group in _control_groups(root, "memory"):
         for limit_name, usage_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -74,11 +66,6 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
                 reclaimable = _field_of(group / "memory.stat", cache_name)
                 available = min(available, max(0, limit[0] - usage[0] + reclaimable))
     return available
-
-
-def _host_memory_bytes(root: Path) -> int:
-    kib = _field_of(root / "proc/meminfo", "MemAvailable:")
-    return kib * 1024 if kib else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-__all__ = ["OPEN_METRICS", "Page", "listen_for_gets", "refusal"]
-
 _HEAD_BYTES_MAX = 8192
 _CONNECTIONS_MAX = 16
 _TIMEOUT_S = 10.0
 _TEXT = "text/plain; charset=utf-8"
+# The content type of metrics.
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-"""The content type of metrics."""
 
 
 class Page(NamedTuple):

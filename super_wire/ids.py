@@ -18,35 +18,12 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "ALIAS_SCHEME",
-    "ID_BYTES",
-    "MAIN_FIELD",
-    "MAX_FIELDS",
-    "FieldColumns",
-    "Naming",
-    "Versions",
-    "batch_ids",
-    "checked_field",
-    "checked_naming",
-    "digest128",
-    "digest_version",
-    "id_bucket",
-    "sample_ids",
-    "shown_name",
-    "size_of_digest",
-    "split_ids",
-]
-
+# Length of a sample id, batch id or digest, in bytes.
 ID_BYTES = 16
-"""Length of a sample id, batch id or digest, in bytes."""
-
+# Prefix of an alias, which replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
-"""Prefix of an alias, which replaces the bucket in ids."""
-
+# The field of a sample's own object, if the sample has further fields.
 MAIN_FIELD = "image"
-"""The field of a sample's own object, if the sample has further fields."""
-
 MAX_FIELDS = 16
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -54,8 +31,8 @@ _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
 
 
+# The basis of a file's version: size and modification time, or size and digest.
 Versions: TypeAlias = Literal["times", "digests"]
-"""The basis of a file's version: size and modification time, or size and digest."""
 
 
 class Naming(NamedTuple):
@@ -130,13 +107,14 @@ def shown_name(key: str, member: str) -> str:
     return f"{key}::{member}"
 
 
-def _with_length(field: bytes) -> bytes:
+def with_length(field: bytes) -> bytes:
+    """Return a field after its length, so that no two lists of fields are equal once joined."""
     return len(field).to_bytes(8, "little") + field
 
 
 def digest128(*fields: bytes) -> bytes:
     """Return BLAKE2b-128 over length-prefixed fields: 16 bytes, equal everywhere."""
-    return hashlib.blake2b(b"".join(map(_with_length, fields)), digest_size=ID_BYTES).digest()
+    return hashlib.blake2b(b"".join(map(with_length, fields)), digest_size=ID_BYTES).digest()
 
 
 def sample_ids(
@@ -161,16 +139,16 @@ def sample_ids(
         fields: further fields of the samples, hashed after the version, each as four values: name, key,
             member (empty if it is none) and version.
     """
-    head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)
-    tail = _with_length(recipe_digest)
+    head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
+    tail = with_length(recipe_digest)
     if randomness is not None:
         augment_seed, epoch = randomness
-        tail += _with_length(augment_seed.to_bytes(8, "little", signed=True))
-        tail += _with_length(epoch.to_bytes(8, "little"))
+        tail += with_length(augment_seed.to_bytes(8, "little", signed=True))
+        tail += with_length(epoch.to_bytes(8, "little"))
     ids = []
     # The lists of hashed fields differ in length with and without members, random or not, and by the number
     # of a sample's fields: so no two are equal.
-    behind = repeat(b"") if members is None else map(_with_length, members)
+    behind = repeat(b"") if members is None else map(with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
     for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):
         # The bucket is hashed only once.
@@ -188,10 +166,10 @@ def sample_ids(
 
 
 def _framed(field: FieldColumns) -> Iterator[bytes]:
-    name = _with_length(field.name.encode())
+    name = with_length(field.name.encode())
     members = repeat(b"") if field.members is None else field.members
     for (key, version), member in zip(zip(field.keys, field.versions, strict=True), members, strict=False):
-        yield name + _with_length(key) + _with_length(member) + _with_length(version)
+        yield name + with_length(key) + with_length(member) + with_length(version)
 
 
 def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:

@@ -12,46 +12,22 @@ import re
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
-__all__ = [
-    "FINGERPRINT_KEY",
-    "HISTORY_KEY",
-    "LOCK_KEY",
-    "OUTCOME_PREFIX",
-    "RECORD_PREFIX",
-    "REPORT_PREFIX",
-    "SPENT_KEY",
-    "TEAMS_SPENT_KEY",
-    "cache_key",
-    "cache_keys",
-    "checked_outcome_stream",
-    "outcome_stream",
-    "report_stream",
-]
-
+# Prefix of records; the 32 hex digits of the sample id follow.
 RECORD_PREFIX = b"super:r1:"
-"""Prefix of records; the 32 hex digits of the sample id follow."""
-
+# Prefix of read-report streams; the job id follows.
 REPORT_PREFIX = b"super:n1:{reports}:"
-"""Prefix of read-report streams; the job id follows."""
-
+# Prefix of outcome streams, for functions that do not return their result; a run id follows.
 OUTCOME_PREFIX = b"super:o1:"
-"""Prefix of outcome streams, for functions that do not return their result; a run id follows."""
-
+# The lock by which one coordinator owns a cache.
 LOCK_KEY = b"super:lock"
-"""The lock by which one coordinator owns a cache."""
-
+# Fingerprint of the decoder in the functions that filled this cache.
 FINGERPRINT_KEY = b"super:golden"
-"""Fingerprint of the decoder in the functions that filled this cache."""
-
+# US dollars that the coordinators of this cache have spent so far, as text.
 SPENT_KEY = b"super:spent"
-"""US dollars that the coordinators of this cache have spent so far, as text."""
-
+# The cost of each team's requests within that sum, as a JSON object by team name.
 TEAMS_SPENT_KEY = b"super:spent:teams"
-"""The cost of each team's requests within that sum, as a JSON object by team name."""
-
+# The history of this cache's closed or abandoned jobs: a ``JobStatsList``.
 HISTORY_KEY = b"super:history"
-"""The history of this cache's closed or abandoned jobs: a ``JobStatsList``."""
-
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 

@@ -1,4 +1,14 @@
-"""The labels of many samples, packed, and their byte format.
+"""The labels of many samples, packed: the text form of their dtype, and their bytes.
+
+| labels | text |
+|---|---|
+| numbers | numpy's name: ``int64`` |
+| arrays of one shape | the name and the shape: ``float64[4]``, ``int64[2,3]`` |
+| lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
+| named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
+
+Names are matched against a list, sizes are bounded and nothing is evaluated, so text from the network gives
+no surprising dtype.
 
 If each sample has the same number of items in each field, they are a numpy array, and its bytes are in
 C-order, without gaps between fields. If a list varies by sample, like the boxes of images, they are
@@ -8,39 +18,128 @@ items (uint32) in place of such a list; and the items of all samples, list by li
 
 from __future__ import annotations
 
+import json
+import math
+import operator
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.label_dtype import (
-    MAX_LABEL_BYTES,
-    LabelField,
-    label_dtype_of,
-    label_dtype_text,
-    label_fields_of,
-)
-from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.redaction import clean_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-__all__ = [
-    "MAX_CLASS_NAMES_BYTES",
-    "Labels",
-    "RaggedLabels",
-    "checked_classes",
-    "joined",
-    "label_sizes",
-    "labels_text",
-    "pack_labels",
-    "unpack_labels",
-]
 
+# Names of the number types in labels.
+LABEL_KINDS = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "float32", "float64"}
+)
+
+# Bound on the bytes of one sample's label: a reply holds the labels of a batch.
+MAX_LABEL_BYTES = 2**16
+MAX_LABEL_FIELDS = 64
+
+_MAX_TEXT = 2**14
+_PLAIN = re.compile(r"([a-z]+[0-9]*)(?:\[((?:\*|[1-9][0-9]{0,5})(?:,[1-9][0-9]{0,5}){0,7})\])?")
+_COUNT = np.dtype(np.uint32)
+
+
+class LabelField(NamedTuple):
+    """The type of labels or a field: a dtype and shape, or if it ``varies``, lists of them."""
+
+    dtype: np.dtype[Any]
+    varies: bool = False
+
+    @property
+    def of_row(self) -> np.dtype[Any]:
+        """A sample's part of fixed size: the number, the array, or its list's length."""
+        return _COUNT if self.varies else self.dtype
+
+
+def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
+    """Return the text for labels of these named fields; unnamed labels have one field with an empty name.
+
+    Raises:
+        ConfigError: labels cannot have it.
+    """
+    texts = {}
+    for name, field in fields.items():
+        shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
+        texts[name] = field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
+    text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
+    label_fields_of(text)
+    return text
+
+
+def label_dtype_of(text: str) -> np.dtype[Any]:
+    """Return the dtype of each sample's fixed part, for ``np.frombuffer``; see :func:`label_fields_of`."""
+    fields = label_fields_of(text)
+    if "" in fields:
+        return fields[""].of_row
+    return np.dtype([(name, field.of_row) for name, field in fields.items()])
+
+
+@lru_cache(maxsize=64)
+def label_fields_of(text: str) -> Mapping[str, LabelField]:
+    """Parse the fields in a text, in order; unnamed labels have one field with an empty name.
+
+    Raises:
+        ConfigError: the text is invalid, or its labels would be too large; the message shows it.
+    """
+    try:
+        fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
+    except ValueError as error:
+        raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
+    size = sum(field.of_row.itemsize for field in fields.values())
+    if size > MAX_LABEL_BYTES:
+        raise ConfigError(f"labels of dtype {text[:200]!r} have {size} bytes, more than {MAX_LABEL_BYTES}")
+    return fields
+
+
+def _plain(text: str) -> LabelField:
+    match = _PLAIN.fullmatch(text)
+    if match is None or match[1] not in LABEL_KINDS:
+        raise ValueError(
+            f"{text[:60]!r} is not one of {', '.join(sorted(LABEL_KINDS))}, with or without a shape"
+        )
+    sizes = match[2].split(",") if match[2] else []
+    varies = sizes[:1] == ["*"]
+    shape = tuple(map(int, sizes[varies:]))
+    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise its own error for its own bounds
+        raise ValueError(f"a label has {math.prod(shape)} numbers, more than {MAX_LABEL_BYTES} bytes")
+    dtype = np.dtype((match[1], shape))
+    if dtype.itemsize > MAX_LABEL_BYTES:
+        raise ValueError(f"it has {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
+    return LabelField(dtype, varies)
+
+
+def _fields(text: str) -> dict[str, LabelField]:
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    names = [name for name, _ in pairs]
+    if not names or len(names) > MAX_LABEL_FIELDS or len(set(names)) != len(names) or "" in names:
+        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with a name of its own")
+    kinds = [kind for _, kind in pairs]
+    if not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError("fields are numbers or arrays of them")
+    return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
+
+
+# Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise.
 MAX_CLASS_NAMES_BYTES = 2**21
-"""Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise."""
-
 _COUNT_BYTES = 4
 
 
@@ -67,7 +166,7 @@ class RaggedLabels(Sequence[Any]):
 
     Args:
         rows: one row per sample, with the number of items in the place of a list, as in
-            :func:`~superdl.super_wire.label_dtype.label_dtype_of`.
+            :func:`~superdl.super_wire.labels.label_dtype_of`.
         values: for each such list, by name, the items of all samples, one sample after the other.
     """
 
@@ -213,3 +312,53 @@ def joined(parts: Sequence[Labels]) -> Labels:
         return join(parts)
     values = {name: join([part.values[name] for part in ragged]) for name in ragged[0].values}
     return RaggedLabels(join([part.rows for part in ragged]), values)
+
+
+class SampleList(Sequence[tuple[str, Any]]):
+    """A sequence of ``(path, label)``, in the order of the catalog, created on access.
+
+    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as ``path::member``. A
+    label is an int or a float if the dataset has numbers, an array or a numpy record if it has those, a dict
+    if a field varies in length. A million samples take the bytes of their keys and 16 more for each.
+
+    Args:
+        bucket: ``s3://name`` or ``file:///directory``, which contains the keys.
+        keys: one after another.
+        lengths: of each key, a little-endian number of 4 bytes.
+        labels: of each sample, read-only, shape (samples, ...), or RaggedLabels.
+    """
+
+    def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
+        self._below = bucket.removeprefix("file://").rstrip("/") + "/"
+        self._keys = keys
+        self._ends = np.cumsum(np.frombuffer(lengths, dtype="<u4"), dtype=np.int64)
+        self.labels = labels
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, Any] | list[tuple[str, Any]]:
+        """Return one sample, or a list of those in a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"a list of {len(self)} samples has no place {place}")
+        place %= len(self)
+        begin = self._ends[place - 1] if place else 0
+        label = self.labels[place]
+        is_number = isinstance(label, np.number)
+        # Names of files need not be UTF-8.
+        key = os.fsdecode(self._keys[begin : self._ends[place]])
+        return self._below + key, label.item() if is_number else label
+
+    def __repr__(self) -> str:
+        some = ", ".join(map(repr, self[:2]))
+        return f"<SampleList of {len(self)}: {some}{', ...' if len(self) > 2 else ''}>"  # noqa: PLR2004

@@ -9,25 +9,16 @@ from __future__ import annotations
 import math
 import reprlib
 from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.request_kind import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["clean_text", "mapping_of", "message_in"]
-
 _Message = TypeVar("_Message")
-
-
-def clean_text(text: str) -> str:
-    """Return text that UTF-8 can encode, whatever JSON contained: a lone surrogate becomes a question mark.
-
-    Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
-    """
-    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
@@ -49,7 +40,7 @@ def message_in(
     *,
     version: int,
     optional: Collection[str] = (),
-    nested: Mapping[str, type] | None = None,
+    types: Mapping[str, Any] = MappingProxyType({}),
 ) -> _Message:
     """Build a message from JSON values, each checked against its field's annotation.
 
@@ -60,7 +51,7 @@ def message_in(
         reader: who reads it, for errors.
         version: the only version accepted.
         optional: fields that may be absent.
-        nested: dataclasses of counts that are fields, by their annotations.
+        types: enumerations of texts and dataclasses of counts that are fields, by their annotations.
 
     Raises:
         ConfigError: names what is wrong.
@@ -78,16 +69,16 @@ def message_in(
                 continue
             raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
-        inner = (nested or {}).get(annotation)
-        if not (_CHECKS[annotation](value) if inner is None else _are_counts(value, inner)):
+        inner = types.get(annotation)
+        if not (_CHECKS[annotation](value) if inner is None else _fits(value, inner)):
             raise ConfigError(
                 f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
                 f"{reprlib.repr(value)}"
             )
-        if inner is not None:
+        if inner is not None and issubclass(inner, Enum):
+            value = inner(value)
+        elif inner is not None:
             value = inner(**{bound.name: value[bound.name] for bound in fields(inner)})
-        elif annotation == "RequestKind":
-            value = RequestKind(value)
         values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
     return cls(**values)
 
@@ -105,13 +96,14 @@ def _are(items: object, good: Callable[[object], bool]) -> bool:
     return isinstance(items, (list, tuple)) and all(map(good, items))
 
 
-def _are_counts(value: object, cls: type) -> bool:
+def _fits(value: object, cls: Any) -> bool:
+    if issubclass(cls, Enum):
+        return _is_text(value) and value in set(cls)
     return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))
 
 
 # annotation of a field -> check of its JSON value
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    "RequestKind": lambda value: _is_text(value) and value in set(RequestKind),
     "str": _is_text,
     "int": _is_count,
     "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),

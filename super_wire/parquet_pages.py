@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Bytes", "PagesError", "check_pages"]
-
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
 _FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, maybe to another field's
-
 # Fields of a page header by number, and those of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
+# Plain, both dictionary encodings, lengths first, and those of numbers. A page in any other may hold far
+# more than its bytes and the room for its values.
 _ENCODINGS = frozenset({0, 2, 3, 5, 6, 8, 9})
-"""Plain, both dictionary encodings, lengths first, and those of numbers. A page in any other may hold far
-more than its bytes and the room for its values.
-"""
-
 # Types in a compact struct.
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12
 

@@ -11,29 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
-__all__ = [
-    "ERROR_METADATA_KEY",
-    "MAX_REPLY_BYTES",
-    "PROTOCOL_VERSION",
-    "TOKEN_METADATA_KEY",
-    "host_and_port",
-    "installed_version",
-    "socket_path",
-]
-
 PROTOCOL_VERSION = 1
-
+# Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
+# its message.
 ERROR_METADATA_KEY = "super-error"
-"""Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
-its message.
-"""
-
+# Metadata with ``Bearer <token>`` for a coordinator that requires one.
 TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not a token
-"""Metadata with ``Bearer <token>`` for a coordinator that requires one."""
-
+# A ``NextBatches`` reply stays below this unless its first batch alone is larger.
 MAX_REPLY_BYTES = 2**20
-"""A ``NextBatches`` reply stays below this unless its first batch alone is larger."""
-
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 _PORT_MAX = 65_535
 

@@ -16,17 +16,15 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-__all__ = ["PIPELINE_VERSION", "Recipe"]
-
+# Part of every digest; raised whenever a step would give other pixels than before.
 PIPELINE_VERSION = 1
-"""Part of every digest; raised whenever a step would give other pixels than before."""
-
 _MAX_STEPS = 64
 _INT32 = 2**31
 _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
 _SIZES = "resize= is the shorter side, crop= the side of the central square, as resize=256, crop=224"
+# Advice for names of arguments in other libraries; all other names are taken for sizes.
 _ELSEWHERE = {
     "mean std normalize scale rescale_factor dtype": "samples are uint8, and are normalised after the cache: "
     "SuperDataset(..., transform=Augment(mean=..., std=...)) or a transform of yours",
@@ -35,7 +33,6 @@ _ELSEWHERE = {
     "flip hflip vflip horizontal_flip augment transform transforms": "random steps come after the cache, "
     "fresh in each epoch: SuperDataset(..., transform=Augment(...)) or a transform of yours",
 }
-"""Advice for names of arguments in other libraries; all other names are taken for sizes."""
 
 
 class Recipe:
@@ -370,10 +367,7 @@ def _shipped_step(step: str, **params: object) -> dict[str, Any]:
 def _without_place(step: Mapping[str, Any]) -> Mapping[str, Any]:
     if step["op"] != "custom" or not step["name"].startswith(_SHIPPED_STEPS):
         return step
-    return {
-        **step,
-        "params": {name: value for name, value in step.get("params", {}).items() if name != "file"},
-    }
+    return {**step, "params": {name: step["params"][name] for name in step["params"] if name != "file"}}
 
 
 def _dump(value: object) -> str:

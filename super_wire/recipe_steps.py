@@ -1,37 +1,9 @@
-"""The steps of a recipe: their names, the parsing of their parameters, and their output shapes.
+"""The steps of a recipe: the parsing of their parameters, and their output shapes.
 
 A step is kept in a canonical form, so that equal meaning gives an equal digest: all parameters present,
-numbers of one type, nothing else. Parameters marked * were added later and are absent at their default.
+numbers of one type, nothing else. docs/reference.md describes the steps, and
 :mod:`superdl.lambda_prefetch` processes the pixels. A new step is a row of :data:`OPS` here, and a function
 there.
-
-=======================  =================================================================================
-``decode``               ``truncated``: always ``fill``: the missing part of a truncated image is filled, as
-                         by Pillow's ``LOAD_TRUNCATED_IMAGES``. Only valid as the first step. The next two
-                         take ``truncated``* too, ``error`` by default.
-``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
-                         shorter side ``size`` pixels: faster for large images, with other pixels. Other
-                         formats are decoded at full size. Only valid as the first step.
-``mask``                 the stored values of one channel: palette indexes, grey levels, 16 bits; no RGB.
-                         Only valid as the first step; later ones resample by ``nearest``
-``resize``               ``size``: the shorter side in pixels, or (height, width). ``max_size``*: bound
-                         on the longer side, if ``size`` is the shorter. ``interpolation``*: one of
-                         :data:`INTERPOLATIONS`, antialiased except ``nearest``; default ``bilinear``
-``center_crop``          ``size``: side of the square, or (height, width); smaller images are padded with
-                         zeros, as torchvision does
-``pad``                  ``padding``: pixels on all borders, (left and right, top and bottom), or (left, top,
-                         right, bottom). ``mode``: ``constant`` (zeros; default), ``edge``, ``reflect``,
-                         ``symmetric``
-``grayscale``            ``channels``: 1 (default) or 3
-``random_resized_crop``  ``size`` as in ``center_crop``, ``scale`` (share of the area, default 0.08 to 1),
-                         ``ratio`` (default 3/4 to 4/3), ``interpolation``* as in ``resize``
-``random_crop``          ``size`` as in ``center_crop``; a smaller image is a failure, so ``pad`` it before
-``horizontal_flip``      ``p``: probability, default 0.5
-``vertical_flip``        ``p``: probability, default 0.5
-``custom``               ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether
-                         it draws, ``input``*: ``"image"`` (default) or, only for the first step, ``"bytes"``:
-                         the object's, not decoded
-=======================  =================================================================================
 """
 
 from __future__ import annotations
@@ -42,44 +14,22 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from superdl.super_wire.errors import RecipeError
 
-__all__ = [
-    "DECODED",
-    "INTERPOLATIONS",
-    "MAX_SIDE",
-    "OPS",
-    "PADDING_MODES",
-    "Op",
-    "Parameter",
-    "Shape",
-    "borders_of",
-    "canonical_step",
-    "canonical_steps",
-    "sides_of",
-    "split_custom_name",
-]
-
+# Largest side in pixels that a step may request.
 MAX_SIDE = 16384
-"""Largest side in pixels that a step may request."""
-
+# Resampling methods: Pillow's filters, by torchvision's names; antialiased except ``nearest``.
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-"""Resampling methods: Pillow's filters, by torchvision's names."""
-
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
-
+# (height, width, channels) of a step's result; ``None`` if it follows the image.
 Shape: TypeAlias = "tuple[int | None, int | None, int]"
-"""(height, width, channels) of a step's result; ``None`` if it follows the image."""
-
+# The shape of an image before the first step.
 DECODED: Shape = (None, None, 3)
-"""The shape of an image before the first step."""
-
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
-_CUSTOM_INPUTS = ("image", "bytes")
-_NUMBERS_OF_BORDERS = (1, 2, 4)
+_PIXELS = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
@@ -91,98 +41,104 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
     return module, function, version
 
 
-class _Value:
-    """One parameter to read; errors name step number, parameter and value."""
+# Readers of parameters: each returns the canonical value, or raises ValueError with what it expects.
 
-    def __init__(self, where: str, value: object) -> None:
-        self.where, self.value = where, value
 
-    def fail(self, expected: str) -> NoReturn:
-        raise RecipeError(f"{self.where} is {expected}; not {reprlib.repr(self.value)}")
+def _number(value: Any, low: float, high: float, expected: str, *, whole: bool = False) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # before float(): an integer may be too large for it
+        raise ValueError(expected)
+    number = float(value) + 0.0  # -0.0 becomes 0.0
+    if whole and not number.is_integer():
+        raise ValueError(expected)
+    return number
 
-    def number(self, low: float, high: float, expected: str) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            self.fail(expected)
-        if not low <= self.value <= high:  # before float(): an integer may be too large for it
-            self.fail(expected)
-        return float(self.value) + 0.0  # -0.0 becomes 0.0
 
-    def side(self) -> int:
-        expected = f"a whole number of pixels from 1 to {MAX_SIDE}"
-        number = self.number(1, MAX_SIDE, expected)
-        if not number.is_integer():
-            self.fail(expected)
-        return int(number)
+def _side(value: Any) -> int:
+    return int(_number(value, 1, MAX_SIDE, f"a whole number of pixels from 1 to {MAX_SIDE}", whole=True))
 
-    def side_or_sides(self) -> int | list[int]:
-        """Return a side, or (height, width)."""
-        if not isinstance(self.value, (list, tuple)):
-            return self.side()
-        if len(self.value) != 2:  # noqa: PLR2004  # a pair
-            self.fail("a side, or a pair (height, width)")
-        return [_Value(self.where, side).side() for side in self.value]
 
-    def area(self) -> int | list[int]:
-        """Return a square's side, or (height, width); two equal sides become one."""
-        sides = self.side_or_sides()
-        return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
+def _side_or_sides(value: Any) -> int | list[int]:
+    if not isinstance(value, (list, tuple)):
+        return _side(value)
+    if len(value) != 2:  # noqa: PLR2004  # a pair
+        raise ValueError("a side, or a pair (height, width)")
+    return [*map(_side, value)]
 
-    def padding(self) -> int | list[int]:
-        """Return the pixels on all borders, or on (left, top, right, bottom)."""
-        expected = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
-        given = list(self.value) if isinstance(self.value, (list, tuple)) else [self.value]
-        borders = [_Value(self.where, border).number(0, MAX_SIDE, expected) for border in given]
-        if len(borders) not in _NUMBERS_OF_BORDERS or not all(border.is_integer() for border in borders):
-            self.fail(expected)
-        # One value is for all borders; two are (left and right, top and bottom).
-        left, top, right, bottom = (int(border) for border in borders * (4 // len(borders)))
-        return left if left == top == right == bottom else [left, top, right, bottom]
 
-    def channels(self) -> int:
-        channels = self.number(1, 3, "1 or 3")
-        if channels not in (1, 3):
-            self.fail("1 or 3")
-        return int(channels)
+def _area(value: Any) -> int | list[int]:
+    """Return a square's side, or (height, width); two equal sides become one."""
+    sides = _side_or_sides(value)
+    return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
-    def word(self, words: tuple[str, ...]) -> str:
-        if not isinstance(self.value, str) or self.value not in words:
-            self.fail(f"one of {', '.join(words)}")
-        return self.value
 
-    def probability(self) -> float:
-        return self.number(0, 1, "a probability from 0 to 1")
+def _padding(value: Any) -> int | list[int]:
+    """Return the pixels on all borders, or on (left, top, right, bottom)."""
+    given = value if isinstance(value, (list, tuple)) else [value]
+    borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in given]
+    if len(borders) not in {1, 2, 4}:
+        raise ValueError(_PIXELS)
+    # One value is for all borders; two are (left and right, top and bottom).
+    left, top, right, bottom = borders * (4 // len(borders))
+    return left if left == top == right == bottom else [left, top, right, bottom]
 
-    def span(self, low: float, high: float) -> list[float]:
-        expected = f"a pair (low, high) with {low} < low <= high <= {high}"
-        if not isinstance(self.value, (list, tuple)) or len(self.value) != 2:  # noqa: PLR2004  # a pair
-            self.fail(expected)
-        first, second = (_Value(self.where, side).number(low, high, expected) for side in self.value)
+
+def _channels(value: Any) -> int:
+    channels = _number(value, 1, 3, "1 or 3")
+    if channels not in {1, 3}:
+        raise ValueError("1 or 3")
+    return int(channels)
+
+
+def _word(*words: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return value
+
+    return read
+
+
+def _span(low: float, high: float) -> Callable[[Any], list[float]]:
+    expected = f"a pair (low, high) with {low} < low <= high <= {high}"
+
+    def read(value: Any) -> list[float]:
+        if not isinstance(value, (list, tuple)) or len(value) != 2:  # noqa: PLR2004  # a pair
+            raise ValueError(expected)
+        first, second = (_number(side, low, high, expected) for side in value)
         if not low < first <= second:
-            self.fail(expected)
+            raise ValueError(expected)
         return [first, second]
 
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            self.fail("true or false")
-        return self.value
+    return read
 
-    def custom_name(self) -> str:
-        if not isinstance(self.value, str) or not _CUSTOM_NAME.fullmatch(self.value):
-            self.fail("a text module:function@version")
-        return self.value
 
-    def json_mapping(self) -> dict[str, Any]:
-        if not isinstance(self.value, Mapping):
-            self.fail("a mapping of JSON values")
-        try:
-            text = json.dumps(dict(self.value), sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            self.fail("a mapping of JSON values")
-        if len(text) > _MAX_CUSTOM_JSON:
-            self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
-        # The round trip gives JSON's own types, and a copy that the user cannot change.
-        parsed: dict[str, Any] = json.loads(text)
-        return parsed
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")  # noqa: TRY004  # all readers raise it
+    return value
+
+
+def _custom_name(value: Any) -> str:
+    if not isinstance(value, str) or not _CUSTOM_NAME.fullmatch(value):
+        raise ValueError("a text module:function@version")
+    return value
+
+
+def _json_mapping(value: Any) -> dict[str, Any]:
+    try:
+        text = json.dumps(
+            dict(value) if isinstance(value, Mapping) else None, sort_keys=True, allow_nan=False
+        )
+    except (TypeError, ValueError, RecursionError):
+        text = ""
+    if not text.startswith("{"):
+        raise ValueError("a mapping of JSON values")
+    if len(text) > _MAX_CUSTOM_JSON:
+        raise ValueError(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
+    # The round trip gives JSON's own types, and a copy that the user cannot change.
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
 
 
 _REQUIRED: Any = object()
@@ -196,7 +152,7 @@ class Parameter:
     digest, and with it their cached samples.
     """
 
-    read: Callable[[_Value], Any]
+    read: Callable[[Any], Any]
     default: Any = _REQUIRED
     later: bool = False
 
@@ -216,16 +172,8 @@ class Op:
     fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
 
-def _one_channel(_: Shape, __: Mapping[str, Any]) -> Shape:
-    return (None, None, 1)
-
-
 def _any_size(shape: Shape, _: Mapping[str, Any]) -> Shape:
     return (None, None, shape[2])
-
-
-def _custom(_: Shape, __: Mapping[str, Any]) -> Shape:
-    return DECODED  # whatever its result: a later step for images requires these channels
 
 
 def _same(shape: Shape, _: Mapping[str, Any]) -> Shape:
@@ -251,10 +199,6 @@ def _padded(shape: Shape, step: Mapping[str, Any]) -> Shape:
     )
 
 
-def _grey(shape: Shape, step: Mapping[str, Any]) -> Shape:
-    return (*shape[:2], step["channels"])
-
-
 def sides_of(size: int | list[int]) -> tuple[int, int]:
     """Return (height, width) for a crop's canonical ``size``."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -275,61 +219,59 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
     return f"max_size bounds the longer side, so that it is more than size, one side; not {longest} of {size}"
 
 
-_AREA, _ASPECT = (0.0, 1.0), (0.0, 100.0)
-_PROBABILITY = Parameter(_Value.probability, 0.5)
-_TRUNCATED = Parameter(lambda value: value.word(("error", "fill")), "error", later=True)
-_INTERPOLATION = Parameter(lambda value: value.word(INTERPOLATIONS), "bilinear", later=True)
-
+_PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
+_TRUNCATED = Parameter(_word("error", "fill"), "error", later=True)
+_INTERPOLATION = Parameter(_word(*INTERPOLATIONS), "bilinear", later=True)
+# All steps by name.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
-        "decode": Op(_any_size, {"truncated": Parameter(lambda value: value.word(("fill",)))}, decodes=True),
-        "reduced_decode": Op(
-            _any_size, {"size": Parameter(_Value.side), "truncated": _TRUNCATED}, decodes=True
-        ),
-        "mask": Op(_one_channel, {"truncated": _TRUNCATED}, decodes=True),
+        "decode": Op(_any_size, {"truncated": Parameter(_word("fill"))}, decodes=True),
+        "reduced_decode": Op(_any_size, {"size": Parameter(_side), "truncated": _TRUNCATED}, decodes=True),
+        "mask": Op(lambda _shape, _step: (None, None, 1), {"truncated": _TRUNCATED}, decodes=True),
         "resize": Op(
             _resized,
             {
-                "size": Parameter(_Value.side_or_sides),
-                "max_size": Parameter(_Value.side, None, later=True),
+                "size": Parameter(_side_or_sides),
+                "max_size": Parameter(_side, None, later=True),
                 "interpolation": _INTERPOLATION,
             },
             fault=_max_size_fault,
         ),
-        "center_crop": Op(_cropped, {"size": Parameter(_Value.area)}),
+        "center_crop": Op(_cropped, {"size": Parameter(_area)}),
         "pad": Op(
             _padded,
             {
-                "padding": Parameter(_Value.padding),
-                "mode": Parameter(lambda value: value.word(PADDING_MODES), "constant"),
+                "padding": Parameter(_padding),
+                "mode": Parameter(_word(*PADDING_MODES), "constant"),
             },
         ),
-        "grayscale": Op(_grey, {"channels": Parameter(_Value.channels, 1)}),
+        "grayscale": Op(
+            lambda shape, step: (*shape[:2], step["channels"]), {"channels": Parameter(_channels, 1)}
+        ),
         "random_resized_crop": Op(
             _cropped,
             {
-                "size": Parameter(_Value.area),
-                "scale": Parameter(lambda value: value.span(*_AREA), (0.08, 1.0)),
-                "ratio": Parameter(lambda value: value.span(*_ASPECT), (3 / 4, 4 / 3)),
+                "size": Parameter(_area),
+                "scale": Parameter(_span(0.0, 1.0), (0.08, 1.0)),
+                "ratio": Parameter(_span(0.0, 100.0), (3 / 4, 4 / 3)),
                 "interpolation": _INTERPOLATION,
             },
             random=True,
         ),
-        "random_crop": Op(_cropped, {"size": Parameter(_Value.area)}, random=True),
+        "random_crop": Op(_cropped, {"size": Parameter(_area)}, random=True),
         "horizontal_flip": Op(_same, {"p": _PROBABILITY}, random=True),
         "vertical_flip": Op(_same, {"p": _PROBABILITY}, random=True),
         "custom": Op(
-            _custom,
+            lambda _shape, _step: DECODED,  # a later step for images requires its channels
             {
-                "name": Parameter(_Value.custom_name),
-                "params": Parameter(_Value.json_mapping, {}),
-                "random": Parameter(_Value.flag, default=False),
-                "input": Parameter(lambda value: value.word(_CUSTOM_INPUTS), "image", later=True),
+                "name": Parameter(_custom_name),
+                "params": Parameter(_json_mapping, {}),
+                "random": Parameter(_flag, default=False),
+                "input": Parameter(_word("image", "bytes"), "image", later=True),
             },
         ),
     }
 )
-"""All steps by name."""
 
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
@@ -339,15 +281,9 @@ def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
 
 
 def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
-    """Return the canonical form of a step, a new mapping.
+    """Return the canonical form of a step at a position from 1, a new mapping, or raise ``RecipeError``.
 
-    Args:
-        step: a mapping with ``op`` and that step's parameters.
-        number: its position in the recipe, from 1, for error messages.
-        of_mask: whether it follows ``mask``, so that pixels are numbers which cannot be mixed.
-
-    Raises:
-        RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.
+    ``of_mask``: it follows ``mask``, so that pixels are numbers which cannot be mixed.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
         raise RecipeError(f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}')
@@ -369,28 +305,28 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
             raise RecipeError(f"step {number} ({op}) needs the parameter {name}")
         if parameter.later and value is parameter.default:
             continue
-        value = parameter.read(_Value(f"step {number} ({op}): {name}", value))
+        value = _read(parameter, value, f"step {number} ({op}): {name}")
         if not parameter.later or value != parameter.default:
             canonical[name] = value
-    mixes = _mixes(kind, canonical) if of_mask else ""
-    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number) or mixes:
+    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number, of_mask=of_mask):
         raise RecipeError(f"step {number} ({op}): {fault}")
     return canonical
 
 
-def _mixes(kind: Op, step: Mapping[str, Any]) -> str:
-    if step["op"] == "grayscale":
-        return "a mask holds numbers, not colours"
-    if "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
-        return "the numbers of a mask cannot be mixed: its interpolation is nearest"
-    return ""
+def _read(parameter: Parameter, value: Any, where: str) -> Any:
+    try:
+        return parameter.read(value)
+    except ValueError as error:
+        raise RecipeError(f"{where} is {error}; not {reprlib.repr(value)}") from None
 
 
-def _misplaced(kind: Op, step: Mapping[str, Any], number: int) -> str:
-    if number == 1:
-        return ""
-    if kind.decodes:
+def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, of_mask: bool) -> str:
+    if number > 1 and kind.decodes:
         return "it says how images are decoded, so it can only be the first step"
-    if step.get("input") == "bytes":
+    if number > 1 and step.get("input") == "bytes":
         return 'input is "bytes" of the first step only; a later one gets what it made'
+    if of_mask and step["op"] == "grayscale":
+        return "a mask holds numbers, not colours"
+    if of_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
+        return "the numbers of a mask cannot be mixed: its interpolation is nearest"
     return ""

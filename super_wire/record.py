@@ -27,64 +27,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "CHANGED_SINCE",
-    "DTYPE_CODES",
-    "DTYPE_NAMES",
-    "HEADER_BYTES",
-    "HEADER_DTYPE",
-    "LISTING",
-    "MAGIC",
-    "MAX_ARRAY_BYTES",
-    "MAX_NDIM",
-    "RECORD_VERSION",
-    "SPENDING_CAP",
-    "UNAVAILABLE",
-    "Header",
-    "RecordKind",
-    "Tombstone",
-    "check_shape",
-    "checked_payload",
-    "id_prefixes",
-    "pack",
-    "pack_header",
-    "pack_tombstone",
-    "parse_header",
-    "payload_hash",
-    "read_tombstone",
-    "stored_dtype",
-    "unpack",
-    "verify_payload",
-]
-
 Bytes: TypeAlias = bytes | bytearray | memoryview
-
+# Beginning of the reason for objects of another version than listed.
 CHANGED_SINCE = "changed since it was listed"
-"""Beginning of the reason for objects of another version than listed."""
-
+# Reason of the tombstones that a coordinator writes once the spending cap is reached.
 SPENDING_CAP = "spending_cap"
-"""Reason of the tombstones that a coordinator writes once the spending cap is reached."""
-
+# Reason of the note under a dataset's id that its source is unavailable.
 UNAVAILABLE = "unavailable"
-"""Reason of the note under a dataset's id that its source is unavailable."""
-
+# Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
 LISTING = "listing"
-"""Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
-"""
-
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
 MAX_NDIM = 6
-
+# The hash of a payload in its header.
 payload_hash: Callable[[Bytes], int] = xxhash.xxh3_64_intdigest
-"""The hash of a payload in its header."""
-
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
 MAX_ARRAY_BYTES = 2**63  # like numpy: an empty array's non-zero sides count too
-
+# The header as a numpy structured dtype, to read many headers at once.
 HEADER_DTYPE = np.dtype(
     [
         ("magic", "S4"),
@@ -100,12 +62,11 @@ HEADER_DTYPE = np.dtype(
         ("id_prefix", "<u8"),
     ]
 )
-"""The header as a numpy structured dtype, to read many headers at once."""
 
+# dtype code in the header -> numpy's name of it. Codes are never reused.
 DTYPE_NAMES = dict(
     enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
 ) | {9: "float16", 10: "float32", 11: "float64", 12: "bool"}
-"""dtype code in the header -> numpy's name of it. Codes are never reused."""
 
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
@@ -116,14 +77,10 @@ class RecordKind(enum.IntEnum):
     Codes differ in at least two bits: the hash covers only the payload, and would not detect a flipped bit.
     """
 
-    DATA = 1
-    """The sample: one array."""
-    TOMBSTONE = 2
-    """The reason why there is no sample."""
-    POINTER = 4
-    """The sample's place in a store."""
-    ARRAYS = 7
-    """The sample: several named arrays."""
+    DATA = 1  # the sample: one array
+    TOMBSTONE = 2  # the reason why there is no sample
+    POINTER = 4  # the sample's place in a store
+    ARRAYS = 7  # the sample: several named arrays
 
 
 _KINDS = frozenset(RecordKind)
@@ -161,11 +118,7 @@ class Tombstone:
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated.
-
-    Raises:
-        ValueError: the bytes are no whole number of ids.
-    """
+    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
     # Each id is two such numbers, and the first is its prefix.

@@ -41,30 +41,15 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes
 
-__all__ = [
-    "MAX_ARRAYS",
-    "MAX_NAME_BYTES",
-    "ArrayPlace",
-    "Pointer",
-    "array_places",
-    "pack_arrays",
-    "pack_pointer",
-    "pack_sample",
-    "read_arrays",
-    "read_pointer",
-]
-
+# Maximum number of arrays in one record.
 MAX_ARRAYS = 64
-"""Maximum number of arrays in one record."""
+# Maximum length of an array's name, in UTF-8.
 MAX_NAME_BYTES = 255
-"""Maximum length of an array's name, in UTF-8."""
-
 _ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
 _PLACE = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
-
 # No pack's name may lead out of its store's directory.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 

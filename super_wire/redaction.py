@@ -1,22 +1,16 @@
-"""Redaction of text for messages: credentials in addresses, secrets in logs, terminal control codes."""
+"""Text for people: redacted and printable, whatever it came from, and counts of things."""
 
 from __future__ import annotations
 
 import logging
 import re
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SHOWN_CHARACTERS",
-    "keep_secrets_out_of_logs",
-    "shown",
-    "shown_lines",
-    "text_without_credentials",
-    "without_credentials",
-]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
+# Limit on foreign text in a message: an object's name has up to 1,024 bytes.
 SHOWN_CHARACTERS = 1000
-"""Limit on foreign text in a message: an object's name has up to 1,024 bytes."""
-
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
@@ -65,3 +59,30 @@ def _printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def clean_text(text: str) -> str:
+    """Return text that UTF-8 can encode, whatever JSON contained: a lone surrogate becomes a question mark.
+
+    Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
+    """
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count of things for people.
+
+    >>> counted(1, "sample"), counted(1200, "sample")
+    ('1 sample', '1,200 samples')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Format the first of many names for people.
+
+    >>> some_of(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,9 +1,7 @@
 """Prefetch requests and results: the input and output of one function invocation.
 
 Both are JSON, column by column, since that is what AWS Lambda's Invoke API transfers. A request has only the
-cache's address: credentials come from the function's own settings. Decoding checks every field. If no caller
-waits for the result, the function appends the same JSON to a stream in the cache, as an entry of one field.
-Entries may arrive twice or not at all: the reader of the stream tracks its pending requests.
+cache's address: credentials come from the function's own settings. Decoding checks every field.
 """
 
 from __future__ import annotations
@@ -13,54 +11,30 @@ import json
 import re
 import reprlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import (
     ID_BYTES,
     MAIN_FIELD,
+    MAX_FIELDS,
+    checked_field,
     checked_naming,
     id_bucket,
     shown_name,
 )
 from superdl.super_wire.keys import checked_outcome_stream
-from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
-from superdl.super_wire.parts import MEMBER_ENCODINGS, ROW_ENCODING, check_parts, is_row
-from superdl.super_wire.request_kind import RequestKind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "MAX_OUTCOME_BYTES",
-    "MAX_SAMPLES_PER_REQUEST",
-    "MEMBER_ENCODINGS",
-    "OUTCOME_FIELD",
-    "OUTCOME_STREAM_MAXLEN",
-    "REQUEST_VERSION",
-    "ROW_ENCODING",
-    "Answer",
-    "Limits",
-    "Outcome",
-    "PrefetchFailure",
-    "PrefetchRequest",
-    "PrefetchResult",
-    "RequestKind",
-    "is_row",
-    "pack_outcome",
-    "read_outcome",
-]
+from superdl.super_wire.message_fields import mapping_of, message_in
+from superdl.super_wire.redaction import clean_text
 
 REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096
 
-OUTCOME_FIELD = b"r"
-
-OUTCOME_STREAM_MAXLEN = 16_384
-"""Bound of a stream, passed with every XADD: more than may be in flight."""
-
-MAX_OUTCOME_BYTES = 16 * 2**20
-"""The longest entry that is read; 4,096 long messages have half of that."""
+# Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
+MEMBER_ENCODINGS = ("", "deflate")
+# Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
+# number of its row group, and its length the number of its row in that, both from 0 on.
+ROW_ENCODING = "parquet:"
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -69,39 +43,52 @@ _WHERE_USED = frozenset(
 )
 
 
+def is_row(encoding: str) -> bool:
+    """Report whether a member of this encoding is a row of a Parquet file."""
+    return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
+
+
+class RequestKind(enum.StrEnum):
+    """The work that a function does on a request's samples; values are names on the wire.
+
+    The core chooses it by what executor and readers can access. If all readers see the store, the cache only
+    needs pointers.
+    """
+
+    DECODE = "decode"  # fetch and decode the samples, and push records into the cache
+    DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
+    DECODE_TO_POINTERS = "decode_to_pointers"  # decode into a pack; the cache may get pointers
+    RESTORE = "restore"  # push records from packs into the cache
+    SAVE = "save"  # write a pack of cached records
+
+    decodes: bool  # whether samples are fetched from their source and decoded
+    fills_cache: bool  # whether readers may wait for the records that it pushes
+    writes_pack: bool
+
+    def __init__(self, name: str) -> None:
+        self.decodes = name.startswith("decode")
+        self.fills_cache = name != "save"
+        self.writes_pack = name not in {"decode", "restore"}
+
+
 class Outcome(enum.StrEnum):
     """The result of one sample of a request."""
 
-    CACHED = "cached"
-    """The record is in the cache: its SET was acknowledged."""
-    TOMBSTONE = "tombstone"
-    """It can never be produced from these bytes; a permanent tombstone is in the cache."""
-    MISSING = "missing"
-    """The object does not exist (any more)."""
-    CHANGED = "changed"
-    """The object has another version than the catalog lists."""
-    REFUSED = "refused"
-    """The source forbids reading it."""
-    UNAVAILABLE = "unavailable"
-    """The source throttles, fails or does not answer: a retry that costs no attempt."""
-    SOURCE_ERROR = "source_error"
-    """The source failed in another way."""
-    CACHE_ERROR = "cache_error"
-    """It was decoded, but the cache did not take it."""
-    CACHE_FULL = "cache_full"
-    """It was decoded, but the cache refused it for lack of memory."""
-    STEP_ERROR = "step_error"
-    """A custom step raised."""
-    EXPIRED = "expired"
-    """The request expired first; the sample was not tried."""
-    TIMED_OUT = "timed_out"
-    """Decoding took longer than the function allows; a faster machine may be in time."""
-    NOT_STORED = "not_stored"
-    """The store has no good record of it there: missing, cut off or broken."""
-    STORE_ERROR = "store_error"
-    """The store did not answer, or refused; the record may well exist."""
-    NOT_CACHED = "not_cached"
-    """The cache no longer has a good record of it for a save."""
+    CACHED = "cached"  # the record is in the cache: its SET was acknowledged
+    TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
+    MISSING = "missing"  # the object does not exist (any more)
+    CHANGED = "changed"  # the object has another version than the catalog lists
+    REFUSED = "refused"  # the source forbids reading it
+    UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
+    SOURCE_ERROR = "source_error"  # the source failed in another way
+    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not take it
+    CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
+    STEP_ERROR = "step_error"  # a custom step raised
+    EXPIRED = "expired"  # the request expired first; the sample was not tried
+    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
+    NOT_STORED = "not_stored"  # the store has no good record of it there
+    STORE_ERROR = "store_error"  # the store did not answer, or refused; the record may well exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a good record of it for a save
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +198,7 @@ class PrefetchRequest:
             "the function",
             version=REQUEST_VERSION,
             optional=_WHERE_USED,
-            nested={"Limits": Limits},
+            types={"RequestKind": RequestKind, "Limits": Limits},
         )
         count = len(request.ids)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
@@ -225,7 +212,7 @@ class PrefetchRequest:
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)
-        check_parts(request)
+        _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
@@ -357,24 +344,29 @@ def _check_places(request: PrefetchRequest) -> None:
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
 
 
-def pack_outcome(answer: Answer) -> bytes:
-    """Return the value of an entry's only field."""
-    return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
-
-
-def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
-    """Parse an entry of a stream; ``ConfigError`` names what is wrong."""
-    packed = entry.get(OUTCOME_FIELD)
-    if packed is None:
-        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
-    if len(packed) > MAX_OUTCOME_BYTES:
+def _check_parts(request: PrefetchRequest) -> None:
+    """Check that the columns of a request match; ``ConfigError`` names those that do not."""
+    parts = len(request.ids) * (1 + len(request.fields))
+    if not parts == len(request.versions) == len(request.keys):
+        raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")
+    named = [MAIN_FIELD, *map(checked_field, request.fields)]
+    if len(set(named)) < len(named) or len(named) > MAX_FIELDS:
+        raise ConfigError(f"a prefetch request has fields that differ, at most {MAX_FIELDS}")
+    count = len(request.keys) if request.members else 0
+    if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
+        raise ConfigError("a request for members has one of member, offset and length for each key")
+    if request.encodings and len(request.encodings) != count:
+        raise ConfigError("a request for members has an encoding for each, or none")
+    used = set(request.encodings)
+    rows = {encoding for encoding in used if is_row(encoding)}
+    if unknown := used - rows - set(MEMBER_ENCODINGS):
         raise ConfigError(
-            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+            f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
-    try:
-        mapping = json.loads(packed)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
-    if isinstance(mapping, dict) and "super_failure" in mapping:
-        return PrefetchFailure.from_mapping(mapping)
-    return PrefetchResult.from_mapping(mapping)
+    if request.members and not request.fields and not all(request.members):
+        raise ConfigError("a member has a name; that a part is a whole object is said of samples with fields")
+    columns = request.member_lengths, request.encodings or ("",) * count, request.members
+    spans = zip(*columns, strict=True)
+    lengths = [length for length, encoding, name in spans if name and encoding not in rows]
+    if lengths and min(lengths) < 1:
+        raise ConfigError("a member has a length of 1 or more")

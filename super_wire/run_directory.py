@@ -12,18 +12,28 @@ import random
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.errors import ConfigError, EmbeddedError
 from superdl.super_wire.ids import ID_BYTES, digest128
-from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-__all__ = ["RunDirectory"]
+
+def temporary_directory() -> str:
+    """Return the directory for temporary files, ``TMPDIR`` or the system's, or raise ``ConfigError``."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"temporary files have no place ({error.strerror}): set TMPDIR to a directory that this user may "
+            "write to and that has room"
+        ) from error
+
 
 _LONGEST_SOCKET_PATH = 100  # Linux's limit is 107 bytes; a few are spare
 _LOCK_PAUSE_S = 0.02
@@ -114,7 +124,8 @@ class RunDirectory:
                     f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or ending "
                     f"the embedded coordinator of this run and does not get on; see {self.log}"
                 )
-            _pause()
+            # File locks have no timeout, so they are polled, with jitter.
+            time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
         try:
             yield
         finally:
@@ -134,18 +145,11 @@ class RunDirectory:
         return None
 
 
-def _pause() -> None:
-    # File locks have no timeout, so they are polled, with jitter.
-    time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
-
-
 def _parent() -> Path:
     """Return the parent directory of all of this user's runs."""
     parent = Path(temporary_directory()) / f"superdl-{os.getuid()}"
-    if (
-        len(os.fsencode(RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket))
-        <= _LONGEST_SOCKET_PATH
-    ):
+    longest = RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket
+    if len(os.fsencode(longest)) <= _LONGEST_SOCKET_PATH:
         return parent
     # The temporary directory's path is too long for a socket.
     return "/tmp" / Path(parent.name)  # noqa: S108  # owner and mode are checked

@@ -4,7 +4,7 @@ Other buckets are ``gs://name``, ``az://container``, ``hf://datasets/OWNER/NAME`
 ``@REVISION``, and web servers: ``https://host``, with its port if that is not the default.
 
 Trainer and coordinator parse them alike, and only look at the text: whether the place exists is for the
-coordinator to find out, which may run where the files are.
+coordinator to find out, which may run where the files are. Hidden names within a source are no samples.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-__all__ = ["HUB_BUCKET", "WEB_BUCKET", "file_url", "join_url", "parse_http_hosts", "split_url"]
-
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
+# Scheme of buckets -> the variable that gives the coordinator access.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME",
 }
-"""Scheme of buckets -> the variable that gives the coordinator access."""
 
 _SHOWN = 200  # characters of a URL in a message
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -36,12 +34,10 @@ _HUB = re.compile(
 )
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"([a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
-
+# A dataset of the Hugging Face Hub, and its revision as in URLs.
 HUB_BUCKET = re.compile(rf"hf://(datasets/{_NAME}/{_NAME})(?:@([A-Za-z0-9._%-]{{1,300}}))?")
-"""A dataset of the Hugging Face Hub, and its revision as in URLs."""
-
+# A web server: scheme, host and port.
 WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
-"""A web server: scheme, host and port."""
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
@@ -149,3 +145,23 @@ def _of_web(scheme: str, rest: str, shown: str) -> tuple[str, str]:
     if "\0" in key:
         raise ConfigError(f"{shown} holds a NUL")
     return f"{scheme}://{match[1]}{'' if number == _PORTS[scheme] else f':{number}'}", key
+
+
+_FOLDER = b"__MACOSX"  # macOS's zips hold its AppleDouble files in it
+_FILES = (b"Thumbs.db", b"desktop.ini")
+_HERE = frozenset({b"", b".", b".."})
+
+
+def is_hidden(key: bytes | str) -> bool:
+    """Report whether a path in a source is hidden, inside a hidden folder, or a system's own file.
+
+    A leading dot hides, as in ``.DS_Store``, ``._1.jpg`` and ``.ipynb_checkpoints``. Pass only the path below
+    the root that the user names: the root's own folders may have any name.
+    """
+    path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
+        return False  # fast path for almost all
+    parts = path.split(b"/")
+    if parts[-1] in _FILES or _FOLDER in parts:
+        return True
+    return any(part[:1] == b"." and part not in _HERE for part in parts)

@@ -1,14 +1,14 @@
-"""Reasons for readers' waits, as shown to users: five causes that they can act on, and ``unknown``.
+"""Words and numbers that reports share: causes of readers' waits, and the counters of a job.
 
-The coordinator and the trainer distinguish more. They report one of these everywhere: in statistics, metrics,
-files of runs and on pages. `docs/runs.md` has the same table.
+Users see five causes that they can act on, and ``unknown``. The coordinator and the trainer distinguish more,
+and report one of these everywhere: in statistics, metrics, files of runs and on pages. `docs/runs.md` has the
+same table. A new counter needs a field here, and a field of the same name in ``JobStats``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
-
-__all__ = ["UNKNOWN", "WAITS", "Wait", "wait_for"]
 
 UNKNOWN = "unknown"
 
@@ -21,6 +21,7 @@ class Wait(NamedTuple):
     of: tuple[str, ...]
 
 
+# The causes by name, in the order in which pages and documentation list them.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -49,7 +50,6 @@ WAITS = {
     ),
     UNKNOWN: Wait("nothing was reported about it", "superdl stats --batch", ("loading",)),
 }
-"""The causes by name, in the order in which pages and documentation list them."""
 
 _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wait.of)}
 
@@ -57,3 +57,51 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 def wait_for(cause: str) -> str:
     """Return the user's name of a cause; ``unknown`` for one from another version."""
     return _WAIT_FOR.get(cause, UNKNOWN)
+
+
+@dataclass(slots=True)
+class WorkCounters:
+    """A job's work and cost since it was opened, over all its ranks.
+
+    ``cache_hits`` are samples that a reader's first GET found, ``samples_reused`` those that were resident
+    when planned. ``samples_produced`` were decoded, ``samples_restored`` came from the store into the cache,
+    ``samples_straight`` from the store to readers. Seconds are sums over functions (``fetch_s``,
+    ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to
+    wait for, ``hedges`` second requests that raced a straggler, ``source_requests`` GETs, ``read_bytes``
+    bytes read from the cache. ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes``
+    the bytes that functions read from a store or wrote to it. ``usd`` is the job's share of the spending, the
+    sum of the six fields before it; the share falls if other jobs use the same samples. The ledger of
+    `coordinator.core` defines each of them.
+    """
+
+    batches_read: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    samples_reused: int = 0
+    samples_produced: int = 0
+    samples_restored: int = 0
+    samples_straight: int = 0
+    samples_failed: int = 0
+    retries: int = 0
+    invocations: int = 0
+    fetch_s: float = 0.0
+    decode_s: float = 0.0
+    push_s: float = 0.0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+    source_bytes: int = 0
+    record_bytes: int = 0
+    stalls: int = 0
+    hedges: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    read_bytes: int = 0
+    store_requests: int = 0
+    store_bytes: int = 0
+    functions_usd: float = 0.0
+    source_requests_usd: float = 0.0
+    store_requests_usd: float = 0.0
+    transfer_usd: float = 0.0
+    cache_usd: float = 0.0
+    coordinator_usd: float = 0.0
+    usd: float = 0.0

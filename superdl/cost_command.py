@@ -77,7 +77,7 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
     from superdl.cost.model import left_out
     from superdl.experiments.console import print_rows, say
     from superdl.experiments.reporting.quantities import ABSENT
-    from superdl.super_wire.sizes import counted
+    from superdl.super_wire.redaction import counted
 
     machine = prices.machine(scenario.machine)
     gpu = f"{machine.gpus} x {machine.gpu} at " if machine.gpus else ""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.options import add_coordinator, coordinator_of
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.redaction import shown
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted, shown
 
 if TYPE_CHECKING:
     import argparse

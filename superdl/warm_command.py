@@ -22,7 +22,7 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.redaction import shown
-from superdl.super_wire.sizes import parse_bytes
+from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:
     import argparse

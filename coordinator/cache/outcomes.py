@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
-from superdl.super_wire.request import read_outcome
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted
+from superdl.super_wire.stream_entries import read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import numpy as np
 from superdl.coordinator.core import BatchRead
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import REPORT_PREFIX, report_stream
-from superdl.super_wire.read_report import ReadReport
+from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

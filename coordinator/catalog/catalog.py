@@ -19,10 +19,10 @@ from superdl.coordinator.catalog.members import Field, narrowed
 from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.labels import (
     MAX_CLASS_NAMES_BYTES,
     RaggedLabels,
+    label_dtype_of,
     label_sizes,
     labels_text,
     pack_labels,
@@ -58,7 +58,7 @@ class Catalog:
     ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or a
     structured dtype of both, or ``RaggedLabels`` if list lengths vary by sample. They are held in the
     smallest dtype that fits and returned in ``label_dtype``, in the notation of
-    :mod:`superdl.super_wire.label_dtype`. ``classes`` is empty if no label is text.
+    :mod:`superdl.super_wire.labels`. ``classes`` is empty if no label is text.
     ``members`` locate samples inside their objects; ``None`` if each sample is an object. With members,
     samples of one object share its key and version, and are sorted by offset. ``fields`` are further parts of
     each sample, by name.

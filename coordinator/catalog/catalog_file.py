@@ -25,8 +25,7 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.members import Field, Members
 from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire.ids import MAIN_FIELD
-from superdl.super_wire.label_dtype import label_dtype_of, label_fields_of
-from superdl.super_wire.labels import RaggedLabels
+from superdl.super_wire.labels import RaggedLabels, label_dtype_of, label_fields_of
 
 if TYPE_CHECKING:
     from pathlib import Path

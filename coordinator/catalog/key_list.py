@@ -28,8 +28,8 @@ from superdl.coordinator.catalog.members import MemberColumns, MemberRow, distin
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
+from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.source_url import split_url
-from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
-from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES, RaggedLabels
+from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES, MAX_LABEL_BYTES, MAX_LABEL_FIELDS, RaggedLabels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,8 +32,8 @@ from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError
-from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.ids import Naming, checked_naming
+from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.source import Allowed
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
-from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

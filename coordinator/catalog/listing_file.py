@@ -26,9 +26,9 @@ from superdl.coordinator.catalog.listing import (
     list_folders,
 )
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
-from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.ids import ID_BYTES, digest_version
 from superdl.super_wire.objects.directory import file_version
+from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,9 +30,9 @@ import numpy as np
 from superdl.coordinator.catalog.catalog_file import map_catalog, write_catalog
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.store import default_directory, is_bucket
 from superdl.super_wire.store.layout import CATALOGS
-from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

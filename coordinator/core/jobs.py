@@ -17,7 +17,7 @@ import numpy as np
 from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
 from superdl.coordinator.core.teams import NO_TEAM
-from superdl.super_wire.counters import WorkCounters
+from superdl.super_wire.waits import WorkCounters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

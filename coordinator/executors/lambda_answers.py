@@ -24,8 +24,8 @@ from superdl.coordinator.executors.base import (
 )
 from superdl.coordinator.executors.messages import read_object, read_result, read_warmed
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.redaction import clean_text
 from superdl.super_wire.request import PrefetchFailure
 
 if TYPE_CHECKING:

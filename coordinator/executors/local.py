@@ -27,7 +27,7 @@ from superdl.coordinator.executors.worker_streams import WorkServicer
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.temporary import temporary_directory
+from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext

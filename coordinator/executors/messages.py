@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
-from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

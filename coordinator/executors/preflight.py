@@ -19,8 +19,8 @@ from superdl.coordinator.catalog.source import parse_source
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, FunctionTimedOutError
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -52,8 +52,8 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import UNAVAILABLE, Tombstone, unpack
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import Outcome, RequestKind
-from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

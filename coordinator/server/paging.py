@@ -15,7 +15,7 @@ from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES, batch_ids
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import label_dtype_of
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, executor_names
 from superdl.super_wire.protocol import socket_path
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
-from superdl.super_wire.sizes import parse_bytes
 from superdl.super_wire.source_url import parse_http_hosts
+from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:
     import argparse

@@ -14,14 +14,14 @@ import grpc
 
 from superdl.coordinator.core import NO_TEAM, Team
 from superdl.coordinator.server.trust import file_stamp
-from superdl.super_wire.coordinator_credentials import read_tokens, tokens_given
+from superdl.super_wire.credentials import read_tokens, tokens_given
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from superdl.super_wire.coordinator_credentials import Token
+    from superdl.super_wire.credentials import Token
 
 __all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "is_named", "team_of"]
 

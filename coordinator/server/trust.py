@@ -15,8 +15,7 @@ from pathlib import Path
 from superdl.coordinator.catalog.source import parse_roots
 from superdl.coordinator.executors.base import setting
 from superdl.super_wire.cache import CacheAddress, Credentials
-from superdl.super_wire.coordinator_credentials import tokens_given
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback, tokens_given
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import host_and_port, socket_path
 from superdl.super_wire.source_url import parse_http_hosts

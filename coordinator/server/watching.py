@@ -10,7 +10,7 @@ from superdl.coordinator.core import Spending
 from superdl.coordinator.server.history import JobHistory
 from superdl.coordinator.server.repeated_lines import tell_counts
 from superdl.coordinator.server.statistics import job_stats
-from superdl.super_wire.sizes import counted, some_of
+from superdl.super_wire.redaction import counted, some_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

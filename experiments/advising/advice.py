@@ -25,7 +25,7 @@ from superdl.experiments.simulator.spec import (
 )
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,9 +32,8 @@ from superdl.experiments.training.checkpoints import LAST, bring_best, check_bes
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import shown
-from superdl.super_wire.sizes import counted
-from superdl.super_wire.temporary import temporary_directory
+from superdl.super_wire.redaction import counted, shown
+from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

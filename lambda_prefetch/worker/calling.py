@@ -41,7 +41,7 @@ from superdl.super_wire.store import is_bucket, open_store
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.worker.settings import WorkerSettings
     from superdl.lambda_prefetch.worker.slots import Slots
-    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+    from superdl.super_wire.credentials import CoordinatorCredentials
 
 __all__ = ["serve"]
 

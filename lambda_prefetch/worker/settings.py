@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 
 __all__ = ["WorkerSettings"]
 

@@ -14,7 +14,7 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 from superdl.super_wire.protocol import host_and_port, installed_version
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.lambda_prefetch.worker.settings import WorkerSettings
     from superdl.lambda_prefetch.worker.slots import Slots
-    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+    from superdl.super_wire.credentials import CoordinatorCredentials
 
 __all__ = ["check_listening", "metrics_text", "show"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.settings import store_in
 from superdl.lambda_prefetch.worker.showing import check_listening, show
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.protocol import host_and_port
 

@@ -22,7 +22,7 @@ from superdl.sampler.rpc.forking import HeldSockets
 from superdl.super_wire.errors import EmbeddedError, SuperError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.run_directory import RunDirectory
-from superdl.super_wire.sizes import seconds_from
+from superdl.super_wire.user_text import seconds_from
 
 if TYPE_CHECKING:
     import socket

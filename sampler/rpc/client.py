@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to
 from superdl.sampler.rpc.distrust import why_distrusted
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import (
     CacheUnreachableError,
     CoordinatorError,
@@ -30,7 +30,7 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
 from superdl.super_wire.redaction import shown_lines
-from superdl.super_wire.sizes import seconds_from
+from superdl.super_wire.user_text import seconds_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable

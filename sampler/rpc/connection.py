@@ -13,8 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.forking import GrpcThreads
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import CoordinatorCredentials, is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY, host_and_port, socket_path
 from superdl.super_wire.redaction import without_credentials

@@ -14,7 +14,7 @@ from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import host_and_port
 
 if TYPE_CHECKING:
-    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+    from superdl.super_wire.credentials import CoordinatorCredentials
     from superdl.super_wire.errors import SuperError
 
 __all__ = ["why_distrusted"]

@@ -20,8 +20,7 @@ from superdl.super_dataset.reading.checks import layout_columns
 from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.label_dtype import label_fields_of
-from superdl.super_wire.labels import RaggedLabels
+from superdl.super_wire.labels import RaggedLabels, label_fields_of
 from superdl.super_wire.record import RecordKind, parse_header
 from superdl.super_wire.record_kinds import array_places
 

@@ -25,7 +25,7 @@ from superdl.super_dataset.reading.open_packs import OPEN_PACKS, OpenPack, OpenP
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.errors import StoreError
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_dataset.reading.checks import check_records
-from superdl.super_wire.cache.refusals import is_passing, refusal, wants_credentials
+from superdl.super_wire.cache.resp import is_passing, refusal, wants_credentials
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
@@ -18,9 +18,9 @@ from superdl.super_wire.errors import (
     ReadTimeoutError,
     SpendingCapError,
 )
-from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import CHANGED_SINCE, SPENDING_CAP
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,11 +18,6 @@ from superdl.super_wire.cache.nodes import (
     parse_redirection,
     parse_slots,
 )
-from superdl.super_wire.cache.refusals import (
-    WrongPasswordError,
-    is_for_memory,
-    refusal,
-)
 from superdl.super_wire.cache.resp import (
     CRLF,
     MAX_BULK_BYTES,
@@ -30,8 +25,11 @@ from superdl.super_wire.cache.resp import (
     ErrorReply,
     MalformedReplyError,
     Reply,
+    WrongPasswordError,
     encode_command,
+    is_for_memory,
     parse_reply,
+    refusal,
 )
 
 __all__ = [

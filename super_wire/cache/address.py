@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from superdl.super_wire.encryption import ClientTls, is_loopback
+from superdl.super_wire.credentials import ClientTls, is_loopback
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["CacheAddress", "Credentials"]
 
 _FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
@@ -30,7 +28,6 @@ _CREDENTIALS_IN_ADDRESS = (
 )
 _DEFAULT_PORT = 6379
 _MAX_DB = 2**31
-_CREDENTIAL_OPTIONS = frozenset({"username", "password"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class CacheAddress:
         except ValueError as error:
             raise ConfigError(f"cache address {text!r}: {error}") from error
         options = parse_qs(parts.query, keep_blank_values=True)
-        if parts.username or parts.password or options.keys() & _CREDENTIAL_OPTIONS:
+        if parts.username or parts.password or options.keys() & {"username", "password"}:
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
             raise ConfigError(f"a cache address is {_FORMS}; not {text!r}")
@@ -62,8 +59,12 @@ class CacheAddress:
         if unknown:
             raise ConfigError(f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}")
         if parts.scheme == "unix":
-            db = _database(options.get("db", [""])[-1], text)
-            return cls("", 0, _socket_path(text, parts.netloc, unquote(parts.path)), db)
+            path, db = unquote(parts.path), _database(options.get("db", [""])[-1], text)
+            if parts.netloc or not path or path.endswith("/"):
+                raise ConfigError(
+                    f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
+                )
+            return cls("", 0, path, db)
         if not parts.hostname or port == 0:
             raise ConfigError(f"cache address {text!r} names no {'port' if parts.hostname else 'host'}")
         db = _database(parts.path.strip("/"), text)
@@ -90,14 +91,6 @@ class CacheAddress:
         return f"redis{'s' if self.tls else ''}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
 
 
-def _socket_path(address: str, netloc: str, path: str) -> str:
-    if netloc or not path or path.endswith("/"):
-        raise ConfigError(
-            f"a unix socket's address is unix:///absolute/path (three slashes); not {address!r}"
-        )
-    return path
-
-
 def _database(text: str, address: str) -> int:
     if text and not (text.isascii() and text.isdigit() and int(text) < _MAX_DB):
         raise ConfigError(f"cache address {address!r}: a database is a number; not {text!r}")
@@ -120,11 +113,7 @@ class Credentials(ClientTls):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
-        """Read ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and the variables of :meth:`tls_in`.
-
-        Raises:
-            ConfigError: a user without a password, or a certificate without a key.
-        """
+        """Read ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and the variables of :meth:`tls_in`."""
         username = environment.get("SUPER_CACHE_USERNAME", "")
         password = environment.get("SUPER_CACHE_PASSWORD", "")
         if username and not password:
@@ -134,11 +123,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Check that no third party can read the traffic to ``address``.
-
-        Raises:
-            ConfigError: it would leave this machine in plain text, and ``insecure`` does not allow that.
-        """
+        """Refuse an address to which traffic would leave this machine in plain text, unless ``insecure``."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "

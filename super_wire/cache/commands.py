@@ -12,8 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from superdl.super_wire.cache.nodes import MAX_ROUNDS, Node, key_slot, parse_redirection
-from superdl.super_wire.cache.refusals import refusal, wants_credentials
-from superdl.super_wire.cache.resp import ErrorReply, encode_command
+from superdl.super_wire.cache.resp import ErrorReply, encode_command, refusal, wants_credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
-__all__ = ["Answer", "Command", "exchange"]
-
+# The cache's answer, possibly an error reply, or the reason why there is none.
 Answer: TypeAlias = "Reply | CacheError"
-"""The cache's answer, possibly an error reply, or the reason why there is none."""
-
 _GRACE_S = 2.0  # for healthy nodes, if another one has used up the exchange's time
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")

@@ -7,7 +7,6 @@ a setting can fix, become :class:`~superdl.super_wire.errors.CacheError`.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import ssl
@@ -16,12 +15,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.cache.refusals import no_redis, refusal, tls_failure, unheard
 from superdl.super_wire.cache.resp import (
     ErrorReply,
     MalformedReplyError,
     encode_command,
+    no_redis,
     parse_reply,
+    refusal,
+    tls_failure,
+    unheard,
 )
 from superdl.super_wire.cache.tls import TlsStream
 from superdl.super_wire.errors import CacheUnreachableError
@@ -33,12 +35,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
-__all__ = ["IO_TIMEOUT_S", "CacheConnection", "ProtocolDoubtError"]
-
+# Upper bound on the wait for a connect, or for the next byte.
 IO_TIMEOUT_S = 10.0
-"""Upper bound on the wait for a connect, or for the next byte."""
-
-_TIMEVAL = struct.Struct("ll")
 _MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
@@ -95,8 +93,11 @@ class CacheConnection:
         try:
             self.limit_wait(timeout_s)
             if context is not None:
-                self._encrypt(context)
+                self._tls = TlsStream(self._socket, context, address.host, timeout_s=self._limit_s)
             self._greet(credentials)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise self._failure(error) from error
         except BaseException:
             self.close()
             raise
@@ -109,7 +110,7 @@ class CacheConnection:
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
-        timeval = _TIMEVAL.pack(int(limit_s), int(limit_s % 1 * 1e6))
+        timeval = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self._limit_s = limit_s
@@ -222,15 +223,12 @@ class CacheConnection:
         """
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
-        while size < len(received) and (self.pending or self._is_readable()):
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while size < len(received) and (self.pending or poll.poll(0)):
             pieces.append(self._next_piece(began_s, until_s))
             size += len(pieces[-1])
         return b"".join(pieces)
-
-    def _is_readable(self) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
         """Return the next bytes; none if an encrypted record is still incomplete."""
@@ -264,12 +262,6 @@ class CacheConnection:
         if left_s <= 0 or not poll.poll(left_s * 1000):
             raise self._failure(TimeoutError(), waited_s=until_s - began_s)
 
-    def _encrypt(self, context: ssl.SSLContext) -> None:
-        try:
-            self._tls = TlsStream(self._socket, context, self.address.host, timeout_s=self._limit_s)
-        except (OSError, EOFError) as error:
-            raise self._failure(error) from error
-
     def _greet(self, credentials: Credentials) -> None:
         """Send AUTH and SELECT, if needed, in one go."""
         commands: list[tuple[bytes, ...]] = []
@@ -300,11 +292,13 @@ class CacheConnection:
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
     if address.path:
-        with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            opened.settimeout(timeout_s)
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        opened.settimeout(timeout_s)
+        try:
             opened.connect(address.path)
-            stack.pop_all()
+        except OSError:
+            opened.close()
+            raise
     else:
         opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

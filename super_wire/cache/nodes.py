@@ -13,16 +13,16 @@ import time
 from array import array
 from binascii import crc_hqx
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from superdl.super_wire.cache.connection import CacheConnection
-from superdl.super_wire.cache.refusals import (
+from superdl.super_wire.cache.resp import (
+    ErrorReply,
     WrongPasswordError,
     is_passing,
     is_redirection,
     wants_credentials,
 )
-from superdl.super_wire.cache.resp import ErrorReply
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key
@@ -35,39 +35,21 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "MAX_ROUNDS",
-    "SLOTS",
-    "Node",
-    "NodeConnections",
-    "Redirection",
-    "SlotMap",
-    "key_slot",
-    "parse_redirection",
-    "parse_slots",
-]
-
+# Bound on a command's sends within an exchange or attempt, with redirections.
 MAX_ROUNDS = 6
-"""Bound on a command's sends within an exchange or attempt, with redirections."""
-
+# Default timeout of a connect.
 CONNECT_TIMEOUT_S = 5.0
-"""Default timeout of a connect."""
-
 _NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
 _SLOTS_TIMEOUT_S = 5.0
-
+# Number of slots of every cluster.
 SLOTS = 16384
-"""Number of slots of every cluster."""
-
 _MAX_PORT = 65535
 _MAX_HOST = 253
 # For other texts Python's resolver raises UnicodeError or ValueError, at the first connect.
 _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Node:
+class Node(NamedTuple):
     """The address that a node listens at."""
 
     host: str
@@ -79,11 +61,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The master of each slot.
-
-    ``nodes`` are the masters, in the order of their first slots; ``owners`` holds, for each of the
-    :data:`SLOTS`, an index into them, or -1 if no master is known.
-    """
+    """The masters, in the order of their first slots, and of each slot its master's index, or -1."""
 
     nodes: tuple[Node, ...]
     owners: array[int]
@@ -94,8 +72,7 @@ class SlotMap:
         return self.nodes[owner] if owner >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Redirection:
+class Redirection(NamedTuple):
     """A redirection of a slot to another node, for good or (``ASK``) only this once."""
 
     kind: Literal["MOVED", "ASK"]
@@ -152,7 +129,7 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
-    """Return an entry's first and last slot, and its master if it has an address."""
+    """Return an entry's first and last slot, and its master if that has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)

@@ -1,38 +1,32 @@
-"""The Redis protocol, RESP2: commands to bytes, and bytes to replies of any shape. It does no I/O.
+"""The Redis protocol, RESP2, and the meaning of a cache's refusals. It does no I/O.
 
 The many large replies to a batch's GETs have their own parser (:mod:`superdl.super_dataset.reading.scatter`).
-Strings become ``bytes``, integers ``int``, arrays ``list``, nulls ``None``, errors :class:`ErrorReply`.
+Strings become ``bytes``, integers ``int``, arrays ``list``, nulls ``None``, errors :class:`ErrorReply`. Of
+error replies and failed connections, temporary ones make a client wait, others make it give up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = [
-    "CRLF",
-    "MAX_BULK_BYTES",
-    "MAX_DEPTH",
-    "MAX_ELEMENTS",
-    "MAX_LINE_BYTES",
-    "ErrorReply",
-    "MalformedReplyError",
-    "Reply",
-    "encode_command",
-    "parse_reply",
-]
+from superdl.super_wire.errors import CacheError, CacheUnreachableError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from superdl.super_wire.cache.address import CacheAddress
+
 
 CRLF = b"\r\n"
+# The largest value that Redis holds.
 MAX_BULK_BYTES = 512 * 2**20
-"""The largest value that Redis holds."""
+# The longest line, without a bulk's bytes, whose end is awaited.
 MAX_LINE_BYTES = 65536
-"""The longest line, without a bulk's bytes, whose end is awaited."""
+# Bound on the nesting of arrays; an outermost one is at depth 1.
 MAX_DEPTH = 16
-"""Bound on the nesting of arrays; an outermost one is at depth 1."""
+# Bound on the number of elements of one array.
 MAX_ELEMENTS = 2**20
-"""Bound on the number of elements of one array."""
-
-_MARKS = (b"+", b"-", b":", b"$", b"*")
 
 
 class MalformedReplyError(ValueError):
@@ -78,7 +72,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
     # Detect other protocols at once: their bytes may never contain a line's end.
-    if mark and mark not in _MARKS:
+    if mark and mark not in (b"+", b"-", b":", b"$", b"*"):
         raise _malformed("an unknown mark", data, at)
     if end < 0:
         if len(data) - at > MAX_LINE_BYTES:
@@ -89,8 +83,11 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     if mark == b"-":
         reply = ErrorReply(line.decode(errors="replace"))
     elif mark == b":":
-        number = _count(data, at, line.removeprefix(line[:1] if line[:1] in (b"+", b"-") else b""), 2**64)
+        signed = line[:1] in (b"+", b"-")
+        number = _count(data, at, line[signed:], 2**64)
         reply = -number if line[:1] == b"-" else number
+    elif mark in (b"$", b"*") and line == b"-1":
+        reply = None
     elif mark == b"$":
         reply, body = _bulk(data, at, line, body)
     elif mark == b"*":
@@ -98,9 +95,7 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     return reply, body
 
 
-def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, int]:
-    if line == b"-1":
-        return None, body
+def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes, int]:
     end = body + _count(data, at, line, MAX_BULK_BYTES)
     mark = data[end : end + len(CRLF)]
     if len(mark) < len(CRLF) and CRLF.startswith(mark):
@@ -110,9 +105,7 @@ def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes | None, i
     return data[body:end], end + len(CRLF)
 
 
-def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply] | None, int]:
-    if line == b"-1":
-        return None, body
+def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply], int]:
     count = _count(data, at, line, MAX_ELEMENTS)
     if depth > MAX_DEPTH:
         raise _malformed(f"arrays lie deeper than {MAX_DEPTH} in one another", data, at)
@@ -131,3 +124,89 @@ def _count(data: bytes, at: int, digits: bytes, limit: int) -> int:
 
 def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
     return MalformedReplyError(f"a reply began with {data[at : at + 40]!r}: {why}")
+
+
+_IS_THERE_TLS = " (is there TLS at that port? redis:// goes without)"
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
+
+
+class WrongPasswordError(CacheError):
+    """The cache requires other credentials."""
+
+
+def is_passing(text: str) -> bool:
+    """Report whether an error reply describes a temporary state of the cache."""
+    return text.startswith(
+        ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
+    )
+
+
+def is_for_memory(text: str) -> bool:
+    """Report whether an error reply means that the cache has no memory left for writes."""
+    return text.startswith("OOM")
+
+
+def wants_credentials(text: str) -> bool:
+    """Report whether an error means missing, wrong or unnecessary credentials."""
+    return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
+
+
+def is_redirection(text: str) -> bool:
+    """Report whether an error reply names another node of the cluster."""
+    return text.startswith(("MOVED ", "ASK "))
+
+
+def refusal(address: CacheAddress | str, text: str) -> CacheError:
+    """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
+    if is_passing(text):
+        return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
+    if wants_credentials(text):
+        return WrongPasswordError(
+            f"the cache at {address} refused: {text} (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD in "
+            "this process's environment, as the cache wants them)"
+        )
+    remedy = ""
+    if text.startswith("NOPERM"):
+        remedy = (
+            " (docs/reference.md has the rights of each user: a reader needs GET on super:r1:* and XADD on "
+            "super:n1:*, in a cluster also CLUSTER SLOTS and ASKING)"
+        )
+    elif is_redirection(text):
+        remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: let the user call it)"
+    return CacheError(f"the cache at {address} refused: {text}{remedy}")
+
+
+def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
+    """Return the error for a peer that does not send Redis replies."""
+    remedy = " (that is TLS: write rediss://)" if received.startswith(b"\x15\x03") else ""
+    return CacheError(f"what answers at {address} does not speak the Redis protocol: {error}{remedy}")
+
+
+def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
+    """Return the error for an OpenSSL failure, permanent if certificates do not match."""
+    reason = error.reason or str(error)
+    place = f"the cache at {address}"
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        detail = getattr(error, "verify_message", "") or reason
+        return CacheError(
+            f"{place} showed a certificate that was not accepted: {detail} (SUPER_CACHE_CA_FILE names the "
+            "authorities to trust, in PEM; the certificate must be for the host in the address)"
+        )
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return CacheError(
+            f"{place} did not accept our certificate: {reason} (SUPER_CACHE_CERT_FILE and "
+            "SUPER_CACHE_KEY_FILE name one and its key)"
+        )
+    remedy = _IS_THERE_TLS if reason in _NOT_TLS else ""
+    return CacheUnreachableError(f"{place} is not to be reached: TLS failed: {reason}{remedy}")
+
+
+def unheard(address: CacheAddress, *, encrypted: bool) -> str:
+    """Return a hint for a peer that sent nothing or hung up, also after a TLS handshake (``encrypted``)."""
+    if encrypted:
+        return (
+            " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"
+        )
+    if address.tls:
+        return _IS_THERE_TLS
+    return "" if address.path else " (does it want TLS at that port? That is rediss://)"

@@ -10,7 +10,7 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
 from superdl.super_wire.errors import (
     ConfigError,
@@ -28,54 +28,28 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "ATTEMPTS",
-    "Bucket",
-    "Fault",
-    "Listed",
-    "ObjectError",
-    "Page",
-    "Pending",
-    "Span",
-    "check_range",
-    "check_version",
-    "fault_of",
-]
-
+# Maximum number of attempts per request.
 ATTEMPTS = 3
-"""Maximum number of attempts per request."""
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request; its value names an ``Outcome``."""
+    """The cause of a failed request: the name of an ``Outcome``, and the errors of a source and a store."""
 
-    MISSING = "missing"
-    CHANGED = "changed"
-    """It has another version, or ends before the requested span."""
-    REFUSED = "refused"
-    UNAVAILABLE = "unavailable"
-    """The server throttles, fails, or does not answer: a later request may succeed."""
-    FAILED = "source_error"
-    """Anything else."""
+    MISSING = "missing", SourceNotFoundError, StoreGoneError
+    CHANGED = "changed", SourceError, StoreGoneError  # also: it ends before the requested span
+    REFUSED = "refused", SourceForbiddenError, StoreRefusedError
+    UNAVAILABLE = "unavailable", SourceBusyError, StoreBusyError  # a later request may succeed
+    FAILED = "source_error", SourceError, StoreRefusedError  # anything else
 
-    @property
-    def source_error(self) -> type[SourceError]:
-        """The error to raise for a source."""
-        return _KINDS[self][0]
+    source_error: type[SourceError]
+    store_error: type[StoreError]
 
-    @property
-    def store_error(self) -> type[StoreError]:
-        """The error to raise for a store."""
-        return _KINDS[self][1]
+    def __new__(cls, name: str, source_error: type[SourceError], store_error: type[StoreError]) -> Self:
+        """Let the first value alone be the member's."""
+        fault = object.__new__(cls)
+        fault._value_, fault.source_error, fault.store_error = name, source_error, store_error
+        return fault
 
-
-_KINDS: dict[Fault, tuple[type[SourceError], type[StoreError]]] = {
-    Fault.MISSING: (SourceNotFoundError, StoreGoneError),
-    Fault.CHANGED: (SourceError, StoreGoneError),
-    Fault.REFUSED: (SourceForbiddenError, StoreRefusedError),
-    Fault.UNAVAILABLE: (SourceBusyError, StoreBusyError),
-    Fault.FAILED: (SourceError, StoreRefusedError),
-}
 
 _FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
 # If-Match failed, or the object ends before the range.
@@ -85,7 +59,7 @@ _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 def fault_of(status: int) -> Fault:
@@ -172,10 +146,6 @@ class Pending(Protocol):
         """Give up."""
 
 
-def _nothing(_size_bytes: int) -> None:
-    pass
-
-
 class Bucket(ABC):
     """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`.
 
@@ -201,15 +171,14 @@ class Bucket(ABC):
         """
         return None
 
-    @abstractmethod
     def read(
         self,
         key: str,
         *,
         version: str = "",
         span: Span | None = None,
-        before: Callable[[int], None] = _nothing,
-        begun: Pending | None = None,
+        before: Callable[[int], None] = lambda _: None,
+        begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it.
 
@@ -220,6 +189,13 @@ class Bucket(ABC):
             before: called once with the number of bytes, before they are received. Its errors pass through.
             begun: the result of :meth:`begin` for this key, version and span; it is consumed.
         """
+        return self._fetch(key, version, span, before)
+
+    @abstractmethod
+    def _fetch(
+        self, key: str, version: str, span: Span | None, before: Callable[[int], None]
+    ) -> bytes | bytearray:
+        """Read what was not requested ahead; the arguments are those of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
@@ -259,7 +235,7 @@ def check_version(found: str, version: str) -> None:
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
     """Refuse bytes other than a span's, which may be cut off by the object's end."""
-    match = _CONTENT_RANGE.fullmatch(told)
+    match = CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(

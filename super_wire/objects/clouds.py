@@ -28,9 +28,6 @@ from superdl.super_wire.objects.base import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects.base import Pending
-
-__all__ = ["open_cloud"]
 
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "300s"}
 _RETRIES = {
@@ -100,16 +97,7 @@ class _Cloud(Bucket):
             else:
                 self._store = GCSStore(name, **options)
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the bytes of an object, or of a span of it."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         if span is not None and span.begin < 0 and not self._suffixes:
             span = span.within(self.head(key)[1])
         options: dict[str, Any] = {"if_match": f'"{version}"'} if version else {}

@@ -22,9 +22,6 @@ from superdl.super_wire.objects.base import Bucket, Fault, ObjectError, Span, ch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects.base import Pending
-
-__all__ = ["Directory", "file_version"]
 
 _MAX_KEPT = 128  # open directories; files of more are opened by their whole path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
@@ -52,16 +49,7 @@ class Directory(Bucket):
         self._kept: dict[str, int] = {}  # descriptors of directories, by path
         weakref.finalize(self, _close, self._kept)
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the file's bytes, or a span of them."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
             _check_status(status, version)

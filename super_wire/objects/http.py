@@ -8,12 +8,10 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 
 import urllib3
 
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback
 
 if TYPE_CHECKING:
     import ssl
-
-__all__ = ["pool_manager", "proxy_of"]
 
 _CONNECTIONS = 32
 

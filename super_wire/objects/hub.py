@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.objects.base import Bucket, Fault, Listed, ObjectError, Page, Span, check_version
 from superdl.super_wire.objects.web import answered, checked_path, may_read, range_header, server_of
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.redaction import clean_text, shown
 from superdl.super_wire.source_url import HUB_BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects.base import Pending
     from superdl.super_wire.objects.web import Answer
-
-__all__ = ["Dataset", "open_dataset"]
 
 _HUB = "https://huggingface.co"
 # Bounds on remembered file locations: the Hub limits requests for them, not those for bytes.
@@ -38,7 +34,6 @@ _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^<>]{1,4096})>\s*;\s*rel="next"')
-_REFUSING = frozenset({401, 403})
 _SHOWN = 200
 
 
@@ -88,16 +83,7 @@ class Dataset(Bucket):
                 raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
         return f"hf://{self._name}@{commit}"
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the bytes of a file, or of a span of it."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         # A remembered URL may have expired: then look the file up once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)
@@ -118,8 +104,7 @@ class Dataset(Bucket):
 
     def head(self, key: str) -> tuple[str, int]:
         """Return version and size of a file."""
-        place = self._place(key)
-        return place.version, place.size
+        return self._place(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
         """Yield all files below a prefix, with or without ``folders``."""
@@ -186,7 +171,7 @@ class Dataset(Bucket):
             remedy += (
                 f"; accept the conditions at {self._endpoint}/{self._name}, and give that account's HF_TOKEN"
             )
-        elif answer.status in _REFUSING:
+        elif answer.status in {401, 403}:
             remedy += "; it is private or does not exist: give HF_TOKEN of an account that may read it"
         elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             remedy += "; the Hub counts requests: give HF_TOKEN, and read Parquet or tars, not loose files"

@@ -32,28 +32,29 @@ from superdl.super_wire.objects.base import (
     fault_of,
 )
 from superdl.super_wire.objects.http import pool_manager, proxy_of
-from superdl.super_wire.objects.s3_account import Account, account_of, settings_of_s3
+from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
-from superdl.super_wire.objects.s3_connection import Patience, UnreachableError, UnusualAnswerError
-from superdl.super_wire.objects.s3_multipart import MOST_PUT_BYTES, put_in_parts
-from superdl.super_wire.objects.s3_requests import Signer, query_of
-from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
+from superdl.super_wire.objects.s3_connection import (
+    Asked,
+    Patience,
+    Request,
+    Route,
+    UnreachableError,
+    UnusualAnswerError,
+    headers_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from superdl.super_wire.objects.base import Pending
 
-__all__ = ["Patience", "S3Bucket", "close_connections", "open_s3", "settings_of_s3"]
-
 # A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded
 _BRIEF_BYTES = 2**16  # read of a refusal
-_BLOCK_BYTES = 2**20
+_PUT_BYTES_MAX = 5 * 2**30
 _WHOLE = 200
-_GOOD = frozenset({_WHOLE, 204, 206})
-_REACHING = "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT)"
 
 T = TypeVar("T")
 
@@ -119,7 +120,16 @@ class S3Bucket(Bucket):
         begun: Pending | None = None,
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it."""
-        pending = begun if isinstance(begun, Asked) else None
+        return self._fetch(key, version, span, before, begun if isinstance(begun, Asked) else None)
+
+    def _fetch(
+        self,
+        key: str,
+        version: str,
+        span: Span | None,
+        before: Callable[[int], None],
+        begun: Asked | None = None,
+    ) -> bytes | bytearray:
         sizes: list[int] = []
 
         def before_once(size_bytes: int) -> None:
@@ -127,20 +137,21 @@ class S3Bucket(Bucket):
                 sizes.append(size_bytes)
                 before(size_bytes)
 
-        if pending is None and not self._lean:
+        if begun is None and not self._lean:
             return self._read_slowly(key, version, span, before_once)
         passing = True
         try:
-            pending = pending or self._route().ask(key, version, span)
-            return pending.route.finish(pending, before_once)
+            begun = begun or self._route().ask(key, version, span)
+            return begun.route.finish(begun, before_once)
         except UnusualAnswerError as answer:
             passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
-        except OSError as error:
-            if isinstance(error, UnreachableError):
-                raise self._unanswered(error) from error
-        # Outside the handler: its exception would keep the partly received body in memory.
+        except UnreachableError as error:
+            raise self._unanswered(error) from error
+        except OSError:
+            pass  # the general way finds out what is wrong
+        # Outside the handlers: an exception would keep the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not passing and pending is not None and self._way is pending.route:
+        if not passing and begun is not None and self._way is begun.route:
             self._lean = False  # this server's answers are always unusual
         return data
 
@@ -150,22 +161,20 @@ class S3Bucket(Bucket):
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
         """Write an object."""
-        content_type = content_type or "application/octet-stream"
         if isinstance(body, bytes):
             size, digest = len(body), hashlib.sha256(body)
         else:
-            if body.seek(0, os.SEEK_END) > MOST_PUT_BYTES:
-                put_in_parts(self.send, key, body, content_type)
-                return
             body.seek(0)
-            digest = hashlib.sha256()
             # The signature needs the digest first, so the file is read twice.
-            for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
-                digest.update(block)
+            digest = hashlib.file_digest(body, "sha256")  # type: ignore[arg-type]  # files have readinto()
             size = body.tell()
+        if size > _PUT_BYTES_MAX:
+            raise ObjectError(
+                Fault.FAILED, f"its {size:,} bytes are more than S3 takes at once: write smaller objects"
+            )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
-        lines += [f"content-type:{content_type}"]
+        lines.append(f"content-type:{content_type or 'application/octet-stream'}")
         request = Request("PUT", key, first=lines, body=body, digest=digest.hexdigest())
         self._general(request, lambda _: None)
 
@@ -201,15 +210,6 @@ class S3Bucket(Bucket):
             if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
-
-    def send(self, request: Request) -> urllib3.BaseHTTPResponse:
-        """Send any request with the client's retries; the answer's body is in its ``data``."""
-
-        def receive(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
-            response.read(cache_content=True)
-            return response
-
-        return self._general(request, receive)
 
     def region(self) -> str:
         """Return the bucket's region, which S3 reports even in refusals; empty without."""
@@ -272,7 +272,7 @@ class S3Bucket(Bucket):
             attempts_left -= 1
             try:
                 with closing(way.send(request)) as response:
-                    if response.status in _GOOD:
+                    if response.status in {_WHOLE, 204, 206}:
                         result = receive(response)
                         response.drain_conn()
                         return result
@@ -332,7 +332,10 @@ class S3Bucket(Bucket):
         way = self._way
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
-        remedy = f"{_REACHING}, and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        remedy = (
+            "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT), and "
+            "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
             remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 from xml.parsers import expat
 
-from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.objects.base import Fault, Listed, ObjectError, Page, fault_of
+from superdl.super_wire.redaction import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ListPage", "fields_of", "parse_page", "refusal", "region_in"]
-
-_CODES = dict.fromkeys(("NoSuchBucket", "NoSuchKey", "NoSuchUpload"), Fault.MISSING)
+_CODES = dict.fromkeys(("NoSuchBucket", "NoSuchKey"), Fault.MISSING)
 _CODES |= dict.fromkeys(
     ("RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"), Fault.UNAVAILABLE
 )
@@ -25,10 +24,8 @@ _BAD_CREDENTIALS = frozenset(
 )
 _CODES |= dict.fromkeys(_BAD_CREDENTIALS, Fault.REFUSED)
 _FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"})
-_WRITING = {"PUT": "s3:PutObject", "POST": "s3:PutObject", "DELETE": "s3:DeleteObject"}
-_OTHER_VERSION = 412
+_WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _MOVED = frozenset({301, 307})
-_TELLING = _MOVED | {400}  # the answer to HEAD
 _SHOWN = 300
 _LISTING = "ListBucketResult"
 # An object as S3 and most compatible servers write it; outside of a comment it is unambiguous.
@@ -136,7 +133,7 @@ def _decoded(name: str) -> str:
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
     """Return the bucket's region, if a refusal reports it; else empty."""
-    if status not in _TELLING:
+    if status not in _MOVED | {400}:  # 400 answers HEAD
         return ""
     region = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
     return region if re.fullmatch("[a-z0-9-]{1,40}", region) else ""
@@ -148,7 +145,9 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
     code, message = (clean_text(fields.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
-    if status == _OTHER_VERSION:  # S3's message is about preconditions, which users never set
+    if (
+        fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
+    ):  # S3's message is about preconditions, which users never set
         words = "S3 has another version (ETag) of it"
     place = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""

@@ -1,8 +1,8 @@
-"""One kept HTTP/1.1 connection that fetches objects.
+"""Requests to an S3 bucket: a GET over kept connections, and all others through urllib3.
 
-It accepts the common answers, ``200`` and for a span ``206`` with a length and an ETag, and raises everything
-else as :class:`UnusualAnswerError`; the connection is then no longer usable. A GET costs 12 microseconds of
-CPU, 60 with a body of 110 KB, while boto3 takes 700 to 900.
+A GET costs 12 microseconds of CPU, 60 with a body of 110 KB, while boto3 takes 700 to 900: it is one request
+with a common answer, repeated once on a new connection if a kept one turned out to be closed. Common answers
+are ``200``, and for a span ``206``, with a length and an ETag. After any other the connection is closed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import re
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from superdl.super_wire.objects.base import ATTEMPTS
+from superdl.super_wire.objects.base import ATTEMPTS, Fault, ObjectError, check_range, check_version
+from superdl.super_wire.objects.s3_account import NO_BODY, Signer, object_path, request_bytes
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Head",
-    "Patience",
-    "S3Connection",
-    "UnreachableError",
-    "UnusualAnswerError",
-]
+    import urllib3
+
+    from superdl.super_wire.objects.base import Span
+    from superdl.super_wire.objects.s3_account import Endpoint
+
 
 _SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
 _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
@@ -69,11 +70,7 @@ class UnusualAnswerError(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The head of a common answer.
-
-    ``begun`` is the start of the body that came with it; ``content_range`` locates a partial body in the
-    object.
-    """
+    """The head of a common answer; ``begun`` is the start of the body that came with it."""
 
     size_bytes: int
     etag: str
@@ -85,9 +82,7 @@ class Head:
 class S3Connection:
     """A connected socket, in use by one thread at a time; plain if ``tls`` is ``None``.
 
-    Raises:
-        UnreachableError: no answer in time.
-        OSError: the connection is refused, the name unknown, or the certificate is not trusted.
+    Any failure is an ``OSError``; if no address took the connection in time, an :class:`UnreachableError`.
     """
 
     def __init__(
@@ -128,16 +123,11 @@ class S3Connection:
         return self._socket.fileno()
 
     def send(self, request: bytes) -> None:
-        """Send a request; ``OSError`` if the connection broke, or accepts nothing."""
+        """Send a request."""
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the head of the answer, which must be a span if ``partial``.
-
-        Raises:
-            OSError: the connection broke, or nothing came in time.
-            UnusualAnswerError: it is no ``200``, or ``206`` for a span, with a length and an ETag.
-        """
+        """Read the head of a common answer, which must be a span if ``partial``."""
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")
@@ -152,11 +142,7 @@ class S3Connection:
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
-        """Read the body of the answer with this ``head``.
-
-        Raises:
-            OSError: the connection broke, or the body came too slowly.
-        """
+        """Read the body of the answer with this ``head``; a slow one is given up."""
         filled, size = len(head.begun), head.size_bytes
         if filled == size:
             return head.begun
@@ -220,3 +206,165 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
     keeps = fields.get(b"connection", b"").lower() != b"close"
     content_range = fields.get(b"content-range", b"").decode("latin-1")
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
+
+
+_MAX_IDLE = 64
+_DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
+
+
+def headers_of(etag: str, span: Span | None) -> list[str]:
+    """Return the header lines that request an object in a version, or a span of it."""
+    if not (etag.isascii() and etag.isprintable()):
+        raise ObjectError(Fault.FAILED, "its version is no ETag")  # it could end the header line
+    lines = [f'if-match:"{etag}"'] if etag else []
+    return lines if span is None else [*lines, f"range:{span.header}"]
+
+
+@dataclass(slots=True, repr=False)  # the request has a session's token
+class Asked:
+    """A GET in flight, on a connection of its own."""
+
+    route: Route
+    connection: S3Connection
+    request: bytes
+    etag: str
+    span: Span | None
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, readable once the answer begins."""
+        return self.connection.fileno()
+
+    def close(self) -> None:
+        """Give up; the answer stays unread."""
+        self.connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Any request.
+
+    ``key`` is the object's; ``None`` means the bucket itself. ``query`` is the result of :func:`query_of`.
+    ``first`` and ``headers`` are header lines whose names come before and after ``host``. ``body`` is sent
+    from its beginning, ``digest`` is its SHA-256.
+    """
+
+    method: str
+    key: str | None
+    query: str = ""
+    first: Sequence[str] = ()
+    headers: Sequence[str] = ()
+    body: bytes | BinaryIO | None = None
+    digest: str = NO_BODY
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Route:
+    """A route to a bucket; threads share it, each GET has a connection to itself."""
+
+    endpoint: Endpoint
+    signer: Signer
+    pool: urllib3.PoolManager
+    proxied: bool
+    patience: Patience
+    idle: deque[S3Connection] = field(default_factory=deque)  # appending and popping are atomic
+    closed: bool = False
+
+    def ask(self, key: str, etag: str, span: Span | None) -> Asked:
+        """Request an object in a version, or a span of it; :meth:`finish` reads the answer."""
+        path = object_path(self.endpoint.path_prefix, key)
+        lines = self.signer.lines("GET", path, headers=headers_of(etag, span))
+        request = request_bytes("GET", path, lines)
+        try:
+            connection = self.idle.pop()  # the last used one is the least likely to be closed
+        except IndexError:
+            return self._ask_anew(request, etag, span)
+        try:
+            connection.send(request)
+        except OSError:
+            connection.close()
+            return self._ask_anew(request, etag, span)
+        return Asked(self, connection, request, etag, span)
+
+    def _ask_anew(self, request: bytes, etag: str, span: Span | None) -> Asked:
+        connection = S3Connection(self.endpoint.host, self.endpoint.port, self.endpoint.tls, self.patience)
+        try:
+            connection.send(request)
+        except BaseException:
+            connection.close()
+            raise
+        return Asked(self, connection, request, etag, span)
+
+    def finish(self, asked: Asked, before: Callable[[int], None]) -> bytes | bytearray:
+        """Return the bytes of a requested object; ``before`` as in ``Bucket.read``.
+
+        Raises:
+            ObjectError: it has another version, or another span came.
+            UnusualAnswerError: the answer is not a common one. ``before`` may have been called.
+        """
+        kept = False
+        try:
+            try:
+                head = asked.connection.head(partial=asked.span is not None)
+            except ConnectionError:
+                # The server may have closed a kept connection at any time.
+                if not asked.connection.used:
+                    raise
+                asked.connection.close()
+                asked = self._ask_anew(asked.request, asked.etag, asked.span)
+                head = asked.connection.head(partial=asked.span is not None)
+            if asked.etag:
+                check_version(head.etag, asked.etag)  # not every server honours If-Match
+            if asked.span is not None:
+                check_range(head.content_range, head.size_bytes, asked.span)
+            before(head.size_bytes)
+            data = asked.connection.body(head)
+            kept = head.keeps and len(self.idle) < _MAX_IDLE
+        finally:
+            if kept:
+                self.idle.append(asked.connection)
+            else:
+                asked.connection.close()
+            if self.closed:  # perhaps meanwhile
+                self.close()
+        return data
+
+    def send(self, request: Request) -> Any:
+        """Send any request by urllib3, and return its answer with the body still unread."""
+        prefix = self.endpoint.path_prefix
+        path = prefix or "/" if request.key is None else object_path(prefix, request.key)
+        lines = self.signer.lines(
+            request.method,
+            path,
+            request.query,
+            before_host=request.first,
+            headers=request.headers,
+            digest=request.digest,
+        )
+        target = f"{path}?{request.query}" if request.query else path
+        if self.proxied and self.endpoint.scheme == "http":  # such a proxy takes whole URLs
+            # In those, urllib3 would resolve dots in a key like path segments.
+            target = (
+                f"http://{self.endpoint.netloc}{_DOTS.sub(lambda dots: dots[0].replace('.', '%2E'), target)}"
+            )
+        if request.body is not None and not isinstance(request.body, bytes):
+            request.body.seek(0)
+        endpoint = self.endpoint
+        pool = self.pool.connection_from_host(endpoint.host, endpoint.port, endpoint.scheme)
+        return pool.urlopen(
+            request.method,
+            target,
+            body=request.body,
+            headers={"user-agent": "superdl", **dict(line.split(":", 1) for line in lines)},
+            retries=False,
+            redirect=False,
+            assert_same_host=False,
+            preload_content=False,
+            decode_content=False,
+        )
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self.closed = True
+        while self.idle:
+            self.idle.pop().close()
+        self.pool.clear()

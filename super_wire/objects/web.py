@@ -20,10 +20,11 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import urllib3
 
-from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.credentials import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import (
     ATTEMPTS,
+    CONTENT_RANGE,
     Bucket,
     Fault,
     ObjectError,
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import NoReturn
 
-    from superdl.super_wire.objects.base import Pending, Span
-
-__all__ = ["Answer", "Site", "answered", "checked_path", "may_read", "range_header", "server_of"]
+    from superdl.super_wire.objects.base import Span
 
 _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
@@ -49,8 +48,6 @@ _REDIRECTS = 5
 _BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-_NO_LISTING = "a web server lists nothing: name samples by key_list, and shards one by one to superdl index"
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
@@ -72,16 +69,7 @@ class Site(Bucket):
         self.name, self._hosts = bucket, hosts
         self._check(bucket, "")
 
-    def read(
-        self,
-        key: str,
-        *,
-        version: str = "",
-        span: Span | None = None,
-        before: Callable[[int], None] = lambda _: None,
-        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
-    ) -> bytes:
-        """Return the bytes of an object, or of a span of it."""
+    def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         with self._answered("GET", key, range_header(span)) as answer:
             if version:
                 check_version(_version(answer), version)
@@ -94,7 +82,10 @@ class Site(Bucket):
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
         """Raise ``ConfigError``: there is no listing."""
-        raise ConfigError(f"{self.name}/{prefix}: {_NO_LISTING}")
+        raise ConfigError(
+            f"{self.name}/{prefix}: a web server lists nothing: name samples by key_list, and shards one by "
+            "one to superdl index"
+        )
 
     @contextmanager
     def _answered(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Answer]:
@@ -136,7 +127,7 @@ class Answer(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the whole object."""
-        match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        match = CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", ""))
         return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:

@@ -18,18 +18,21 @@ from superdl.super_wire.store.layout import (
     is_bucket,
     parse_store,
 )
-from superdl.super_wire.store.pack import PackIndex, PackMeta, check_record, collection_of
-from superdl.super_wire.store.segment import (
+from superdl.super_wire.store.pack import (
     SEGMENT_DTYPE,
+    PackIndex,
+    PackMeta,
     Segment,
     SegmentPack,
+    check_record,
+    collection_of,
     pack_segment,
     segment_entries,
     segment_of,
 )
 
 if TYPE_CHECKING:
-    from superdl.super_wire.objects.s3 import Patience
+    from superdl.super_wire.objects.s3_connection import Patience
 
 __all__ = [
     "IN_USE_S",
@@ -64,7 +67,8 @@ def open_store(
     """
     if not is_bucket(address):
         return DirectoryStore.open(address, create=create, read_only=read_only)
-    from superdl.super_wire.objects.s3 import Patience, open_s3
+    from superdl.super_wire.objects.s3 import open_s3
+    from superdl.super_wire.objects.s3_connection import Patience
 
     name, prefix = bucket_and_prefix(address)
     bucket = open_s3(name, patience or Patience())

@@ -23,18 +23,14 @@ from superdl.super_wire.store.layout import (
     USED,
     new_segment_name,
 )
-from superdl.super_wire.store.pack import PackWriter, read_pack_index
-from superdl.super_wire.store.segment import read_segment
+from superdl.super_wire.store.pack import PackWriter, read_pack_index, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from superdl.super_wire.record import Bytes
-    from superdl.super_wire.store.pack import PackIndex, PackMeta
-    from superdl.super_wire.store.segment import Segment
-
-__all__ = ["Listed", "PackInProgress", "Store"]
+    from superdl.super_wire.store.pack import PackIndex, PackMeta, Segment
 
 
 class Listed(NamedTuple):
@@ -119,8 +115,8 @@ class Store(abc.ABC):
 
     def others(self, instance: str, now: float) -> list[str]:
         """Return other instances that touched it within ten minutes."""
-        touched = sorted(self._list(OPEN))
-        return [entry.name for entry in touched if entry.name != instance and now - entry.written < IN_USE_S]
+        recent = sorted(entry.name for entry in self._list(OPEN) if now - entry.written < IN_USE_S)
+        return [name for name in recent if name != instance]
 
     def mark_used(self, collection: str) -> None:
         """Note that a job opens a collection now."""
@@ -160,12 +156,8 @@ class Store(abc.ABC):
 
     def _remove_all(self, folders: Sequence[str], before: float) -> int:
         self._check_writing()
-        old = [
-            (folder, entry.name)
-            for folder in folders
-            for entry in self._list(folder)
-            if entry.written < before
-        ]
+        listed = [(folder, entry) for folder in folders for entry in self._list(folder)]
+        old = [(folder, entry.name) for folder, entry in listed if entry.written < before]
         for folder, name in old:
             self._remove(folder, name)
         return len(old)
@@ -191,18 +183,13 @@ class PackInProgress:
         file: BinaryIO,
         meta: PackMeta,
         *,
-        publish: Callable[[BinaryIO, int], None],
-        discard: Callable[[BinaryIO], None],
+        publish: Callable[[], None],
+        discard: Callable[[], None] = lambda: None,
         failures: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._name = name
-        self._file = file
-        self._publish = publish
-        self._discard = discard
-        self._failures = failures
-        self._open = True
-        self.size = 0
-        """Bytes of the whole pack, once it is committed."""
+        self._name, self._file, self._open = name, file, True
+        self._publish, self._discard, self._failures = publish, discard, failures
+        self.size = 0  # bytes of the whole pack, once it is committed
         try:
             with failures():
                 self._writer = PackWriter(file, meta)
@@ -241,7 +228,8 @@ class PackInProgress:
         try:
             with self._failures():
                 self.size = self._writer.finish()
-                self._publish(self._file, self.size)
+                self._publish()
+                self._file.close()
         except BaseException:
             self.abandon()
             raise
@@ -252,7 +240,9 @@ class PackInProgress:
         """Discard the pack; no effect once it is committed."""
         if self._open:
             self._open = False
-            self._discard(self._file)
+            with contextlib.suppress(OSError):  # its buffer found no room
+                self._file.close()
+            self._discard()
 
     def _check_open(self) -> None:
         if not self._open:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.store.pack import PackMeta
 
-__all__ = ["BucketStore"]
-
 _SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
 _NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
 _FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
@@ -77,10 +75,7 @@ class BucketStore(Store):
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack; neighbours share a request.
-
-        Spans may be cut off, as by :meth:`read`.
-        """
+        """Read several (offset, length) spans of one pack; neighbours share a request."""
         contents = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
@@ -98,16 +93,10 @@ class BucketStore(Store):
         with self._failures(PACKS):
             file = cast("BinaryIO", tempfile.SpooledTemporaryFile(_SPOOLED_BYTES))  # noqa: SIM115 # closed below
 
-        def publish(file: BinaryIO, _size: int) -> None:
-            self._send(_key(PACKS, name), file)
-            file.close()
-
-        def discard(file: BinaryIO) -> None:
-            with contextlib.suppress(OSError):
-                file.close()
-
         return PackInProgress(
-            name, file, meta, publish=publish, discard=discard, failures=lambda: self._failures(PACKS)
+            *(name, file, meta),
+            publish=lambda: self._send(_key(PACKS, name), file),
+            failures=lambda: self._failures(PACKS),
         )
 
     def _make(self) -> bytes:

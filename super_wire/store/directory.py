@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store.base import Listed, PackInProgress, Store
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from superdl.super_wire.store.pack import PackMeta
-
-__all__ = ["DirectoryStore"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for its writer
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -95,20 +92,18 @@ class DirectoryStore(Store):
         with self._folder(TEMPORARY, writing=True) as folder:
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
-        def publish(file: BinaryIO, _: int) -> None:
+        def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)
 
-        def discard(file: BinaryIO) -> None:
-            with contextlib.suppress(OSError):  # its buffer found no room
-                file.close()
+        def discard() -> None:
             with contextlib.suppress(StoreError):  # else a later sweep removes it
                 self._remove(TEMPORARY, temporary)
 
-        def failures() -> contextlib.AbstractContextManager[None]:
-            return _failures(_below(self.address, TEMPORARY, temporary))
-
-        return PackInProgress(name, file, meta, publish=publish, discard=discard, failures=failures)
+        place = _below(self.address, TEMPORARY, temporary)
+        return PackInProgress(
+            name, file, meta, publish=publish, discard=discard, failures=lambda: _failures(place)
+        )
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
@@ -183,16 +178,9 @@ def _refuse_what_is_private(root: str) -> None:
         raise StoreFormatError(f"{root} is no directory: name a directory for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to {_user(status.st_uid)}: name a store of your own, or have it shared "
-            "(chmod 755 for reading, 775 for writing)"
+            f"{root} is private to the user with the id {status.st_uid}: name a store of your own, or have "
+            "it shared (chmod 755 for reading, 775 for writing)"
         )
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"the user with the id {uid}"
 
 
 def _mark(root: str, *, create: bool) -> None:

@@ -27,42 +27,16 @@ from superdl.super_wire.redaction import without_credentials
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ABANDONED_S",
-    "CATALOGS",
-    "FOLDERS",
-    "INDEX",
-    "IN_USE_S",
-    "MARK",
-    "MAX_MARK_BYTES",
-    "MAX_SEGMENT_BYTES",
-    "OPEN",
-    "PACKS",
-    "TEMPORARY",
-    "USED",
-    "bucket_and_prefix",
-    "checked_name",
-    "default_directory",
-    "is_bucket",
-    "is_name",
-    "new_mark",
-    "new_segment_name",
-    "parse_store",
-    "read_mark",
-    "system_failure",
-]
-
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = FOLDERS = ("packs", "index", "open", "used", "tmp")
+# In a store's directory: the state of coordinators, which is no part of it.
 CATALOGS = "catalogs"
-"""In a store's directory: the state of coordinators, which is no part of it."""
-
+# An instance that touched a store within this many seconds has it open.
 IN_USE_S = 600.0
-"""An instance that touched a store within this many seconds has it open."""
+# Any process may remove a writer's unfinished files or marks after this many seconds.
 ABANDONED_S = 86400.0
-"""Any process may remove a writer's unfinished files or marks after this many seconds."""
+# A reader holds a segment whole; writers begin another long before.
 MAX_SEGMENT_BYTES = 2**28
-"""A reader holds a segment whole; writers begin another long before."""
 MAX_MARK_BYTES = 4096
 
 _STORE_VERSION = 1

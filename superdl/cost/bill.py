@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.super_wire.counters import WorkCounters
+    from superdl.super_wire.waits import WorkCounters
 
 __all__ = ["BillLine", "EpochBill", "EpochUse", "PaidByHour", "RunBill", "bill_of", "prices_for"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.errors import ConfigError, RecordError, StoreError, StoreGoneError
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import check_record, is_bucket
 
 if TYPE_CHECKING:

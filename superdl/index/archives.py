@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.index.loose import LABEL_FILE_BYTES, label_in
 from superdl.index.shard import Member, ShardFile
-from superdl.super_wire.hidden_names import is_hidden
+from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -25,9 +25,9 @@ from superdl.index.key_list import Labelling, key_list_at, rows_of
 from superdl.index.loose import LooseImages
 from superdl.index.shard import UNPACK, ShardError, Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError
-from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.request import is_row
-from superdl.super_wire.temporary import temporary_directory
+from superdl.super_wire.run_directory import temporary_directory
+from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

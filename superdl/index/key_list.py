@@ -18,8 +18,8 @@ from superdl.index.shard import ShardError
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 from superdl.super_wire.objects import open_bucket, source_failures
 from superdl.super_wire.request import Limits, is_row
+from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.source_url import split_url
-from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.options import agreed
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import shown
-from superdl.super_wire.sizes import counted
+from superdl.super_wire.redaction import counted, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -150,7 +149,7 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
 
 def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
     from superdl.store.removing import Removed, choose, prune
-    from superdl.super_wire.sizes import parse_bytes
+    from superdl.super_wire.user_text import parse_bytes
 
     now_s, contents = time.time(), _contents(store)
     if arguments.bytes is not None:

@@ -32,10 +32,10 @@ from superdl.super_wire.cancelling import HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import SuperError, error_from_name
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
-from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
+from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.ports import free_port
 from tests.simulation.invariants import problems
 

@@ -31,8 +31,7 @@ from superdl.sampler.session import JobSpec
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, SourceError
-from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, label_dtype_of
-from superdl.super_wire.labels import unpack_labels
+from superdl.super_wire.labels import MAX_LABEL_BYTES, label_dtype_of, unpack_labels
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
 if TYPE_CHECKING:

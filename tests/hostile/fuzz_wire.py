@@ -30,11 +30,9 @@ from superdl.super_wire.cache import (
     parse_reply,
     parse_slots,
 )
-from superdl.super_wire.coordinator_credentials import parse_tokens
+from superdl.super_wire.credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
-from superdl.super_wire.label_dtype import label_dtype_of
-from superdl.super_wire.labels import unpack_labels
-from superdl.super_wire.read_report import ReadReport
+from superdl.super_wire.labels import label_dtype_of, unpack_labels
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
     HEADER_BYTES,
@@ -48,17 +46,11 @@ from superdl.super_wire.record import (
     unpack,
 )
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
-from superdl.super_wire.request import (
-    OUTCOME_FIELD,
-    PrefetchRequest,
-    PrefetchResult,
-    RequestKind,
-    pack_outcome,
-    read_outcome,
-)
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 from superdl.super_wire.store import pack_segment
 from superdl.super_wire.store.layout import new_mark, read_mark
-from superdl.super_wire.store.segment import read_segment
+from superdl.super_wire.store.pack import read_segment
+from superdl.super_wire.stream_entries import OUTCOME_FIELD, ReadReport, pack_outcome, read_outcome
 from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 
 if TYPE_CHECKING:

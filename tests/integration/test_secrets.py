@@ -17,7 +17,7 @@ from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.cache import Credentials
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceError, SuperError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.object_store import SECRET

@@ -13,7 +13,7 @@ import pytest
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.read_report import ReadReport
+from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.images import SIDE
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack

@@ -11,7 +11,8 @@ from superdl.lambda_prefetch.handler import _ReplyTo, handler
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
-from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult, read_outcome
+from superdl.super_wire.request import Outcome, PrefetchFailure, PrefetchResult
+from superdl.super_wire.stream_entries import read_outcome
 from tests.fixtures.valkey_cluster import valkey_cluster
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 

@@ -12,7 +12,7 @@ from superdl.super_dataset import Recipe, SuperDataset, coordinate_by
 from superdl.super_dataset.listed_source import ListedSource
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, UsageError
-from superdl.super_wire.sample_list import SampleList
+from superdl.super_wire.labels import SampleList
 
 RECIPE = Recipe.image(resize=8, crop=8)
 BINDING = DatasetBinding(b"i" * 16, b"f", 3, ("cat", "dog"), "int64", cache="")

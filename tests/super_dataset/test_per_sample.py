@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from superdl.super_dataset import PerSample, SuperLoader
 from superdl.super_wire.errors import BadSampleError, UsageError
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import label_dtype_of
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.ports import free_port
 from tests.super_dataset.augmenting import batch, info_of

@@ -1,17 +1,14 @@
-"""The port for metrics and health: TLS and tokens, and bounds on strangers."""
+"""The port for metrics and health: statuses, and bounds on strangers. Its TLS: worker/test_showing.py."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import http.client
-import shutil
 import socket
-import ssl
 
 import pytest
 
-from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire import http_port
 from superdl.super_wire.errors import ConfigError
@@ -33,39 +30,22 @@ def listening(use, **guards):
     asyncio.run(work())
 
 
-def asked(port, path="/metrics", method="GET", tls=None, **headers):
-    kinds = {"context": tls} if tls else {}
-    kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
-    with contextlib.closing(kind("127.0.0.1", port, timeout=20, **kinds)) as connection:
-        connection.request(method, path, headers=headers)
+def asked(port, path="/metrics", method="GET", token=TOKEN):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         return answer.status, answer.read()
 
 
-def test_a_scrape_needs_the_certificate_that_is_on_disk_and_a_token(certificates, tmp_path):
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-
-    def put(pair):
-        shutil.copy(pair.cert_file, cert)
-        shutil.copy(pair.key_file, key)
-
+def test_each_request_has_its_status():
     def use(port):
-        tls = ssl.create_default_context(cafile=certificates.ca_file)
-        assert asked(port, tls=tls) == (401, b"401 Unauthorized\n")
-        assert asked(port, tls=tls, Authorization="Bearer wrong-token-here")[0] == 401
-        right = {"Authorization": f"Bearer {TOKEN}"}
-        assert asked(port, tls=tls, **right) == (200, b"# EOF\n")
-        assert asked(port, "/metrics?x=1", tls=tls, **right)[0] == 200
-        assert asked(port, "/", tls=tls, **right)[0] == 404
-        assert asked(port, "/absent", tls=tls, **right) == (503, b"503 Service Unavailable\n")
-        assert asked(port, method="POST", tls=tls, **right)[0] == 405
-        put(certificates.elsewhere)
-        with pytest.raises(ssl.SSLCertVerificationError):
-            asked(port, tls=tls, **right)
+        assert asked(port) == asked(port, "/metrics?x=1") == (200, b"# EOF\n")
+        assert asked(port, token="wrong-token-here") == (401, b"401 Unauthorized\n")
+        assert asked(port, "/")[0] == 404
+        assert asked(port, "/absent")[0] == 503
+        assert asked(port, method="POST")[0] == 405
 
-    put(certificates.server)
-    guards = {"tls": ServerTls(str(cert), str(key)).context(), "accepts": Tokens(TOKEN).accept}
-    listening(use, **guards)
+    listening(use, accepts=Tokens(TOKEN).accept)
 
 
 def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(monkeypatch):
@@ -75,16 +55,16 @@ def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(monke
         def connected():
             return socket.create_connection(("127.0.0.1", port), timeout=20)
 
-        silent = [connected() for _ in range(http_port._CONNECTIONS_MAX)]
-        with connected() as one_more:
-            assert one_more.recv(1) == b""
-        for one in silent:
-            with one, contextlib.suppress(ConnectionResetError):
-                assert one.recv(1) == b""
+        silent = [connected() for _ in range(16)]
+        with connected() as peer:
+            assert peer.recv(1) == b""
+        for peer in silent:
+            with peer, contextlib.suppress(ConnectionResetError):
+                assert peer.recv(1) == b""
         for words in (b"GET /metrics" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n"):
-            with connected() as one, contextlib.suppress(ConnectionResetError):
-                one.sendall(words)
-                assert one.recv(100)[:15] in (b"HTTP/1.1 400 Ba", b"")
+            with connected() as peer, contextlib.suppress(ConnectionResetError):
+                peer.sendall(words)
+                assert peer.recv(100)[:15] in (b"HTTP/1.1 400 Ba", b"")
         assert asked(port)[0] == 200
         with pytest.raises(ConfigError, match="metrics_listen=.*cannot be listened on"):
             asyncio.run(listen_for_gets(f"127.0.0.1:{port}", "metrics_listen", {}))

@@ -1,7 +1,8 @@
-"""Labels whose lists vary by sample: packed, taken, joined and sent, they are what each sample was given."""
+"""Labels of any dtype travel as text and bytes, and other texts and bytes are refused."""
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import numpy as np
@@ -10,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, label_dtype_of
 from superdl.super_wire.labels import (
+    LABEL_KINDS,
+    MAX_LABEL_BYTES,
+    LabelField,
     RaggedLabels,
+    SampleList,
     joined,
+    label_dtype_of,
+    label_dtype_text,
+    label_fields_of,
     label_sizes,
     labels_text,
     pack_labels,
@@ -105,25 +112,19 @@ def test_spoilt_bytes_are_refused_or_labels_within_bounds(made, seed):
     assert sum(label_sizes(found, text)) + 4 == len(data)
 
 
+HUGE = (1).to_bytes(4, "little") + MAX_LABEL_BYTES.to_bytes(4, "little") + bytes(MAX_LABEL_BYTES)
+
+
 @pytest.mark.parametrize(
-    ("data", "text", "size", "message"),
+    ("data", "text", "size"),
     [
-        (b"", "int64[*]", None, "0 bytes are no labels"),
-        (b"\1\0\0\0", "int64[*]", None, "buffer is smaller than requested"),
-        (b"\1\0\0\0" + b"\xff" * 4, "int64[*,2]", None, "buffer is smaller than requested"),
-        (b"\1\0\0\0" + bytes(5), "int64[*]", None, "1 bytes are left over"),
-        (bytes(4), "int64[*]", 1, "no labels of 1 samples"),
-        (bytes(7), "int64", None, "no labels of samples, of dtype 'int64'"),
-        (
-            (1).to_bytes(4, "little") + (MAX_LABEL_BYTES).to_bytes(4, "little") + bytes(MAX_LABEL_BYTES),
-            "uint8[*]",
-            1,
-            "one has more than 65536 bytes",
-        ),
+        *((b"", "int64[*]", None), (b"\1\0\0\0", "int64[*]", None), (bytes(4), "int64[*]", 1)),
+        *((b"\1\0\0\0" + b"\xff" * 4, "int64[*,2]", None), (b"\1\0\0\0" + bytes(5), "int64[*]", None)),
+        *((bytes(7), "int64", None), (HUGE, "uint8[*]", 1)),
     ],
 )
-def test_bytes_of_no_such_labels(data, text, size, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bytes_of_no_such_labels(data, text, size):
+    with pytest.raises(ConfigError):
         unpack_labels(data, text, size)
 
 
@@ -137,3 +138,102 @@ def test_labels_of_one_form_travel_as_arrays():
     assert label_sizes(labels, text).tolist() == [24, 24]
     narrow = np.array([1, 2], dtype=np.uint8)
     assert b"".join(pack_labels(narrow, "int64")) == np.array([1, 2]).tobytes()
+
+
+KINDS = st.sampled_from(sorted(LABEL_KINDS))
+SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
+FIELDS = st.builds(
+    lambda kind, shape, varies: LabelField(np.dtype((kind, shape)), varies), KINDS, SHAPES, st.booleans()
+)
+
+
+@given(FIELDS)
+def test_numbers_arrays_and_lists_travel(field):
+    text = label_dtype_text({"": field})
+    assert label_fields_of(text) == {"": field}
+    row = label_dtype_of(text)
+    assert row == (np.uint32 if field.varies else field.dtype)
+    assert np.frombuffer(bytes(3 * row.itemsize), dtype=row).shape == (3, *row.shape)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), FIELDS, min_size=1, max_size=6))
+def test_named_fields_travel_in_their_order(fields):
+    text = label_dtype_text(fields)
+    assert list(label_fields_of(text).items()) == list(fields.items())
+    assert label_dtype_of(text).names == tuple(fields)
+
+
+def test_texts_are_those_that_stand_in_the_module():
+    field = LabelField(np.dtype(("f8", 4)), varies=True)
+    assert label_dtype_text({"": field}) == "float64[*,4]"
+    fields = {"age": LabelField(np.dtype("i8")), "ids": LabelField(np.dtype("i8"), varies=True)}
+    assert label_dtype_text(fields) == '{"age":"int64","ids":"int64[*]"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "object", "O", "|O8", "<U5", "<i8", "i8", "S100", "V8", "M8[ns]", "datetime64", "complex64",
+        "int64,float64", "(2,)int64", "int64[]", "int64[0]", "int64[-1]", "int64[1,]", "int64[ 1]", "int64[1",
+        "int64[*", "int64[**]", "int64[*1]", "int64[4,*]", "int64[*,*]", "int64[*,0]", "float64[*,10000]",
+        "int64[1][1]", "int64[1,1,1,1,1,1,1,1,1]", f"uint8[{MAX_LABEL_BYTES + 1}]", "float64[10000]",
+        "float64[999999,999999,999999,999999,999999,999999,999999,999999]", "int64[9999999]",
+        "{", "{}", "[]", '{"a":"object"}', '{"a":1}', '{"a":{"b":"int64"}}', '{"a":["int64"]}',
+        '{"":"int64"}',
+        '{"a":"int64","a":"int64"}', '{"a":"int64"} x', '{"a":"uint8[40000]","b":"uint8[40000]"}',
+        "{" + ",".join(f'"{n}":"int8"' for n in range(65)) + "}",
+        '{"a":' * 20_000, "[" * 200_000, '{"' + "x" * 20_000 + '":"int8"}',
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_other_texts_are_refused(text):
+    with pytest.raises(ConfigError):
+        label_dtype_of(text)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.dtype(object), np.dtype("<U5"), np.dtype([("a", object)]), np.dtype("V8")]
+)
+def test_labels_of_other_dtypes_have_no_text(dtype):
+    with pytest.raises(ConfigError):
+        labels_text(np.empty(0, dtype=dtype))
+
+
+KEYS = [b"cat/a.jpg", b"dog/\xff.jpg", "dog/größe.jpg".encode()]
+
+
+def listed(bucket="file:///images", labels=(0, 1, 1)):
+    lengths = np.array([len(key) for key in KEYS], dtype="<u4").tobytes()
+    return SampleList(bucket, b"".join(KEYS), lengths, joined([np.array(labels)]))
+
+
+def test_it_is_a_sequence_of_paths_and_labels():
+    samples = listed()
+    assert len(samples) == 3
+    assert samples[0] == samples[-3] == samples[np.int64(0)] == ("/images/cat/a.jpg", 0)
+    assert type(samples[0][1]) is int
+    assert samples[-1] == ("/images/dog/größe.jpg", 1)
+    assert samples[1:] == list(samples)[1:] == [samples[1], samples[2]]
+    assert [label for _, label in samples] == [0, 1, 1]
+    assert samples[0] in samples
+    assert random.Random(0).sample(samples, 3)
+    assert list(pickle.loads(pickle.dumps(samples))) == list(samples)
+    assert repr(samples).startswith("<SampleList of 3: ('/images/cat/a.jpg', 0), ")
+    for index in (3, -4):
+        with pytest.raises(IndexError, match="3 samples has no place"):
+            samples[index]
+    with pytest.raises(TypeError):
+        samples["cat"]
+
+
+def test_paths_are_what_opens_them():
+    assert listed("s3://bucket")[0][0] == "s3://bucket/cat/a.jpg"
+    assert listed("file:///")[0][0] == "/cat/a.jpg"
+    assert listed()[1][0].encode(errors="surrogateescape") == b"/images/dog/\xff.jpg"
+
+
+def test_labels_stay_arrays_where_they_are_and_cannot_be_changed():
+    samples = listed(labels=[[0.5, 1.0], [1.5, 2.0], [2.5, 3.0]])
+    assert samples[2][1].tolist() == [2.5, 3.0]
+    with pytest.raises(ValueError, match="read-only"):
+        samples.labels[0] = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -78,22 +77,6 @@ def test_travels_by_json_pickle_and_copy(steps, seed):
         assert other.augment_seed == recipe.augment_seed
     assert recipe.json.isascii()
     assert len(recipe.digest) == 16
-
-
-@given(STEPS, STEPS)
-def test_equal_digests_are_equal_canonical_steps(first, second):
-    one, two = Recipe(first), Recipe(second)
-    assert (one.digest == two.digest) is (one.steps == two.steps)
-
-
-@given(STEPS, st.randoms(use_true_random=False))
-def test_the_order_of_parameters_means_nothing(steps, random):
-    shuffled = []
-    for step in steps:
-        names = list(step)
-        random.shuffle(names)
-        shuffled.append({name: step[name] for name in names})
-    assert Recipe(shuffled).digest == Recipe(steps).digest
 
 
 def one(op, **parameters):
@@ -205,51 +188,18 @@ def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
     ("steps", "shape"),
     [
         ([], None),
-        ([{"op": "resize", "size": 8}], None),
-        ([{"op": "center_crop", "size": 8}], (8, 8, 3)),
         ([{"op": "random_resized_crop", "size": 9}, {"op": "horizontal_flip"}], (9, 9, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "resize", "size": 4}], None),
         ([{"op": "resize", "size": [8, 9]}, {"op": "vertical_flip"}], (8, 9, 3)),
         ([{"op": "resize", "size": [8, 9]}, {"op": "pad", "padding": [1, 2, 3, 4]}], (14, 13, 3)),
-        ([{"op": "pad", "padding": 4}], None),
         ([{"op": "pad", "padding": 4}, {"op": "random_crop", "size": [8, 9]}], (8, 9, 3)),
         ([{"op": "grayscale"}, {"op": "center_crop", "size": [8, 9]}], (8, 9, 1)),
-        ([{"op": "center_crop", "size": 8}, {"op": "grayscale", "channels": 3}], (8, 8, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "custom", "name": "m:f@1"}], None),
         ([{"op": "custom", "name": "m:f@1"}, {"op": "center_crop", "size": 8}], (8, 8, 3)),
     ],
 )
 def test_output_shape(steps, shape):
     assert Recipe(steps).output_shape == shape
-
-
-@pytest.mark.parametrize("make", [Recipe.image, Recipe.mask])
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("size", "resize=256, crop=224"),
-        ("image_size", "crop="),
-        ("mean", "transform="),
-        ("flip", "Augment"),
-        ("interpolation", "'bicubic'"),
-    ],
-)
-def test_names_of_other_libraries_are_refused_with_ours(make, name, instead):
-    with pytest.raises(TypeError, match=f"no argument {name}: .*{instead}"):
-        make(**{name: 224})
-
-
-@pytest.mark.parametrize("seed", [True, 1.0, "1", None, 2**63, -(2**63) - 1])
-def test_augment_seeds(seed):
-    with pytest.raises(RecipeError, match="augment_seed"):
-        Recipe([], augment_seed=seed)
-
-
-@pytest.mark.parametrize("version", [PIPELINE_VERSION + 1, 0, "1", None])
-def test_a_recipe_of_another_pipeline_version_is_refused(version):
-    text = json.dumps({"pipeline": version, "steps": [], "augment_seed": 0})
-    with pytest.raises(RecipeError, match=f"the recipe wants pipeline {version!r}, not 1"):
-        Recipe.from_json(text)
 
 
 GOOD = {
@@ -376,10 +326,6 @@ REFUSED = {
 def test_steps_that_cannot_be_are_refused(words, steps):
     with pytest.raises(RecipeError, match=words):
         Recipe(steps)
-
-
-def test_as_many_steps_as_are_allowed_are_taken():
-    assert len(Recipe([FLIP] * 64).steps) == 64
 
 
 def test_a_recipe_for_each_field():

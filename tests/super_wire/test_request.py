@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.keys import outcome_stream
+from superdl.super_wire.keys import checked_outcome_stream, outcome_stream
 from superdl.super_wire.request import (
-    MAX_OUTCOME_BYTES,
     MAX_SAMPLES_PER_REQUEST,
     MEMBER_ENCODINGS,
-    REQUEST_VERSION,
     Limits,
     Outcome,
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
     RequestKind,
-    pack_outcome,
-    read_outcome,
 )
+from superdl.super_wire.stream_entries import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COUNT = st.integers(0, 2**63 - 1)
@@ -46,11 +43,11 @@ def requests(draw):
     limits = draw(st.builds(Limits, COUNT, COUNT))
     answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
     kind, *placed = draw(places(len(keys)))
-    said = (kind, limits, answer_to, golden, version, *placed)
+    rest = (kind, limits, answer_to, golden, version, *placed)
     prefix = draw(TEXT)
     named = draw(st.sampled_from([("", ""), ("pets", ""), ("pets", prefix)]))
     samples = (tuple(f"{named[1]}{key}" for key in keys), versions, ids)
-    whole = PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said, *named)
+    whole = PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *rest, *named)
     return replace(whole, **draw(members(len(keys)))) if draw(st.booleans()) else whole
 
 
@@ -82,7 +79,7 @@ def places(draw, count):
 
 @st.composite
 def results(draw):
-    outcome = st.sampled_from([str(one) for one in Outcome])
+    outcome = st.sampled_from([str(outcome) for outcome in Outcome])
     outcomes, *numbers = draw(columns(outcome, *[COUNT] * 5))
     messages = draw(st.dictionaries(TEXT, TEXT, max_size=3))
     counts = [draw(COUNT) for _ in range(4)]
@@ -101,6 +98,27 @@ RESULT = PrefetchResult(
 )
 
 
+RESTORE = replace(
+    REQUEST,
+    kind=RequestKind.RESTORE,
+    store="/store",
+    packs=("a.pack", "b.pack"),
+    pack_of=(1, 0),
+    offsets=(64, 128),
+    lengths=(9, 9),
+)
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
+OF_MEMBERS = replace(
+    REQUEST,
+    members=("a", "b"),
+    member_offsets=(0, 64),
+    member_lengths=(9, 9),
+    encodings=("", "deflate"),
+    traceparent=TRACE,
+)
+FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
+
+
 @given(requests())
 def test_requests_round_trip(request_):
     assert PrefetchRequest.from_mapping(json.loads(request_.to_json())) == request_
@@ -108,10 +126,10 @@ def test_requests_round_trip(request_):
     again = {name: getattr(request_, name) * 3 for name in columns}
     parts = replace(request_, fields=("mask", "depth"), **again)
     assert PrefetchRequest.from_mapping(json.loads(parts.to_json())) == parts
-    with pytest.raises(ConfigError, match="as many keys and versions as ids, and again for each field"):
+    with pytest.raises(ConfigError):
         PrefetchRequest.from_mapping(replace(parts, fields=("mask",)).to_mapping())
     for fields_ in (("mask", "mask"), ("image", "mask"), ("mask", "a.b")):
-        with pytest.raises(ConfigError, match="fields that differ|a field has a name"):
+        with pytest.raises(ConfigError):
             PrefetchRequest.from_mapping(replace(parts, fields=fields_).to_mapping())
 
 
@@ -119,16 +137,6 @@ def test_requests_round_trip(request_):
 def test_results_round_trip(result):
     assert PrefetchResult.from_mapping(json.loads(json.dumps(result.to_mapping()))) == result
     assert PrefetchResult.from_mapping(result.to_mapping()) == result  # as an executor without JSON gives it
-
-
-def test_a_traced_request_has_its_context_and_others_lack_it():
-    plain = PrefetchRequest("r", "b", "{}", 0, "unix:/x", 1.0, ("k",), ("v",), ("0" * 32,))
-    assert "traceparent" not in plain.to_mapping()
-    traced = replace(plain, traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
-    assert PrefetchRequest.from_mapping(traced.to_mapping()) == traced
-    for wrong in ("00-a-b-01", f"00-{'A' * 32}-{'b' * 16}-01", "x\n"):
-        with pytest.raises(ConfigError, match="traceparent"):
-            PrefetchRequest.from_mapping(replace(plain, traceparent=wrong).to_mapping())
 
 
 def test_golden_json():
@@ -150,107 +158,110 @@ def test_golden_json():
     )
 
 
-BAD_REQUESTS = {
-    "epoch": [-1, 1.0, True, "1", None, 2**63],
-    "expires_at": ["1", None, True, float("nan"), float("inf"), 10**400, -1, -0.5],
-    "bucket": [None, 1, b"s3://b", ["s3://b"]],
-    "keys": [None, "kl", ["k"], ["k", 1], {"k": 1, "l": 2}, [["k"], ["l"]]],
-    "versions": [None, ["v"], ["v", None]],
-    "ids": [["0" * 32], *(["0" * 32, other] for other in ("f" * 31, "g" * 32, "F" * 32, "f" * 32 + "\n"))],
-    "limits": [
-        *(None, {}, [], {"object_bytes": 1}, {"object_bytes": 1, "image_pixels": "1"}),
-        {"object_bytes": -1, "image_pixels": 1},
+STREAMS = [
+    *("super:lock", "super:o1:", f"super:r1:{'0a' * 16}", f"super:o1:{'0a' * 17}", f"super:o1:{'0A' * 16}"),
+    *(f"super:o1:{'0a' * 16}\n", f"super:o1:{{{'0a' * 15}}}", f"xsuper:o1:{'0a' * 16}"),
+]
+BAD = {
+    "request": (
+        REQUEST,
+        {
+            "epoch": [-1, 1.0, True, "1", None, 2**63],
+            "expires_at": ["1", None, True, float("nan"), float("inf"), 10**400, -1, -0.5],
+            "bucket": [None, 1, b"s3://b", ["s3://b"]],
+            "keys": [None, "kl", ["k"], ["k", 1], {"k": 1, "l": 2}, [["k"], ["l"]]],
+            "versions": [None, ["v"], ["v", None]],
+            "ids": [
+                ["0" * 32],
+                *(["0" * 32, other] for other in ("f" * 31, "g" * 32, "F" * 32, "f" * 32 + "\n")),
+            ],
+            "limits": [
+                *(None, {}, [], {"object_bytes": 1}, {"object_bytes": 1, "image_pixels": "1"}),
+                {"object_bytes": -1, "image_pixels": 1},
+            ],
+            "super_request": [None, 1, "2"],
+            "answer_to": STREAMS,
+            "traceparent": ["00-a-b-01", TRACE.upper(), "x\n"],
+            "alias": [None, 5, "my/pets", "größe", "p" * 65],
+            "prefix": [None, "k"],
+            "kind": [None, 1, "", "steal", ["decode"], "restore", "save", "decode_to_store"],
+        },
+    ),
+    "restore": (
+        RESTORE,
+        {
+            "store": ["", None, 1, "\ud800"],
+            "packs": [
+                [],
+                ["a.pack"],
+                ["a.pack", "a.pack"],
+                ["a.pack", None],
+                None,
+                ["a.pack", "b.pack", "c.pack"],
+            ],
+            "pack_of": [[], [1], [0, 2], [1, 1], [-1, 0], [True, False], [1, 0, 0], None],
+            "offsets": [[], [64], [64, -1], [64, 2**63], [64, 1.0], ["64", "128"]],
+            "lengths": [[], [9], [9, 9, 9], [9, -9], {"0": 9, "1": 9}],
+            "kind": ["decode", "decode_to_store", "save", None],
+        },
+    ),
+    "members": (
+        OF_MEMBERS,
+        {
+            "members": [[], ["a"], ["a", None], None, ["a", "\ud800"]],
+            "member_offsets": [[], [64], [64, -1], [64, 2**63], ["64", "128"], None],
+            "member_lengths": [[9], [9, 0], [9, -9], [9, True]],
+            "encodings": [["deflate"], ["", "parquet:"], ["", None], None],
+        },
+    ),
+    "result": (
+        RESULT,
+        {
+            "outcomes": [
+                None,
+                ["cached"],
+                ["cached", "eaten"],
+                ["cached", ["missing"]],
+                ["cached", "CACHED"],
+            ],
+            "fetch_us": [[1], [1, -1], [1, 1.5], [1, "2"], [1, True], [1, 2**63]],
+            "record_bytes": [[], [1, 2, 3], None],
+            "messages": [None, [], {"1": 2}, {"1": None}],
+            "cold_start": [0, 1, "true", None],
+            "duration_us": [-1, 1.0, None],
+            "pack": ["a.pack", None, 1],
+            "offsets": [[64, 0], None, "", [-1, 0]],
+            "lengths": [[64, 0], None, "", [-1, 0]],
+            "store_bytes": [-1, 1.0, None],
+            "source_requests": [-1, True, None],
+            "super_result": [None, 0, 1],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "value"),
+    [
+        (form, name, value)
+        for form, (_, bad) in BAD.items()
+        for name, values in bad.items()
+        for value in values
     ],
-    "super_request": [None, 1, "2"],
-    "alias": [None, 5, "my/pets", "größe", "p" * 65],
-    "prefix": [None, "k"],
-    "kind": [None, 1, "", "steal", ["decode"], "restore", "save", "decode_to_store"],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in BAD_REQUESTS.items() for value in values]
 )
-def test_bad_requests(name, value):
-    mapping = json.loads(REQUEST.to_json()) | {name: value}
-    with pytest.raises(ConfigError, match=f"{name}|version 4|as many versions|lower-case hex|a restore has"):
-        PrefetchRequest.from_mapping(mapping)
+def test_bad_fields_are_refused(form, name, value):
+    good, _ = BAD[form]
+    mapping = json.loads(json.dumps(good.to_mapping()))
+    assert type(good).from_mapping(mapping) == good
+    with pytest.raises(ConfigError):
+        type(good).from_mapping(mapping | {name: value})
 
 
-RESTORE = replace(
-    REQUEST,
-    kind=RequestKind.RESTORE,
-    store="/store",
-    packs=("a.pack", "b.pack"),
-    pack_of=(1, 0),
-    offsets=(64, 128),
-    lengths=(9, 9),
-)
-BAD_PLACES = {
-    "store": ["", None, 1, "\ud800"],
-    "packs": [[], ["a.pack"], ["a.pack", "a.pack"], ["a.pack", None], None, ["a.pack", "b.pack", "c.pack"]],
-    "pack_of": [[], [1], [0, 2], [1, 1], [-1, 0], [True, False], [1, 0, 0], None],
-    "offsets": [[], [64], [64, -1], [64, 2**63], [64, 1.0], ["64", "128"]],
-    "lengths": [[], [9], [9, 9, 9], [9, -9], {"0": 9, "1": 9}],
-    "kind": ["decode", "decode_to_store", "save", None],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in BAD_PLACES.items() for value in values]
-)
-def test_bad_places(name, value):
-    mapping = json.loads(RESTORE.to_json())
-    assert PrefetchRequest.from_mapping(mapping) == RESTORE
-    with pytest.raises(ConfigError, match=f"{name}|lone surrogate|a restore has"):
-        PrefetchRequest.from_mapping(mapping | {name: value})
-
-
-OF_MEMBERS = replace(
-    REQUEST, members=("a", "b"), member_offsets=(0, 64), member_lengths=(9, 9), encodings=("", "deflate")
-)
-BAD_MEMBERS = {
-    "members": [[], ["a"], ["a", None], None, ["a", "\ud800"]],
-    "member_offsets": [[], [64], [64, -1], [64, 2**63], ["64", "128"], None],
-    "member_lengths": [[9], [9, 0], [9, -9], [9, True]],
-    "encodings": [["deflate"], ["", "parquet:"], ["", None], None],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in BAD_MEMBERS.items() for value in values]
-)
-def test_bad_members(name, value):
-    mapping = json.loads(OF_MEMBERS.to_json())
-    assert PrefetchRequest.from_mapping(mapping) == OF_MEMBERS
-    with pytest.raises(ConfigError, match=r"member|encodings|lone surrogate"):
-        PrefetchRequest.from_mapping(mapping | {name: value})
-    with pytest.raises(ConfigError, match="one of member, offset and length"):
-        PrefetchRequest.from_mapping(json.loads(REQUEST.to_json()) | {"member_offsets": [1, 2]})
-
-
-BAD_RESULTS = {
-    "outcomes": [None, ["cached"], ["cached", "eaten"], ["cached", ["missing"]], ["cached", "CACHED"]],
-    "fetch_us": [[1], [1, -1], [1, 1.5], [1, "2"], [1, True], [1, 2**63]],
-    "record_bytes": [[], [1, 2, 3], None],
-    "messages": [None, [], {"1": 2}, {"1": None}],
-    "cold_start": [0, 1, "true", None],
-    "duration_us": [-1, 1.0, None],
-    "pack": ["a.pack", None, 1],
-    "offsets": [[64, 0], None, "", [-1, 0]],
-    "lengths": [[64, 0], None, "", [-1, 0]],
-    "store_bytes": [-1, 1.0, None],
-    "source_requests": [-1, True, None],
-    "super_result": [None, 0, 1],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in BAD_RESULTS.items() for value in values]
-)
-def test_bad_results(name, value):
-    with pytest.raises(ConfigError, match=f"{name}|version 4|differ in length|unknown outcomes"):
-        PrefetchResult.from_mapping(RESULT.to_mapping() | {name: value})
+@pytest.mark.parametrize("count", [0, MAX_SAMPLES_PER_REQUEST + 1])
+def test_the_number_of_samples_is_bounded(count):
+    columns = {"keys": ("k",) * count, "versions": ("v",) * count, "ids": ("0" * 32,) * count}
+    with pytest.raises(ConfigError):
+        PrefetchRequest.from_mapping(replace(REQUEST, **columns).to_mapping())
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(PrefetchRequest)])
@@ -261,53 +272,34 @@ def test_requests_lack_nothing(field):
         absent = "" if field == "traceparent" else ()
         assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: absent})
         return
-    words = "one of member" if field.startswith("member") else f"the prefetch request lacks '{field}'"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError):
         PrefetchRequest.from_mapping(mapping)
 
 
-@pytest.mark.parametrize("count", [0, MAX_SAMPLES_PER_REQUEST + 1])
-def test_the_number_of_samples_is_bounded(count):
-    mapping = asdict(REQUEST) | {"super_request": REQUEST_VERSION, "ids": ["0" * 32] * count}
-    with pytest.raises(ConfigError, match=f"1 to 4096 samples; this one {count}"):
-        PrefetchRequest.from_mapping(mapping)
-
-
-@pytest.mark.parametrize(("said", "read"), [("no \ud800 name", "no ? name"), ("Größe", "Größe"), ("", "")])
-def test_words_of_others_can_be_encoded(said, read):
-    mapping = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": said}}))
-    assert PrefetchResult.from_mapping(mapping).messages == {"1": read}
-    mapping = RESULT.to_mapping() | {"store_trouble": said}
-    assert PrefetchResult.from_mapping(mapping).store_trouble == read
-    failure = PrefetchFailure("r", "1", error=said, message=said)
-    told = PrefetchFailure.from_mapping(json.loads(json.dumps(failure.to_mapping())))
-    assert (told.error, told.message) == (read, read)
-
-
-FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
+@pytest.mark.parametrize(("text", "read"), [("no \ud800 name", "no ? name"), ("Größe", "Größe"), ("", "")])
+def test_foreign_texts_can_be_encoded(text, read):
+    result = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": text}, "store_trouble": text}))
+    assert PrefetchResult.from_mapping(result).messages == {"1": read}
+    assert PrefetchResult.from_mapping(result).store_trouble == read
+    failure = replace(FAILURE, error=text, message=text)
+    assert PrefetchFailure.from_mapping(failure.to_mapping()) == replace(FAILURE, error=read, message=read)
 
 
 @pytest.mark.parametrize("answer", [RESULT, FAILURE], ids=["result", "failure"])
-def test_what_is_packed_is_read(answer):
+def test_outcomes_travel_by_a_stream(answer):
     assert read_outcome({b"r": pack_outcome(answer)}) == answer
+    assert checked_outcome_stream(outcome_stream("0a" * 16)) == b"super:o1:" + b"0a" * 16
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    "entry",
     [
-        ({}, "lacks the field 'r'"),
-        ({b"x": b"{}"}, "lacks the field 'r'"),
-        ({b"r": b""}, "an outcome is JSON"),
-        ({b"r": b"\xff\xfe"}, "an outcome is JSON"),
-        ({b"r": b"[" * 100_000}, "an outcome is JSON"),
-        ({b"r": b"[]"}, "reads results of version 4"),
-        ({b"r": b"{}"}, "reads results of version 4"),
-        ({b"r": b'{"super_failure":2}'}, "reads failures of version 4"),
-        ({b"r": b'{"super_failure":4}'}, "lacks 'request_id'"),
-        ({b"r": b" " * (MAX_OUTCOME_BYTES + 1)}, "16,777,217 bytes is over"),
+        *({}, {b"x": b"{}"}),
+        *({b"r": data} for data in (b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b'{"super_failure":2}')),
+        *({b"r": data} for data in (b'{"super_failure":4}', b" " * (MAX_OUTCOME_BYTES + 1))),
     ],
 )
-def test_what_is_no_outcome_is_refused(entry, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_other_entries_are_no_outcomes(entry):
+    with pytest.raises(ConfigError) as caught:
         read_outcome(entry)
     assert len(str(caught.value)) < 300

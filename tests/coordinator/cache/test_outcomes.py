@@ -13,7 +13,8 @@ from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError
-from superdl.super_wire.request import PrefetchFailure, PrefetchResult, pack_outcome
+from superdl.super_wire.request import PrefetchFailure, PrefetchResult
+from superdl.super_wire.stream_entries import pack_outcome
 from tests.coordinator.running import follow
 from tests.fixtures.valkey_cluster import valkey_cluster
 

@@ -13,7 +13,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.read_report import ReadReport
+from superdl.super_wire.stream_entries import ReadReport
 
 REPORT = ReadReport(
     rank=1,

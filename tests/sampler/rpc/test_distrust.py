@@ -14,7 +14,7 @@ from superdl.sampler.rpc import client
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client, Patience
 from superdl.sampler.rpc.distrust import why_distrusted
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
 from tests.sampler.scripted_coordinator import ScriptedCoordinator
 

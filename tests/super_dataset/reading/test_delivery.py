@@ -23,8 +23,7 @@ from superdl.super_dataset.reading.delivery import (
     sample_tensors,
 )
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.label_dtype import label_dtype_of
-from superdl.super_wire.labels import unpack_labels
+from superdl.super_wire.labels import label_dtype_of, unpack_labels
 from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES
 from tests.super_dataset.stored_batches import id_at, images, record, ref_of, stored, tombstone
 

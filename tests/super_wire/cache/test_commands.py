@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import threading
 
@@ -191,17 +190,3 @@ def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ev
     valkey_cluster.wait_until_ready()
     nodes.renew()
     assert store(nodes, range(200)) == [""] * 200
-
-
-@pytest.mark.slow
-def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
-    store(nodes, range(100))
-    process = valkey_cluster.nodes[0].process
-    process.send_signal(signal.SIGSTOP)
-    try:
-        answers = store(nodes, range(100), timeout_s=0.3)
-        assert [bool(answer) for answer in answers] == [
-            valkey_cluster.owners[key_slot(a_key(n))] == 0 for n in range(100)
-        ]
-    finally:
-        process.send_signal(signal.SIGCONT)

@@ -1,15 +1,16 @@
-"""S3's client on real sockets: kept connections, odd answers, retries, forks."""
+"""S3's client on real sockets: what it asks for, of whom and as whom, odd answers, retries, forks."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import select
 import weakref
 
 import pytest
 
-from superdl.super_wire.objects import Fault, ObjectError
-from tests.fixtures.scripted_s3 import CLOSE, ETAG, bucket, ok, read, refusal, server
+from superdl.super_wire.objects import Fault, ObjectError, open_bucket
+from tests.fixtures.scripted_s3 import CLOSE, ETAG, Scripted, bucket, ok, read, refusal, server
 
 __all__ = ["bucket", "server"]
 
@@ -82,39 +83,27 @@ def test_a_server_that_answers_in_its_own_way_is_read_in_the_general_way_from_th
     assert (bucket.in_flight, bucket.begin("one.jpg", ETAG)) == (1, None)
 
 
+REFUSALS = [
+    ("404 Not Found", "NoSuchKey", Fault.MISSING, "check the name"),
+    ("404 Not Found", "NoSuchBucket", Fault.MISSING, "check the name"),
+    ("412 Precondition Failed", "PreconditionFailed", Fault.CHANGED, "S3 has another version"),
+    ("416 Range", "InvalidRange", Fault.CHANGED, "416 InvalidRange"),
+    ("400 Bad Request", "ExpiredToken", Fault.REFUSED, "renew the AWS credentials"),
+    ("403 Forbidden", "RequestTimeTooSkewed", Fault.REFUSED, "renew the AWS credentials"),
+    ("403 Forbidden", "InvalidObjectState", Fault.REFUSED, "in an archive .*: restore it"),
+    ("403 Forbidden", "AccessDenied", Fault.REFUSED, r"s3:GetObject on arn:aws:s3:::data/\*"),
+    ("403 Forbidden", "", Fault.REFUSED, "S3 answered 403: said the server; allow s3:ListBucket"),
+    ("400 Bad Request", "InvalidRequest", Fault.FAILED, "S3 answered 400 InvalidRequest"),
+    ("307 Temporary Redirect", "x", Fault.FAILED, "in another region: set AWS_REGION"),
+]
+
+
 @pytest.mark.parametrize(
     ("answer", "fault", "words"),
     [
-        (
-            refusal("404 Not Found", "NoSuchKey"),
-            Fault.MISSING,
-            "404 NoSuchKey: said the server; check",
-        ),
-        (refusal("404 Not Found", "NoSuchBucket"), Fault.MISSING, "404 NoSuchBucket"),
-        (refusal("412 Precondition Failed", "PreconditionFailed"), Fault.CHANGED, "S3 has another version"),
-        (refusal("416 Range", "InvalidRange"), Fault.CHANGED, "416 InvalidRange"),
-        (refusal("400 Bad Request", "ExpiredToken"), Fault.REFUSED, "renew the AWS credentials"),
-        (refusal("400 Bad Request", "InvalidToken"), Fault.REFUSED, "renew the AWS credentials"),
-        (refusal("403 Forbidden", "RequestTimeTooSkewed"), Fault.REFUSED, "renew the AWS credentials"),
-        (refusal("403 Forbidden", "InvalidObjectState"), Fault.REFUSED, "in an archive .*: restore it"),
-        (refusal("403 Forbidden", "AccessDenied"), Fault.REFUSED, r"s3:GetObject on arn:aws:s3:::data/\*"),
-        (
-            refusal("403 Forbidden", ""),
-            Fault.REFUSED,
-            "S3 answered 403: said the server; allow s3:ListBucket",
-        ),
-        (
-            refusal("400 Bad Request", "InvalidRequest"),
-            Fault.FAILED,
-            "S3 answered 400 InvalidRequest: said the",
-        ),
-        (
-            refusal("307 Temporary Redirect", "x"),
-            Fault.FAILED,
-            "the bucket is in another region: set AWS_REGION",
-        ),
+        *((refusal(status, code), fault, words) for status, code, fault, words in REFUSALS),
         (b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\n<no>such<", Fault.REFUSED, "S3 answered 403; allow"),
-        (ok(b"one", etag="1" * 32), Fault.CHANGED, f"its version is {'1' * 32}; the catalog lists {ETAG}"),
+        (ok(b"one", etag="1" * 32), Fault.CHANGED, f"its version is {'1' * 32}"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Fault.CHANGED, "its version"),
     ],
 )
@@ -132,17 +121,10 @@ PART = ok(b"one", more="Content-Range: bytes 0-2/9\r\n").replace(b"200 OK", b"20
 CHUNKED = b'HTTP/1.1 200 OK\r\nETag: "%s"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n'
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (PART, "answered 206, with a part of it"),
-        (CHUNKED % ETAG.encode() + b"5\r\nhello\r\n0\r\n\r\n", "gives no size"),
-    ],
-    ids=["a part", "another length"],
-)
-def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer, words):
+@pytest.mark.parametrize("answer", [PART, CHUNKED % ETAG.encode() + b"5\r\nhello\r\n0\r\n\r\n"])
+def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer):
     server.script = [answer, answer]
-    with pytest.raises(ObjectError, match=words) as caught:
+    with pytest.raises(ObjectError) as caught:
         read(bucket)
     assert caught.value.fault is Fault.FAILED
 
@@ -187,3 +169,164 @@ def test_after_a_fork_connections_are_new(server, bucket):
     assert len(server.ports) == 2  # the child's own, and that of before
     os.close(reading)
     os.close(writing)
+
+
+def test_who_may_not_write_learns_the_right_for_it(server, bucket):
+    server.script = [refusal("403 Forbidden", "AccessDenied")] * 2
+    with pytest.raises(ObjectError, match=r"allow s3:PutObject on arn:aws:s3:::data/\*"):
+        bucket.put("one.jpg", b"one")
+    with pytest.raises(ObjectError, match=r"allow s3:DeleteObject on arn:aws:s3:::data/\*"):
+        bucket.delete("one.jpg")
+
+
+@pytest.mark.parametrize("version", ["a\nhost:other", "\u732b"])
+def test_a_version_that_is_no_etag_is_sent_in_no_way(server, bucket, version):
+    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"] * 3
+    for _ in range(2):  # the lean way, and the general one
+        with pytest.raises(ObjectError, match="its version is no ETag"):
+            bucket.read("one.jpg", version=version)
+        bucket.read("one.jpg")
+
+
+def test_a_key_that_is_not_utf8_is_listed_and_read_by_its_bytes(server, bucket):
+    content = b"<Contents><Key>a%FF/1</Key><ETag>e</ETag><Size>3</Size></Contents></ListBucketResult>"
+    server.script = [ok(b"<ListBucketResult><EncodingType>url</EncodingType>" + content), ok(b"one"), ok(b"")]
+    (item,) = next(bucket.pages("a\udcff/")).objects
+    assert bucket.read(item.key) == b"one"
+    bucket.put(item.key, b"one")
+    assert "prefix=a%FF%2F" in server.asked[0]
+    assert server.asked[1:] == ["GET /data/a%FF/1", "PUT /data/a%FF/1"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
+        refusal("307 Temporary Redirect", "TemporaryRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
+        refusal("400 Bad Request", "AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region><Code>x"),
+    ],
+    ids=["moved", "moving", "signed for another"],
+)
+def test_a_bucket_of_another_region_is_followed_once_and_for_all(server, bucket, elsewhere):
+    server.script = [elsewhere, elsewhere, ok(b"one"), ok(b"two")]
+    assert [read(bucket), read(bucket)] == [b"one", b"two"]
+    scopes = [headers["authorization"].split("/")[2] for headers in server.headers]
+    assert scopes == ["us-east-1", "us-east-1", "eu-west-1", "eu-west-1"]
+    assert server.lean_requests() == 2
+    server.script = [
+        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: x-1\r\n")
+    ] * 9
+    with pytest.raises(ObjectError, match="x-1"):
+        read(bucket)
+
+
+def test_what_was_begun_before_the_region_was_known_says_nothing_about_the_answers(server, bucket):
+    moved = refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n")
+    server.script = [moved]
+    begun = [bucket.begin("one.jpg", ETAG)]
+    select.select(begun, [], [], 10)
+    server.script = [moved]
+    begun.append(bucket.begin("one.jpg", ETAG))
+    select.select(begun[1:], [], [], 10)
+    server.script = [moved, ok(b"one"), ok(b"one")]
+    assert [bucket.read("one.jpg", version=ETAG, begun=pending) for pending in begun] == [b"one"] * 2
+    assert bucket.in_flight > 1
+
+
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"])
+def test_no_redirect_leads_to_another_server(server, bucket, status):
+    other = Scripted()
+    server.script = [refusal(status, "Moved", f"Location: {other.url}/data/one.jpg\r\n")] * 5
+    for ask in (
+        lambda: read(bucket),
+        lambda: bucket.head("one.jpg"),
+        lambda: next(bucket.pages("")),
+        lambda: bucket.put("one.jpg", b"one"),
+    ):
+        with pytest.raises(ObjectError, match=status[:3]):
+            ask()
+    other.close()
+    assert not other.ports
+
+
+def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
+    """Servers that are not AWS name regions for which they take no signature."""
+    server.script = [refusal("403 Forbidden", "AccessDenied", "x-amz-bucket-region: default\r\n")] * 2
+    with pytest.raises(ObjectError, match="AccessDenied"):
+        read(bucket)
+    server.script = [ok(b"one")]
+    assert read(bucket) == b"one"
+    assert {headers["authorization"].split("/")[2] for headers in server.headers} == {"us-east-1"}
+
+
+def test_a_proxy_is_asked_for_keys_as_they_are(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://minio:9000")
+    bucket = open_bucket("s3://data")
+    for key, path in {
+        "a/../b": "a/%2E%2E/b",
+        "./a//b": "%2E/a//b",
+        "/..": "/%2E%2E",
+        "a../.b/...": "a../.b/...",
+        "a b?c%2F": "a%20b%3Fc%252F",
+    }.items():
+        server.script = [ok(b"one")]
+        assert bucket.read(key) == b"one"
+        assert server.asked[-1] == f"GET http://minio:9000/data/{path}"
+
+
+def test_the_region_is_told_to_whom_all_else_is_refused(server, bucket):
+    server.script = [b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nx-amz-bucket-region: eu-west-1\r\n\r\n"] * 2
+    assert bucket.region() == "eu-west-1"
+    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+    assert bucket.region() == ""
+
+
+def test_anonymous_requests_have_no_signature_and_need_no_credentials(server, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "1")
+    bucket = open_bucket("s3://data")
+    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
+    assert read(bucket) == b"one"
+    bucket.head("one.jpg")
+    assert [item.key for page in bucket.pages("") for item in page.objects] == ["a+b.jpg"]
+    assert not any("authorization" in headers for headers in server.headers)
+
+
+def test_requests_of_those_who_pay_say_so_under_the_signature(server, monkeypatch):
+    monkeypatch.setenv("SUPER_S3_REQUESTER_PAYS", "true")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    bucket = open_bucket("s3://data")
+    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
+    read(bucket)
+    bucket.head("one.jpg")
+    next(bucket.pages(""))
+    for headers in server.headers:
+        assert headers["x-amz-request-payer"] == "requester"
+        assert "x-amz-date;x-amz-request-payer;x-amz-security-token," in headers["authorization"]
+
+
+def test_a_request_shows_no_secret(server, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
+    server.script = [ok(b"one")]
+    begun = open_bucket("s3://data").begin("one.jpg", ETAG)
+    assert "a-token" not in repr(begun)
+    begun.close()
+
+
+LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</EncodingType><Contents>
+<Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
+
+
+def page_before(token):
+    body = (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>"
+    )
+    return ok(body % token + b"</ListBucketResult>")
+
+
+@pytest.mark.parametrize("circle", [[b"a"], [b"a", b"b"], [b"a", b"b", b"c"]])
+def test_a_listing_that_goes_in_circles_ends(server, bucket, circle):
+    server.script = [page_before(token) for token in [b"x", b"y", *circle * 9]]
+    with pytest.raises(ObjectError, match="in circles"):
+        list(bucket.pages(""))

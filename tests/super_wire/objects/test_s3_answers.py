@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.super_wire.objects import Fault, ObjectError, Page
-from superdl.super_wire.objects.base import Listed
 from superdl.super_wire.objects.s3_answers import ListPage, fields_of, parse_page
 
 XML_TEXT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff")
@@ -83,13 +82,6 @@ def test_keys_that_are_not_encoded_are_not_decoded(objects, folders):
         assert botocores(content, encoded=False) == (objects, folders, "")
 
 
-def test_a_key_that_is_not_utf8_is_kept_apart():
-    content = listing([], [], "", quote).replace(
-        b"<Name>", b"<Contents><Key>a%FF</Key><ETag>e</ETag><Size>1</Size></Contents><Name>"
-    )
-    assert parse_page(content).page.objects[0].key == "a\udcff"
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -128,10 +120,3 @@ def test_objects_in_comments_and_in_texts_are_none(around):
     hidden = around.format(f"<Contents>{whole.replace('>a<', '>b<')}</Contents>").encode()
     found = parse_page(content.replace(b"</ListBucketResult>", hidden + b"</ListBucketResult>")).page.objects
     assert [item.key for item in found] == ["a"]
-
-
-def test_an_empty_etag_is_none_in_a_listing_that_is_indented():
-    content = (
-        b"<ListBucketResult>\n <Contents>\n  <Key>a</Key>\n  <ETag></ETag>\n  <Size>1</Size>\n </Contents>\n"
-    )
-    assert parse_page(content + b"</ListBucketResult>").page.objects == [Listed("a", "", 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,17 +12,12 @@ from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.store import bucket_and_prefix, is_bucket, open_store, parse_store
 from tests.fixtures.object_store import serve_objects
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from superdl.super_wire.store import Store
-
 BUCKET = "stores"
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bucket(tmp_path_factory):
     """A bucket that a server serves; the environment leads there."""
     place = tmp_path_factory.mktemp("served") / "buckets"
     with pytest.MonkeyPatch.context() as patch, serve_objects(place, patch) as served:
@@ -32,15 +26,22 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a store may be made; nothing is there yet."""
+def new_address(request, tmp_path_factory):
+    """Gives addresses where nothing is yet."""
     if request.param == "directory":
-        return parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
-    return f"s3://{request.getfixturevalue('bucket')}/deep/{next(_numbers)}"
+        return lambda: parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
+    bucket = request.getfixturevalue("bucket")
+    return lambda: f"s3://{bucket}/deep/{next(_numbers)}"
 
 
 @pytest.fixture
-def opened(address: str) -> Callable[..., Store]:
+def address(new_address):
+    """Where a store may be made; nothing is there yet."""
+    return new_address()
+
+
+@pytest.fixture
+def opened(address):
     """Opens the store at ``address``."""
     return lambda *, create=True, read_only=False: open_store(address, create=create, read_only=read_only)
 
@@ -51,7 +52,7 @@ class Putter:
 
     address: str
 
-    def __call__(self, name: str, data: bytes) -> None:
+    def __call__(self, name, data):
         if is_bucket(self.address):
             bucket, prefix = bucket_and_prefix(self.address)
             open_bucket(f"s3://{bucket}").put(f"{prefix}/{name}", data)
@@ -60,7 +61,7 @@ class Putter:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    def held(self, name: str) -> bytes:
+    def held(self, name):
         """What is there under this name."""
         if not is_bucket(self.address):
             return Path(self.address, name).read_bytes()
@@ -69,5 +70,5 @@ class Putter:
 
 
 @pytest.fixture
-def put(address: str) -> Putter:
+def put(address):
     return Putter(address)

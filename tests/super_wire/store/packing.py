@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
 
 from superdl.super_wire.record import pack, unpack
 from superdl.super_wire.store import (
-    PackIndex,
     PackMeta,
     Segment,
     SegmentPack,
@@ -18,27 +16,7 @@ from superdl.super_wire.store import (
     collection_of,
     segment_entries,
 )
-from superdl.super_wire.store.pack import PackWriter, new_pack_name, read_pack_index
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from superdl.super_wire.store import PackInProgress, Store
-
-__all__ = [
-    "META",
-    "METAS",
-    "RECORDS",
-    "SIZES",
-    "fill",
-    "index_of",
-    "intact",
-    "pack_bytes",
-    "records",
-    "segment_of",
-]
+from superdl.super_wire.store.pack import PackWriter, read_pack_index
 
 META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
 METAS = st.builds(
@@ -52,20 +30,18 @@ SIZES = st.sampled_from([0, 1, 63, 64, 65, 4031, 4032, 4096, 65535, 65536, 65537
 RECORDS = st.lists(SIZES, max_size=8)
 
 
-def records(sizes: Sequence[int], seed: int = 0) -> list[tuple[bytes, NDArray[np.uint8]]]:
+def records(sizes, seed=0):
     """Sample ids, each with an array of so many bytes."""
     chance = np.random.default_rng(seed)
     return [(chance.bytes(16), chance.integers(0, 256, size, np.uint8)) for size in sizes]
 
 
-def fill(
-    writer: PackWriter | PackInProgress, samples: Sequence[tuple[bytes, NDArray[np.uint8]]]
-) -> list[int]:
+def fill(writer, samples):
     """Write the samples' records; where they begin."""
     return [writer.add(sample_id, *pack(array, sample_id)) for sample_id, array in samples]
 
 
-def pack_bytes(samples: Sequence[tuple[bytes, NDArray[np.uint8]]], meta: PackMeta = META) -> bytes:
+def pack_bytes(samples, meta=META):
     """A whole pack."""
     file = io.BytesIO()
     writer = PackWriter(file, meta)
@@ -74,12 +50,12 @@ def pack_bytes(samples: Sequence[tuple[bytes, NDArray[np.uint8]]], meta: PackMet
     return file.getvalue()
 
 
-def index_of(data: bytes) -> PackIndex:
+def index_of(data):
     """The index of a pack in memory."""
     return read_pack_index(lambda offset, length: data[offset : offset + length], len(data))
 
 
-def intact(store: Store, name: str, size: int) -> dict[bytes, bytes]:
+def intact(store, name, size):
     """The payload of each sample of a pack, all checked."""
     entries = store.read_index(name, size).entries
     spans = [(int(entry["offset"]), int(entry["bytes"])) for entry in entries]
@@ -91,14 +67,12 @@ def intact(store: Store, name: str, size: int) -> dict[bytes, bytes]:
     return found
 
 
-def segment_of(*packs: bytes) -> Segment:
-    """A segment that tells of these packs."""
+def segment_of(*packs):
+    """A segment of these packs, whose names are their numbers."""
     indexes = [index_of(data) for data in packs]
+    named = [
+        SegmentPack(f"{index.meta.collection}-{number:024}.pack", len(data), index.meta)
+        for number, (index, data) in enumerate(zip(indexes, packs, strict=True))
+    ]
     entries = [segment_entries(index, place) for place, index in enumerate(indexes)]
-    told = zip(indexes, packs, strict=True)
-    return Segment(
-        tuple(
-            SegmentPack(new_pack_name(index.meta.collection), len(data), index.meta) for index, data in told
-        ),
-        np.concatenate(entries),
-    )
+    return Segment(tuple(named), np.concatenate(entries))

@@ -1,128 +1,144 @@
-"""Packs give back what went in, and no change of a byte makes them give anything else."""
+"""Packs, segments and names of a store: they come back, take few reads, and what lies is refused."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
+from hypothesis import strategies as st
 
-from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError, StoreFormatError
-from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone, unpack
+from superdl.super_wire.errors import ConfigError, RecordVersionError, StoreFormatError
+from superdl.super_wire.record import (
+    HEADER_BYTES,
+    Tombstone,
+    pack_tombstone,
+    unpack,
+)
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
-from superdl.super_wire.store import PackMeta, check_record, collection_of
-from superdl.super_wire.store.pack import PackWriter, new_pack_name, read_pack_index
-from tests.super_wire.mutating import mutated
-from tests.super_wire.store.packing import META, METAS, RECORDS, fill, index_of, pack_bytes, records
+from superdl.super_wire.store import (
+    SEGMENT_DTYPE,
+    PackIndex,
+    PackMeta,
+    Segment,
+    SegmentPack,
+    bucket_and_prefix,
+    check_record,
+    collection_of,
+    default_directory,
+    is_bucket,
+    pack_segment,
+    parse_store,
+    segment_entries,
+)
+from superdl.super_wire.store.layout import (
+    FOLDERS,
+    checked_name,
+    read_mark,
+)
+from superdl.super_wire.store.pack import (
+    ENTRY_DTYPE,
+    PackWriter,
+    new_pack_name,
+    read_pack_index,
+    read_segment,
+)
+from tests.hostile.fuzz_wire import mutate
+from tests.super_wire.store.packing import (
+    META,
+    METAS,
+    RECORDS,
+    fill,
+    index_of,
+    pack_bytes,
+    records,
+    segment_of,
+)
 
-SAMPLES = records([1, 5, 300])
-SMALL = pack_bytes(SAMPLES)
+ID = bytes(range(16))
 
 
-def contents(data):
-    """What a pack gives: its meta, and of each sample the record's array, or None if that is found broken.
-
-    Raises StoreFormatError where the index is broken, and anything else only by a fault.
-    """
-    index, found = index_of(data), {}
-    for entry in index.entries:
-        sample_id, offset = bytes(entry["id"]), int(entry["offset"])
-        record = data[offset : offset + int(entry["bytes"])]
-        try:
-            check_record(record, sample_id)
-            array = unpack(record, sample_id=sample_id)[1]
-            found[sample_id] = (array.dtype.str, array.shape, array.tobytes())
-        except RecordError:
-            found[sample_id] = None
-    return index.meta, found
-
-
-RIGHT = contents(SMALL)
-
-
-def is_right_or_refused(data):
-    """Whether a spoiled pack is refused (None), has all as it was (True), or misses records (False)."""
-    try:
-        meta, found = contents(data)
-    except StoreFormatError:
-        return None
-    assert meta == META
-    assert found.keys() == RIGHT[1].keys()
-    lost = [sample_id for sample_id, record in found.items() if record is None]
-    assert all(found[kept] == RIGHT[1][kept] for kept in found.keys() - set(lost))
-    return not lost
-
-
-@given(METAS, RECORDS)
-def test_round_trip(meta, sizes):
-    samples, file, reads = records(sizes), io.BytesIO(), []
-    writer = PackWriter(file, meta)
-    offsets = fill(writer, samples)
-    size, data = writer.finish(), file.getvalue()
+def read_parts(data):
+    """A reader of a pack, and the list of lengths that it read."""
+    reads = []
 
     def read(offset, length):
         reads.append(length)
         return data[offset : offset + length]
 
+    return read, reads
+
+
+@given(METAS, RECORDS)
+def test_packs_and_segments_round_trip(meta, sizes):
+    samples, file = records(sizes), io.BytesIO()
+    writer = PackWriter(file, meta)
+    offsets = fill(writer, samples)
+    size, data = writer.finish(), file.getvalue()
+    read, reads = read_parts(data)
     index = read_pack_index(read, size)
-    assert (index.meta, len(data), writer.count) == (meta, size, len(samples))
-    assert len(reads) == 1
+    assert (index.meta, len(data), writer.count, len(reads)) == (meta, size, len(samples), 1)
     assert index.entries["offset"].tolist() == offsets
-    for entry, (sample_id, array), offset in zip(index.entries, samples, offsets, strict=True):
-        assert (bytes(entry["id"]), entry["kind"]) == (sample_id, 1)
-        record = data[offset : offset + int(entry["bytes"])]
+    assert [bytes(sample_id) for sample_id in index.entries["id"]] == [sample_id for sample_id, _ in samples]
+    for (sample_id, array), offset in zip(samples, offsets, strict=True):
+        record = data[offset : offset + HEADER_BYTES + array.size]
         assert check_record(record, sample_id).payload_bytes == array.size
         assert np.array_equal(unpack(record)[1], array)
         assert (offset + HEADER_BYTES) % (4096 if array.size >= 65536 else 64) == 0
+    segment = segment_of(pack_bytes([]), data, pack_bytes(records([1, 5])))
+    packed = pack_segment(segment)
+    back = read_segment(packed)
+    assert (back.packs, back.entries.tobytes()) == (segment.packs, segment.entries.tobytes())
+    assert np.shares_memory(back.entries, np.frombuffer(packed, np.uint8))
 
 
-def test_the_form_is_the_one_of_the_page():
-    """Read by struct alone, as docs/store.md says, so that a change of the form does not go unseen."""
-    assert SMALL[:8] == b"SPAK" + struct.pack("<I", 1)
-    assert not any(SMALL[8:64])
-    footer = SMALL[-64:]
-    magic, version, count, entries_at, meta_bytes, checksum = struct.unpack("<4sIQQQQ", footer[:40])
-    assert (magic, version, count, any(footer[40:])) == (b"SPAK", 1, 3, False)
-    entries, meta = SMALL[entries_at:][: 32 * count], SMALL[entries_at + 32 * count : -64]
-    assert len(meta) == meta_bytes
-    assert checksum == xxhash.xxh3_64_intdigest(entries + meta + footer[:32])
-    names = ["collection", "bucket", "recipe", "fingerprint", "version"]
-    assert json.loads(meta) == {name: getattr(META, name) for name in names}
-    place = 64
-    for (sample_id, array), entry in zip(SAMPLES, struct.iter_unpack("<16sQIB3s", entries), strict=True):
-        assert entry == (sample_id, place, 64 + array.size, 1, bytes(3))
-        assert SMALL[place + 64 :][: array.size] == array.tobytes()
-        place += -(-(64 + array.size) // 64) * 64
-    assert entries_at == place
+def test_a_long_index_takes_two_reads():
+    data = pack_bytes(records([1] * 3000))
+    read, reads = read_parts(data)
+    assert len(read_pack_index(read, len(data)).entries) == 3000
+    assert len(reads) == 2
+    assert sum(reads) < 3000 * 32 + 1000
 
 
-def test_no_flipped_bit_gives_other_bytes():
-    seen = set()
-    for at in range(len(SMALL)):
-        for bit in range(8):
-            data = bytearray(SMALL)
-            data[at] ^= 1 << bit
-            seen.add(is_right_or_refused(bytes(data)))
-    assert seen == {None, True, False}  # in the index; in padding; in a record
+def test_a_segment_of_many_has_each_meta_once():
+    metas = [META, segment_of(pack_bytes([], META)).packs[0].meta]
+    packs = tuple(SegmentPack(new_pack_name("0" * 16), 64, meta) for meta in metas * 500)
+    data = pack_segment(Segment(packs, np.zeros(0, SEGMENT_DTYPE)))
+    assert data.count(META.recipe.replace('"', '\\"').encode()) == 1
+    assert read_segment(data).packs == packs
 
 
-def test_no_cut_gives_other_bytes():
-    for end in range(len(SMALL)):
-        assert is_right_or_refused(SMALL[:end]) is None
-        assert is_right_or_refused(SMALL[end:]) is (True if end == 0 else None)
+def test_packs_hold_data_alone():
+    writer, arrays = PackWriter(io.BytesIO(), META), pack_arrays({"a": np.arange(3)}, ID)
+    writer.add(ID, arrays[:HEADER_BYTES], arrays[HEADER_BYTES:])
+    check_record(arrays, ID)
+    tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)
+    for record in (tombstone, pack_pointer(Pointer("p", 0, 64), ID)):
+        with pytest.raises(ValueError, match="packs hold data"):
+            writer.add(ID, record[:HEADER_BYTES], record[HEADER_BYTES:])
+        with pytest.raises(RecordVersionError):
+            check_record(record, ID)
+    assert writer.count == 1
+    entries = np.zeros(5, ENTRY_DTYPE)
+    entries["kind"], entries["offset"] = [1, 2, 4, 7, 0], range(5)
+    kept = segment_entries(PackIndex(META, entries), 6)
+    assert (kept["offset"].tolist(), kept["pack"].tolist()) == ([0, 3], [6, 6])
 
 
-@given(mutated(SMALL))
-def test_no_other_change_gives_other_bytes(data):
-    is_right_or_refused(data)
+def test_collections_differ_by_bucket_and_recipe():
+    cases = [("s3://a", b"b"), ("s3://ab", b""), ("s3://a", b"c"), ("s3://b", b"b")]
+    assert len({collection_of(*case) for case in cases}) == 4
 
 
-def sealed(entries, meta, **changes):
-    """A pack of which the index says whatever is wanted, with a hash that fits."""
+def sealed_pack(entries, meta, **changes):
+    """A pack with any index, under a hash that fits."""
     body = b"SPAK" + struct.pack("<I", 1) + bytes(56 + 128)
     numbers = {"version": 1, "count": len(entries) // 32, "at": len(body), "meta": len(meta)} | changes
     head = b"SPAK" + struct.pack("<IQQQ", *numbers.values())
@@ -130,79 +146,167 @@ def sealed(entries, meta, **changes):
     return body + entries + meta + head + digest.to_bytes(8, "little") + bytes(24)
 
 
-META_JSON = json.dumps(dict.fromkeys(PackMeta.__slots__, "x")).encode()
-
-
 def entry(offset, size):
     return bytes(16) + struct.pack("<QIB3x", offset, size, 1)
 
 
-def test_what_is_sealed_right_is_read():
-    assert len(index_of(sealed(entry(64, 64) + entry(128, 64), META_JSON)).entries) == 2
+META_JSON = json.dumps(dict.fromkeys(PackMeta.__slots__, "x")).encode()
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    "data",
     [
-        (sealed(entry(0, 64), META_JSON), "not between"),  # in the head
-        (sealed(entry(64, 63), META_JSON), "not between"),  # no record is so short
-        (sealed(entry(128, 65), META_JSON), "not between"),  # ends in the index
-        (sealed(entry(2**64 - 64, 128), META_JSON), "not between"),  # its end passes 2**64
-        (sealed(b"", META_JSON, version=2), "version 2"),
-        (sealed(b"", META_JSON, count=2**59), "records in a pack"),
-        (sealed(b"", META_JSON, at=2**64 - 1), "records in a pack"),
-        (sealed(b"", b"{}"), "texts collection, bucket"),
-        (sealed(b"", b"[" * 90_000), "meta is JSON"),
-        (sealed(b"", b"\xff"), "meta is JSON"),
-        (sealed(b"", META_JSON.replace(b'"x"', b'"\\ud800"', 1)), "texts collection"),
-        (sealed(b"", META_JSON.replace(b'"x"', b"1", 1)), "texts collection"),
-        (b"", "at least"),
+        sealed_pack(entry(0, 64), META_JSON),  # in the head
+        sealed_pack(entry(64, 63), META_JSON),  # no record is so short
+        sealed_pack(entry(128, 65), META_JSON),  # ends in the index
+        sealed_pack(entry(2**64 - 64, 128), META_JSON),  # its end passes 2**64
+        sealed_pack(b"", META_JSON, version=2),
+        sealed_pack(b"", META_JSON, count=2**59),
+        sealed_pack(b"", META_JSON, at=2**64 - 1),
+        sealed_pack(b"", META_JSON.replace(b'"x"', b'"\\ud800"', 1)),
+        sealed_pack(b"", META_JSON.replace(b'"x"', b"1", 1)),
+        *(sealed_pack(b"", meta) for meta in (b"{}", b"[" * 90_000, b"\xff")),
     ],
 )
-def test_a_lying_index_is_refused(data, words):
-    with pytest.raises(StoreFormatError, match=words):
+def test_a_lying_index_is_refused(data):
+    assert len(index_of(sealed_pack(entry(64, 64) + entry(128, 64), META_JSON)).entries) == 2
+    with pytest.raises(StoreFormatError):
         index_of(data)
 
 
-def test_a_long_index_takes_two_reads():
-    data, reads = pack_bytes(records([1] * 3000)), []
-
-    def read(offset, length):
-        reads.append(length)
-        return data[offset : offset + length]
-
-    assert len(read_pack_index(read, len(data)).entries) == 3000
-    assert len(reads) == 2
-    assert sum(reads) < 3000 * 32 + 1000
+def sealed_segment(table, **entry):
+    """A segment with any table and entry, under a hash that fits."""
+    table = table if isinstance(table, bytes) else json.dumps(table).encode()
+    numbers = {"id": bytes(16), "offset": 64, "bytes": 64, "pack": 0} | entry
+    body = table + struct.pack("<16sQII", *numbers.values())
+    head = b"SSEG" + struct.pack("<IQQ", 1, len(table), 1)
+    return head + xxhash.xxh3_64_intdigest(head + body).to_bytes(8, "little") + bytes(32) + body
 
 
-def test_named_arrays_are_kept_and_what_is_no_data_is_not():
-    sample_id, writer = bytes(range(16)), PackWriter(io.BytesIO(), META)
-    arrays = pack_arrays({"a": np.arange(3)}, sample_id)
-    writer.add(sample_id, arrays[:HEADER_BYTES], arrays[HEADER_BYTES:])
-    check_record(arrays, sample_id)
-    tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), sample_id)
-    for record in (tombstone, pack_pointer(Pointer("p", 0, 64), sample_id)):
-        with pytest.raises(ValueError, match="packs hold data"):
-            writer.add(sample_id, record[:HEADER_BYTES], record[HEADER_BYTES:])
-        with pytest.raises(RecordVersionError, match="packs hold data"):
-            check_record(record, sample_id)
-    assert writer.count == 1
+NAME = new_pack_name("0" * 16)
+TABLE = {"metas": [json.loads(META_JSON)], "packs": [[NAME, 128, 0]]}
 
 
-def test_another_samples_record_is_told():
-    header, payload = pack(np.zeros(3), bytes(16))
-    with pytest.raises(RecordIdError):
-        check_record(header + bytes(payload), bytes([1] * 16))
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            sealed_segment(TABLE, **place)
+            for place in ({"pack": 1}, {"offset": 65}, {"offset": 2**64 - 64}, {"bytes": 63})
+        ),
+        *(
+            sealed_segment(TABLE | {"packs": [row]})
+            for row in (
+                ["../x.pack", 128, 0],
+                [3, 128, 0],
+                [NAME, -1, 0],
+                [NAME, True, 0],
+                [NAME, 128, -1],
+                [NAME, 128, 1],
+                [NAME, 128],
+            )
+        ),
+        sealed_segment(TABLE | {"metas": [{}]}),
+        *map(sealed_segment, ({"metas": [], "packs": []}, [], b"[" * 90_000, b"\xff")),
+        b"SSEG" + struct.pack("<I", 2) + bytes(56),
+    ],
+)
+def test_a_lying_segment_is_refused(data):
+    assert len(read_segment(sealed_segment(TABLE)).entries) == 1
+    with pytest.raises(StoreFormatError):
+        read_segment(data)
 
 
-def test_collections_differ_by_bucket_and_recipe():
-    cases = [("s3://a", b"b"), ("s3://ab", b""), ("s3://a", b"c"), ("s3://b", b"b")]
-    assert len({collection_of(*case) for case in cases}) == 4
-    assert collection_of("s3://a", b"b") == collection_of("s3://a", b"b")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[" * 90_000,
+        *(b'{"super_store": %b}' % rest for rest in (b'2, "id": "x"', b'1, "id": "x"', b'1, "id": 3')),
+    ],
+)
+def test_other_marks_are_refused(data):
+    with pytest.raises(StoreFormatError):
+        read_mark(data, "/a/store")
 
 
-def test_a_packs_name_is_made_of_a_collection():
-    assert new_pack_name("0" * 16) != new_pack_name("0" * 16)
-    with pytest.raises(StoreFormatError, match="no name"):
-        new_pack_name("../../../../../x")
+@pytest.mark.parametrize(
+    ("text", "address", "parts"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b", ("bucket", "a/b")),
+        ("s3://bucket/a/b/", "s3://bucket/a/b", ("bucket", "a/b")),
+        ("s3://bucket", "s3://bucket", ("bucket", "")),
+        ("s3://bucket/", "s3://bucket", ("bucket", "")),
+    ],
+)
+def test_a_prefix_has_one_form(text, address, parts):
+    assert parse_store(text) == address
+    assert parse_store(address) == address
+    assert is_bucket(address)
+    assert bucket_and_prefix(address) == parts
+
+
+def test_a_directory_has_one_form(tmp_path, monkeypatch):
+    real = tmp_path.resolve() / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text in ("real", "./real/", "link", "~/real", "real/../link", str(real)):
+        assert parse_store(text) == str(real)
+    assert not is_bucket(str(real))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "a\0b", "s3://", "s3://b", "s3://-b/x", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b"),
+        *("s3://bucket/./a", "http://host/x", "file:///x", "gs://bucket/x", "S3://bucket/x"),
+        *("~nobody-has-this-name/store", "caf\udce9"),
+    ],
+)
+def test_what_is_no_store_is_refused(text):
+    with pytest.raises(ConfigError, match=r"a store is a directory or s3://bucket/prefix"):
+        parse_store(text)
+
+
+@pytest.mark.parametrize("text", ["s3://key:secret@bucket/x", "https://key:secret@host/x"])
+def test_credentials_are_refused_and_not_repeated(text):
+    with pytest.raises(ConfigError) as refused:
+        parse_store(text)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_default_is_below_the_users_cache(tmp_path):
+    assert default_directory({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/superdl/store")
+    assert default_directory({"XDG_CACHE_HOME": "c", "HOME": "/h"}) == Path("/h/.cache/superdl/store")
+    assert default_directory({"HOME": "/h"}) == Path("/h/.cache/superdl/store")
+    assert default_directory({}) == Path.home() / ".cache/superdl/store"
+
+
+GOOD_NAMES = {
+    "packs": "0123456789abcdef-0123456789abcdef01234567.pack",
+    "index": "0123456789abcdef01234567.index",
+    "open": "host-1_2",
+    "used": "0123456789abcdef",
+    "tmp": "anything at all",
+}
+
+
+@given(st.sampled_from(FOLDERS), st.integers(0, 2**64))
+def test_no_name_leads_out(folder, seed):
+    good = GOOD_NAMES[folder]
+    for way_out in ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b"):
+        with pytest.raises(StoreFormatError):
+            checked_name(folder, way_out)
+    assert checked_name(folder, good) == good
+    name = mutate(random.Random(seed), good.encode()).decode(errors="replace")
+    try:
+        checked_name(folder, name)
+    except StoreFormatError:
+        return
+    assert "/" not in name
+    assert "\0" not in name
+    assert os.path.normpath(name) == name
+    assert name not in {"", ".", ".."}

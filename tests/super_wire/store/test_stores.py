@@ -9,7 +9,9 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from superdl.super_wire.errors import (
     RecordError,
@@ -18,8 +20,7 @@ from superdl.super_wire.errors import (
     StoreGoneError,
     StoreRefusedError,
 )
-from superdl.super_wire.record import Tombstone, pack_tombstone
-from superdl.super_wire.store import SegmentPack, check_record, open_store, pack_segment
+from superdl.super_wire.store import check_record, open_store, pack_segment
 from tests.super_wire.store.packing import (
     META,
     METAS,
@@ -33,6 +34,8 @@ from tests.super_wire.store.packing import (
 
 DAY_S = 86400.0
 SAMPLES = records([9, 70_000, 1])
+PACK = f"{META.collection}-{'0' * 24}.pack"
+SEGMENT = pack_segment(segment_of(pack_bytes(SAMPLES), pack_bytes([])))
 
 
 def write(store, samples, meta=META):
@@ -43,24 +46,90 @@ def write(store, samples, meta=META):
     return name, {sample_id: array.tobytes() for sample_id, array in samples}
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(METAS, RECORDS)
-def test_packs_round_trip(opened, meta, sizes):
-    store = opened()
-    with store.begin_pack(meta) as pack:
+class StoreUse(RuleBasedStateMachine):
+    """A store beside what must be in it."""
+
+    def __init__(self, address):
+        super().__init__()
+        self.address = address
+        self.store = open_store(address, create=True)
+        self.id, self.now = self.store.id, time.time()
+        self.packs, self.segments, self.used, self.open = {}, {}, set(), set()
+
+    @rule(sizes=RECORDS, meta=METAS, commits=st.booleans())
+    def write_pack(self, sizes, meta, commits):
         samples = records(sizes)
-        offsets = fill(pack, samples)
-        name = pack.commit()
-    assert name.startswith(meta.collection)
-    assert store.packs()[name] == pack.size
-    index = store.read_index(name, pack.size)
-    assert (index.meta, index.entries["offset"].tolist()) == (meta, offsets)
-    assert intact(store, name, pack.size) == {sample_id: array.tobytes() for sample_id, array in samples}
-    for entry, (sample_id, _) in zip(index.entries, samples, strict=True):
-        check_record(store.read(name, int(entry["offset"]), int(entry["bytes"])), sample_id)
+        with self.store.begin_pack(meta) as pack:
+            fill(pack, samples)
+            if commits:
+                name = pack.commit()
+                assert name.startswith(meta.collection)
+                self.packs[name] = (pack.size, {sample: array.tobytes() for sample, array in samples})
+
+    @rule(data=st.data())
+    def remove_pack(self, data):
+        name = data.draw(st.sampled_from(sorted(self.packs) or [PACK]))
+        self.store.remove(name)
+        if self.packs.pop(name, None):
+            with pytest.raises(StoreGoneError, match=name):
+                self.store.read(name, 0, 1)
+        self.store.remove(name)
+
+    @rule(collection=st.sampled_from(["", META.collection]))
+    def write_segment(self, collection):
+        name = self.store.write_segment(SEGMENT, collection)
+        assert name.startswith(collection)
+        self.segments[name] = SEGMENT
+
+    @rule(data=st.data())
+    def remove_segment(self, data):
+        name = data.draw(st.sampled_from(sorted(self.segments) or [f"{'0' * 24}.index"]))
+        self.store.remove_segment(name)
+        self.segments.pop(name, None)
+
+    @rule(instance=st.sampled_from("ab"), leaves=st.booleans())
+    def use(self, instance, leaves):
+        (self.store.forget if leaves else self.store.touch)(instance)
+        self.open = self.open - {instance} if leaves else self.open | {instance}
+
+    @rule(collection=st.sampled_from(["a" * 16, "b" * 16]))
+    def mark_used(self, collection):
+        self.store.mark_used(collection)
+        self.used.add(collection)
+
+    @rule(days=st.sampled_from([0.5, 2]))
+    def sweep(self, days):
+        assert self.store.sweep(self.now + days * DAY_S) == (len(self.open) if days > 1 else 0)
+        self.open = set() if days > 1 else self.open
+
+    @rule()
+    def clear_marks(self):
+        self.store.clear_marks()
+        self.open, self.used = set(), set()
+
+    @invariant()
+    def all_processes_see_it(self):
+        store = open_store(self.address, create=False, read_only=True)
+        assert store.id == self.id
+        assert store.packs() == {name: size for name, (size, _) in self.packs.items()}
+        for name, (size, held) in self.packs.items():
+            assert intact(store, name, size) == held
+        assert sorted(store.segments()) == sorted(self.segments)
+        assert all(pack_segment(store.read_segment(name)) == SEGMENT for name in self.segments)
+        assert (set(store.used()), set(store.others("c", self.now))) == (self.used, self.open)
+        assert store.others("a", self.now) == sorted(self.open - {"a"})
+        assert store.others("c", self.now + 700) == []
+        assert all(abs(used_s - self.now) < 100 for used_s in store.used().values())
 
 
-def test_a_pack_appears_whole_or_not_at_all(opened):
+def test_any_use_of_a_store(new_address):
+    run_state_machine_as_test(
+        lambda: StoreUse(new_address()),
+        settings=settings(max_examples=8, stateful_step_count=12, deadline=None),
+    )
+
+
+def test_a_pack_is_committed_or_abandoned_once(opened):
     store = opened()
     first, second = store.begin_pack(META), store.begin_pack(META)
     fill(first, SAMPLES)
@@ -68,27 +137,12 @@ def test_a_pack_appears_whole_or_not_at_all(opened):
     assert store.packs() == {}
     second.abandon()
     name = first.commit()
-    assert store.packs() == {name: first.size}
     first.abandon()  # of no effect any more
-    with store.begin_pack(META) as third:
-        fill(third, SAMPLES)
     assert store.packs() == {name: first.size}
-    for finished in (first, second, third):
-        with pytest.raises(ValueError, match="committed or abandoned"):
-            finished.commit()
-        with pytest.raises(ValueError, match="committed or abandoned"):
-            fill(finished, SAMPLES)
-
-
-def test_a_record_that_no_pack_holds_does_not_spoil_the_pack(opened):
-    store = opened()
-    tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), bytes(16))
-    with store.begin_pack(META) as pack:
-        with pytest.raises(ValueError, match="packs hold data"):
-            pack.add(bytes(16), tombstone[:64], tombstone[64:])
-        fill(pack, SAMPLES)
-        name = pack.commit()
-    assert len(intact(store, name, pack.size)) == 3
+    for finished in (first, second):
+        for use in (finished.commit, lambda: fill(finished, SAMPLES)):  # noqa: B023 # called at once
+            with pytest.raises(ValueError, match="committed or abandoned"):
+                use()
 
 
 def test_reads_end_with_the_pack(opened):
@@ -112,15 +166,18 @@ def test_a_pack_that_is_cut_off_or_gone_is_told(opened):
             store.read_index(name, other)
     with pytest.raises(RecordError):
         check_record(store.read(name, 64, 65), SAMPLES[0][0])
+    broken = store.write_segment(SEGMENT[:-1])
+    with pytest.raises(StoreFormatError, match=broken):
+        store.read_segment(broken)
     store.remove(name)
-    store.remove(name)
-    assert store.packs() == {}
+    store.remove_segment(broken)
     for ask in (
         lambda: store.read(name, 0, 1),
         lambda: store.read_many(name, [(0, 1)]),
         lambda: store.read_index(name, size),
+        lambda: store.read_segment(broken),
     ):
-        with pytest.raises(StoreGoneError, match=name):
+        with pytest.raises(StoreGoneError, match=f"{name}|{broken}"):
             ask()
 
 
@@ -143,63 +200,6 @@ def test_no_name_leads_out(opened, name):
     assert opened(create=False).id == store.id
 
 
-def test_segments(opened):
-    store = opened()
-    segment = segment_of(pack_bytes(SAMPLES), pack_bytes([]))
-    names = [store.write_segment(pack_segment(segment), collection) for collection in ("", META.collection)]
-    assert names[1].startswith(META.collection)
-    assert sorted(store.segments()) == sorted(names)
-    for name in names:
-        found = store.read_segment(name)
-        assert all(isinstance(pack, SegmentPack) for pack in found.packs)
-        assert (found.packs, found.entries.tobytes()) == (segment.packs, segment.entries.tobytes())
-    broken = store.write_segment(pack_segment(segment)[:-1])
-    with pytest.raises(StoreFormatError, match=broken):
-        store.read_segment(broken)
-    store.remove_segment(broken)
-    store.remove_segment(broken)
-    with pytest.raises(StoreGoneError, match=broken):
-        store.read_segment(broken)
-    assert sorted(store.segments()) == sorted(names)
-
-
-def test_who_has_it_open(opened):
-    store = opened()
-    now = time.time()
-    store.touch("a")
-    store.touch("b")
-    assert store.others("a", now) == ["b"]
-    assert store.others("c", now + 500) == store.others("c", now) == sorted(["a", "b"])
-    assert store.others("c", now + 700) == []
-    store.forget("b")
-    store.forget("b")
-    assert store.others("a", now) == []
-    assert store.sweep(now + DAY_S / 2) == 0
-    assert store.others("c", now) == ["a"]
-    assert store.sweep(now + 2 * DAY_S) == 1
-    assert store.others("c", now) == []
-
-
-def test_when_collections_were_used(opened):
-    store = opened()
-    assert store.used() == {}
-    store.mark_used("a" * 16)
-    store.mark_used("b" * 16)
-    store.mark_used("b" * 16)
-    assert store.used() == pytest.approx(dict.fromkeys(("a" * 16, "b" * 16), time.time()), abs=60)
-
-
-def test_marks_are_cleared_and_nothing_else(opened):
-    store = opened()
-    name, _ = write(store, SAMPLES)
-    segment = store.write_segment(pack_segment(segment_of(pack_bytes(SAMPLES))))
-    store.touch("a")
-    store.mark_used("a" * 16)
-    store.clear_marks()
-    assert (store.used(), store.others("b", time.time())) == ({}, [])
-    assert (list(store.packs()), store.segments(), opened(create=False).id) == ([name], [segment], store.id)
-
-
 def test_a_store_is_made_only_if_it_may_be(opened):
     for options in ({"create": False}, {"read_only": True}, {"create": False, "read_only": True}):
         with pytest.raises(StoreGoneError):
@@ -210,7 +210,7 @@ def test_a_store_is_made_only_if_it_may_be(opened):
 def test_nothing_is_written_where_only_reading_was_asked_for(opened):
     store = opened()
     name, held = write(store, SAMPLES)
-    segment = store.write_segment(pack_segment(segment_of(pack_bytes(SAMPLES))))
+    segment = store.write_segment(SEGMENT)
     store.touch("a")
     reader = opened(create=False, read_only=True)
     assert reader.read_only
@@ -312,8 +312,3 @@ def test_what_is_marked_otherwise_is_no_store(opened, put, mark):
     with pytest.raises(StoreFormatError):
         opened()
     assert put.held("store.json") == mark
-
-
-def test_a_directory_that_is_not_there():
-    with pytest.raises(StoreError):
-        open_store("/nowhere/at/all", create=False)

@@ -9,8 +9,8 @@ import pytest
 
 from superdl.coordinator.core import Ledger, Prices
 from superdl.cost.bill import EpochUse, PaidByHour, RunBill, bill_of, prices_for
-from superdl.super_wire.counters import WorkCounters
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.waits import WorkCounters
 
 PRICES = prices_for(PaidByHour())
 LAMBDA = PRICES.of("lambda")

@@ -1,35 +1,88 @@
-"""A client's credentials for a coordinator, and the means to verify the coordinator.
+"""A client's credentials for a coordinator, and the rule for connections beyond this machine.
 
-All of it comes from the client's own environment, never from an argument, an address or a message.
+They need TLS and a token, on every side of a connection, unless ``SUPER_INSECURE`` lets a side do
+without. All of it comes from each side's own environment, never from an argument, an address or a message.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from superdl.super_wire.encryption import ClientTls, is_loopback
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = [
-    "TOKEN_CHARACTERS_MIN",
-    "CoordinatorCredentials",
-    "Token",
-    "parse_tokens",
-    "read_tokens",
-    "tokens_given",
-]
 
+def is_loopback(host: str) -> bool:
+    """Report whether a host is this machine; of names only ``localhost`` is."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def insecure_in(environment: Mapping[str, str]) -> bool:
+    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine."""
+    text = environment.get("SUPER_INSECURE", "")
+    if text.lower() not in {"", "0", "false", "1", "true"}:
+        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}")
+    return text.lower() in {"1", "true"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """A client's TLS settings from its environment; a subclass names the peer and the variables.
+
+    ``ca_file`` is a PEM file of the CAs to trust for the peer's certificate, by default the system's.
+    ``cert_file`` and ``key_file`` are a client certificate, for peers that require one. ``insecure`` allows
+    plain text beyond this machine.
+    """
+
+    peer: ClassVar[str]
+    variables: ClassVar[Mapping[str, str]]
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure: bool = False
+
+    @classmethod
+    def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        """Read the fields above from their variables and ``SUPER_INSECURE``."""
+        files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
+        if bool(files["cert_file"]) != bool(files["key_file"]):
+            pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
+            raise ConfigError(f"{pair} belong together: set both, or neither")
+        return {**files, "insecure": insecure_in(environment)}
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later."""
+        import ssl  # not needed for plain text
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            raise ConfigError(
+                f"the certificates for {self.peer} ({named}; {', '.join(self.variables.values())} name them) "
+                f"cannot be used: {error}"
+            ) from error
+        return context
+
+
+# A shorter token is refused on both sides: it could be guessed.
 TOKEN_CHARACTERS_MIN = 16
-"""A shorter token is refused on both sides: it could be guessed."""
-
 _TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
 
@@ -125,9 +178,6 @@ class CoordinatorCredentials(ClientTls):
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
         """Read ``SUPER_TOKEN`` (the first of several) or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_NAME``,
         and the variables of :meth:`tls_in`.
-
-        Raises:
-            ConfigError: a certificate without a key, or an invalid token.
         """
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         credentials = cls(
@@ -140,32 +190,20 @@ class CoordinatorCredentials(ClientTls):
         return credentials
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return roots, key and certificate for gRPC's channel credentials.
-
-        Raises:
-            ConfigError: a file cannot be read or is no PEM file; gRPC itself would only fail to connect.
-        """
-        self.tls_context()
+        """Return roots, key and certificate for gRPC's channel credentials."""
+        self.tls_context()  # a bad file is an error here; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """Return the current token, since a token file may change at runtime; empty if there is none.
-
-        Raises:
-            ConfigError: the file cannot be read or holds no token.
-        """
+        """Return the current token, since a token file may change at runtime; empty if there is none."""
         if self.token or not self.token_file:
             return self.token
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Check that there is a token for a coordinator beyond this machine, which always requires one.
-
-        Raises:
-            ConfigError: there is none, and ``insecure`` does not allow that.
-        """
+        """Refuse a coordinator beyond this machine without a token, unless ``insecure``."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "

@@ -1,4 +1,4 @@
-"""Slots of keys, slot maps and redirections, against the Redis Cluster specification's own examples."""
+"""Replies, slot maps and redirections are parsed, whole and in parts, and all else is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,93 @@ from superdl.super_wire.cache.nodes import (
     SLOTS,
     Node,
     Redirection,
-    SlotMap,
     key_slot,
     parse_redirection,
     parse_slots,
 )
+from superdl.super_wire.cache.resp import (
+    MAX_DEPTH,
+    MAX_LINE_BYTES,
+    ErrorReply,
+    MalformedReplyError,
+    encode_command,
+    parse_reply,
+)
 from superdl.super_wire.keys import cache_key
+
+WHOLE = {
+    b"+OK\r\n": b"OK",
+    b"-ERR no such thing\r\n": ErrorReply("ERR no such thing"),
+    b":-12\r\n": -12,
+    b":+7\r\n": 7,
+    b"$5\r\na\r\nbc\r\n": b"a\r\nbc",
+    b"$0\r\n\r\n": b"",
+    b"$-1\r\n": None,
+    b"*-1\r\n": None,
+    b"*0\r\n": [],
+    b"*2\r\n:1\r\n*1\r\n$-1\r\n": [1, [None]],
+}
+
+MALFORMED = [
+    b"?\r\n", b"hello", b"HTTP/1.1 400 Bad Request\r\n", b"\x15\x03\x03\x00\x02", b":1_0\r\n", b":\r\n",
+    b":--1\r\n", b":" + b"1" * 5000 + b"\r\n", b"$-2\r\n", b"$5 \r\n", b"$?\r\n", b"$536870913\r\n",
+    b"$1\r\nabc", b"*1048577\r\n", b"*?\r\n", b"*1\r\n" * (MAX_DEPTH + 1) + b":1\r\n",
+    b"+" + b"x" * MAX_LINE_BYTES + b"x", b"_\r\n", b"%0\r\n", b">1\r\n+a\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("data", WHOLE, ids=repr)
+def test_each_type_is_read_whole_and_no_part_of_it_is_taken_for_the_whole(data, kind):
+    assert parse_reply(kind(b"+x\r\n" + data + b":9\r\n"), 4) == (WHOLE[data], 4 + len(data))
+    for end in range(len(data)):
+        assert parse_reply(kind(data[:end])) is None
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:30]))
+def test_what_is_no_reply_is_refused(data, kind):
+    with pytest.raises(MalformedReplyError, match="reply"):
+        parse_reply(kind(data))
+
+
+def test_the_deepest_allowed_is_read():
+    value, end = parse_reply(b"*1\r\n" * MAX_DEPTH + b":1\r\n")
+    for _ in range(MAX_DEPTH):
+        (value,) = value
+    assert (value, end) == (1, 4 * MAX_DEPTH + 4)
+
+
+def encoded(value):
+    match value:
+        case None:
+            return b"$-1\r\n"
+        case int():
+            return b":%d\r\n" % value
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(value), value)
+        case ErrorReply(text):
+            return b"-%b\r\n" % text.encode()
+        case list():
+            return b"*%d\r\n" % len(value) + b"".join(map(encoded, value))
+
+
+errors = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20).map(ErrorReply)
+leaves = st.none() | st.integers(-(2**63), 2**63) | st.binary(max_size=20) | errors
+replies = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+@given(value=replies, cut=st.integers(min_value=0))
+def test_any_reply_survives_and_is_awaited_where_it_is_cut(value, cut):
+    data = encoded(value)
+    assert parse_reply(data + b"+next\r\n") == (value, len(data))
+    assert parse_reply(data[: cut % len(data)]) is None
+
+
+def test_a_command_is_an_array_of_bulk_strings():
+    assert encode_command(b"GET", b"a\r\nb") == b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n"
+    assert parse_reply(encode_command(b"GET", b"")) == ([b"GET", b""], 19)
+
 
 ASKED = Node("asked.example", 7000)
 
@@ -31,11 +112,11 @@ ASKED = Node("asked.example", 7000)
         (b"", 0),
     ],
 )
-def test_slots_are_those_that_servers_compute(key: bytes, slot: int) -> None:
+def test_slots_are_those_that_servers_compute(key, slot):
     assert key_slot(key) == slot
 
 
-def test_only_the_first_tag_that_is_not_empty_counts() -> None:
+def test_only_the_first_tag_that_is_not_empty_counts():
     assert key_slot(b"{user1000}.following") == key_slot(b"user1000") == key_slot(b"a{user1000}b{c}")
     assert key_slot(b"foo{{bar}}zap") == key_slot(b"{bar")
     assert key_slot(b"foo{}{bar}") != key_slot(b"bar")
@@ -43,17 +124,17 @@ def test_only_the_first_tag_that_is_not_empty_counts() -> None:
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_our_keys_have_no_tag(sample_id: bytes) -> None:
+def test_our_keys_have_no_tag(sample_id):
     key = cache_key(sample_id)
     assert 0 <= key_slot(key) < SLOTS
     assert key_slot(key) == key_slot(b"{" + key + b"}")
 
 
-def owners(slots: SlotMap) -> list[Node | None]:
+def owners(slots):
     return [slots.node_of(slot) for slot in range(SLOTS)]
 
 
-def test_masters_own_ranges_and_replicas_are_passed_over() -> None:
+def test_masters_own_ranges_and_replicas_are_passed_over():
     reply = [
         [0, 99, [b"10.0.0.1", 7000, b"id", []], [b"10.0.0.2", 7001, b"id", []]],
         [200, 16383, [b"::1", 7002, b"id"]],
@@ -67,11 +148,11 @@ def test_masters_own_ranges_and_replicas_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("host", [None, b""])
-def test_a_node_without_a_host_is_where_we_asked(host: bytes | None) -> None:
+def test_a_node_without_a_host_is_where_we_asked(host):
     assert parse_slots([[0, 9, [host, 7009, b"id"]]], ASKED).nodes == (Node("asked.example", 7009),)
 
 
-def test_a_node_of_unknown_place_owns_nothing() -> None:
+def test_a_node_of_unknown_place_owns_nothing():
     slots = parse_slots([[0, 9, [b"?", 7009, b"id", []]], [10, 19, [b"10.0.0.1", 0, b"id"]]], ASKED)
     assert slots.nodes == ()
     assert set(owners(slots)) == {None}
@@ -87,7 +168,7 @@ def test_a_node_of_unknown_place_owns_nothing() -> None:
     ],
     ids=lambda reply: repr(reply)[:40],
 )  # fmt: skip
-def test_what_is_no_slot_map_is_refused(reply: object) -> None:
+def test_what_is_no_slot_map_is_refused(reply):
     with pytest.raises(ValueError, match="slot map"):
         parse_slots(reply, ASKED)
 
@@ -108,17 +189,17 @@ def test_what_is_no_slot_map_is_refused(reply: object) -> None:
         )),
     ],
 )  # fmt: skip
-def test_redirections_are_understood_or_left_alone(text: str, expected: Redirection | None) -> None:
+def test_redirections_are_understood_or_left_alone(text, expected):
     assert parse_redirection(text, ASKED) == expected
 
 
-nodes = st.sampled_from([Node("10.0.0.1", 1), Node("10.0.0.2", 2), Node("10.0.0.3", 3)])
+NODES = st.sampled_from([Node("10.0.0.1", 1), Node("10.0.0.2", 2), Node("10.0.0.3", 3)])
 
 
 @given(cuts=st.lists(st.integers(1, SLOTS - 1), unique=True, max_size=8).map(sorted), data=st.data())
-def test_every_slot_belongs_to_the_range_that_holds_it(cuts: list[int], data: st.DataObject) -> None:
+def test_every_slot_belongs_to_the_range_that_holds_it(cuts, data):
     ranges = list(zip([0, *cuts], [*(cut - 1 for cut in cuts), SLOTS - 1], strict=True))
-    masters = [data.draw(nodes) for _ in ranges]
+    masters = [data.draw(NODES) for _ in ranges]
     reply = [[a, b, [n.host.encode(), n.port, b"id", []]] for (a, b), n in zip(ranges, masters, strict=True)]
     found = parse_slots(reply, ASKED)
     for (first, last), master in zip(ranges, masters, strict=True):

@@ -1,38 +1,44 @@
-"""Read reports: one small stream entry about what a reader read and missed, and how long it took.
+"""Entries of the streams in the cache: readers' reports, and results of functions that no caller waits for.
 
-Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel. A lost entry is
-normal: a reader with remaining misses reports them again.
+An entry may be lost or arrive twice. A reader with remaining misses reports them again, and the reader of
+outcomes tracks its pending requests.
 """
 
 from __future__ import annotations
 
+import json
+import reprlib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import report_stream
+from superdl.super_wire.request import Answer, PrefetchFailure, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REPORT_STREAM_MAXLEN", "ReadReport"]
-
+# Bound of a job's report stream, passed with every XADD (approximate trimming).
 REPORT_STREAM_MAXLEN = 4096
-"""Bound of a job's report stream, passed with every XADD (approximate trimming)."""
-
 _MAX_NUMBER = 2**63
-
+# All numbers in one field, since parsing an entry costs the coordinator time per field.
 _NUMBERS_FIELD = b"r"
-"""All numbers in one field, since parsing an entry costs the coordinator time per field."""
-
+# More than the largest batch that the coordinator plans could need.
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
-"""More than the largest batch that the coordinator plans could need."""
+OUTCOME_FIELD = b"r"
+# Bound of a stream, passed with every XADD: more than may be in flight.
+OUTCOME_STREAM_MAXLEN = 16_384
+# The longest entry that is read; 4,096 long messages have half of that.
+MAX_OUTCOME_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
     """A reader's progress with one batch.
+
+    Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel.
 
     ``samples`` of the batch, ``hits`` found in packs or by the first GET, ``straight`` of them in packs,
     ``missed`` offsets still missing, ``corrupt`` those of them whose record in the cache failed its check.
@@ -89,3 +95,26 @@ class ReadReport:
 
 
 _NUMBERS = tuple(entry.name for entry in fields(ReadReport) if entry.type == "int")
+
+
+def pack_outcome(answer: Answer) -> bytes:
+    """Return the value of an entry's only field."""
+    return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
+
+
+def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
+    """Parse an entry of a stream; ``ConfigError`` names what is wrong."""
+    packed = entry.get(OUTCOME_FIELD)
+    if packed is None:
+        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
+    if len(packed) > MAX_OUTCOME_BYTES:
+        raise ConfigError(
+            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
+        )
+    try:
+        mapping = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
+    if isinstance(mapping, dict) and "super_failure" in mapping:
+        return PrefetchFailure.from_mapping(mapping)
+    return PrefetchResult.from_mapping(mapping)

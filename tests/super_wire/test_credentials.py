@@ -1,0 +1,153 @@
+"""Addresses and credentials of cache and coordinator: from the environment alone, and never repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from superdl.super_wire.cache import CacheAddress, Credentials
+from superdl.super_wire.credentials import CoordinatorCredentials, insecure_in, is_loopback, parse_tokens
+from superdl.super_wire.errors import ConfigError
+
+TOKEN = "0123456789abcdef"
+
+
+def test_the_token_itself_goes_before_its_file_and_the_first_before_others():
+    """So that both sides may have the same variable."""
+    found = CoordinatorCredentials.from_environment(
+        {"SUPER_TOKEN": f"{TOKEN},other-{TOKEN}", "SUPER_TOKEN_FILE": "/x"}
+    )
+    assert found.current_token() == TOKEN
+    assert TOKEN not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SUPER_TOKEN": "too-short-zq"},
+        {"SUPER_TOKEN": " , "},
+        {"SUPER_TOKEN": "# too-short-zq"},
+        {"SUPER_TOKEN_FILE": "/nowhere/token"},
+    ],
+)
+def test_what_is_no_token_is_told_when_the_client_is_made(environment):
+    (name,) = environment
+    with pytest.raises(ConfigError, match=name) as caught:
+        CoordinatorCredentials.from_environment(environment)
+    assert "too-short-zq" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "encrypted"),
+    [
+        ({}, [False, False, False, True]),
+        ({"ca_file": "/ca.pem"}, [False, True, True, True]),
+        ({"insecure": True}, [False, False, False, False]),
+        ({"insecure": True, "ca_file": "/ca.pem"}, [False, True, True, True]),
+    ],
+)
+def test_who_is_spoken_to_by_tls(given, encrypted):
+    hosts = ("", "localhost", "::1", "10.1.2.3")
+    assert [CoordinatorCredentials(**given).encrypts(host) for host in hosts] == encrypted
+
+
+def test_loopback_is_this_machine_alone():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "localhost", "LocalHost", "::1")))
+    others = ("0.0.0.0", "::", "10.0.0.7", "fe80::1", "localhost.example.org", "example.org", "")
+    assert not any(map(is_loopback, others))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("", False), ("0", False), ("FALSE", False), ("1", True), ("true", True)]
+)
+def test_insecure_is_yes_or_no(text, meant):
+    assert insecure_in({"SUPER_INSECURE": text}) is meant
+
+
+def test_tokens_stand_in_lines_and_between_commas():
+    text = f"# remark\n {TOKEN} , b{TOKEN} team=a  share=3\n\nc{TOKEN}\n"
+    assert parse_tokens(text, "x") == (
+        (TOKEN, {}),
+        (f"b{TOKEN}", {"team": "a", "share": "3"}),
+        (f"c{TOKEN}", {}),
+    )
+
+
+@pytest.mark.parametrize("word", ["teams=a", "team=", TOKEN, "share=1=2 x", "=", "team"])
+def test_a_word_after_a_token_that_says_nothing_is_refused_and_not_repeated(word):
+    with pytest.raises(
+        ConfigError, match="x: after token 2 of 2 there is what is none of team=NAME"
+    ) as caught:
+        parse_tokens(f"{TOKEN}\nb{TOKEN} {word}", "x")
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("redis://localhost", CacheAddress("localhost", 6379, "", 0)),
+        ("redis://10.0.0.1:7000/3", CacheAddress("10.0.0.1", 7000, "", 3)),
+        ("redis://[::1]:7000", CacheAddress("::1", 7000, "", 0)),
+        ("unix:///tmp/redis.sock", CacheAddress("", 0, "/tmp/redis.sock", 0)),
+        ("unix:///tmp/redis.sock?db=2", CacheAddress("", 0, "/tmp/redis.sock", 2)),
+    ],
+)
+def test_parses_and_prints(text, address):
+    assert CacheAddress.parse(text) == address
+    assert CacheAddress.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "http://host",
+            "localhost:6379",
+            "redis://",
+            "redis://host:99999",
+            "redis://host:port",
+            "redis://host/a",
+        ),
+        *(
+            "redis://host/-1",
+            "unix://tmp/redis.sock",
+            "unix://",
+            "redis://host?protocol=3",
+            "unix:///r.sock?db=x",
+        ),
+    ],
+)
+def test_other_addresses_are_refused(text):
+    with pytest.raises(ConfigError):
+        CacheAddress.parse(text)
+
+
+@pytest.mark.parametrize("rest", ["me:geheim@host:1", "me:geheim@host:63790000", ":geheim#x@host:1"])
+@pytest.mark.parametrize("scheme", ["redis://", ""])
+def test_a_refusal_does_not_repeat_the_password(scheme, rest):
+    with pytest.raises(ConfigError) as caught:
+        CacheAddress.parse(scheme + rest)
+    assert "geheim" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_plain_text_leaves_this_machine_only_where_it_is_allowed_to():
+    away, home = CacheAddress.parse("redis://10.1.2.3"), CacheAddress.parse("redis://localhost")
+    with pytest.raises(ConfigError, match=r"redis://10\.1\.2\.3:6379 is beyond loopback"):
+        Credentials().check_encrypted(away)
+    for address in (home, CacheAddress.parse("rediss://10.1.2.3"), CacheAddress.parse("unix:///c.sock")):
+        Credentials().check_encrypted(address)
+    Credentials.from_environment({"SUPER_INSECURE": "1"}).check_encrypted(away)
+
+
+def test_credentials_come_from_the_environment_and_hide():
+    files = {f"SUPER_CACHE_{name}_FILE": f"/{name}.pem" for name in ("CA", "CERT", "KEY")}
+    credentials = Credentials.from_environment(
+        {"SUPER_CACHE_USERNAME": "reader", "SUPER_CACHE_PASSWORD": "geheim", **files}
+    )
+    assert credentials == Credentials(
+        "reader", "geheim", ca_file="/CA.pem", cert_file="/CERT.pem", key_file="/KEY.pem"
+    )
+    assert "geheim" not in repr(credentials)
+    assert Credentials.from_environment({}) == Credentials("", "")
+    for name in ("SUPER_CACHE_USERNAME", "SUPER_CACHE_CERT_FILE", "SUPER_CACHE_KEY_FILE"):
+        with pytest.raises(ConfigError, match=name):
+            Credentials.from_environment({name: "alone"})

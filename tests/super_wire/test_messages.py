@@ -1,0 +1,233 @@
+"""Small messages travel: read reports, draws of an epoch, batches, errors."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.super_wire import draws as module
+from superdl.super_wire import errors
+from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.draws import DRAWS_BYTES_MAX, Draws, pack_numbers, unpack_numbers
+from superdl.super_wire.errors import ConfigError, CoordinatorError, SuperError, error_from_name
+from superdl.super_wire.ids import digest128
+from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.stream_entries import ReadReport
+from tests.fixtures.ids import batch_id
+
+COUNT = st.integers(0, 2**63 - 1)
+OFFSETS = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)
+REPORTS = st.builds(ReadReport, *[COUNT] * 12, OFFSETS, OFFSETS)
+REPORT = ReadReport(1, 2, 3, 256, 250, 60, 70, 8, 80, 1, 0, 9, (5, 0, 255), (5,))
+
+
+@given(REPORTS)
+def test_round_trip(report):
+    entry = report.to_fields()
+    assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in entry.items())
+    assert ReadReport.from_fields(entry) == report
+
+
+def test_golden_fields():
+    """Readers and coordinators of one protocol version understand each other."""
+    assert REPORT.to_fields() == {
+        b"r": b"1 2 3 256 250 60 70 8 80 1 0 9",
+        b"m": b"\5\0\0\0\0\0\0\0\xff\0\0\0",
+        b"c": b"\5\0\0\0",
+    }
+
+
+@pytest.mark.parametrize("place", range(12))
+@pytest.mark.parametrize(
+    "value", [b"", b"x", b"-1", b"1.5", b"True", b"9223372036854775808", b"1" * 5000, b"\xff", b"1 1"]
+)
+def test_bad_numbers(place, value):
+    entry = REPORT.to_fields()
+    numbers = entry[b"r"].split(b" ")
+    numbers[place] = value
+    with pytest.raises(ValueError, match=r"has 12 numbers|lie from 0|invalid literal|has \d+ bytes"):
+        ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{b"m": b"123"}, {b"c": b"123"}, {b"r": bytes(257)}, {b"m": bytes(2**22 + 4)}, {b"c": bytes(2**22 + 4)}],
+)
+def test_fields_that_no_report_has(field):
+    with pytest.raises(ValueError, match="element size|has \\d+ bytes"):
+        ReadReport.from_fields(REPORT.to_fields() | field)
+
+
+def draws_of(indices=None, weights=None, **how):
+    return Draws.of(indices, weights, **{"count": None, "repeats": 1, "shuffle": True} | how)
+
+
+@given(numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), ascending=st.booleans())
+def test_packed_numbers_come_back(numbers, ascending):
+    packed = np.array(sorted(numbers) if ascending else numbers, dtype="<i8").tobytes()
+    assert unpack_numbers(pack_numbers(packed)) == packed
+
+
+@given(weights=st.lists(st.floats(0, 1e300), min_size=1, max_size=50), repeats=st.integers(1, 9))
+def test_draws_cross_a_message(weights, repeats):
+    indices = np.arange(len(weights))[::-1] * 3
+    for given_draws in (
+        draws_of(indices, weights, count=7, repeats=repeats),
+        draws_of(indices, shuffle=False, repeats=repeats),
+        draws_of(weights=weights, repeats=repeats),
+    ):
+        assert Draws.unpacked(*given_draws.packed(), given_draws.count, repeats) == given_draws
+    assert Draws.unpacked(b"", b"", 0, 0) is None
+
+
+def test_what_holds_numbers_is_taken():
+    expected = draws_of([0, 2, 5], [1.0, 0.5, 2.0])
+    for kind in (list, tuple, np.array, torch.tensor):
+        assert draws_of(kind([5, 0, 2]), kind([2.0, 1.0, 0.5])) == expected
+    assert draws_of(range(3), torch.ones(3, dtype=torch.float32)).count == 3
+    assert draws_of([5, 0, 2], shuffle=False).index_array.tolist() == [5, 0, 2]
+    assert len({draws_of([1, 2]).digest, draws_of([1, 2], repeats=2).digest, draws_of([1, 3]).digest}) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"indices": indices} for indices in ([], {1, 2}, [0.5], [True, False], [[1], [2]], "abc")),
+        *({"weights": weights} for weights in ([], ["1"], [[1], [2, 3]])),
+        *({"indices": [1, 2], "weights": [1.0]}, {"count": 3}),
+    ],
+)
+def test_other_draws_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        draws_of(**wrong)
+
+
+def test_an_imagenet_fits_into_a_message():
+    generator, size = np.random.default_rng(0), 1_281_167
+    split = generator.permutation(size)[: size * 9 // 10]
+    by_class = 1 / (1 + np.arange(size) // 1300)
+    for drawn in (draws_of(split), draws_of(split, shuffle=False), draws_of(weights=by_class)):
+        drawn.packed()
+    with pytest.raises(
+        ConfigError, match="more than the 4,128,768 that a coordinator takes: round the weights"
+    ):
+        draws_of(weights=generator.random(size)).packed()
+    assert DRAWS_BYTES_MAX < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"=",
+        b"=abc",
+        b"?" + zlib.compress(bytes(8)),
+        b"=" + zlib.compress(bytes(7)),
+        b"=" + zlib.compress(b""),
+        b"=" + zlib.compress(bytes(8))[:-1],
+        b"+" + zlib.compress(bytes(8 * 101)),
+    ],
+)
+def test_what_is_not_packed_is_refused(packed, monkeypatch):
+    monkeypatch.setattr(module, "NUMBERS_MAX", 100)
+    with pytest.raises(ConfigError, match="indices or weights"):
+        unpack_numbers(packed)
+    with pytest.raises(ConfigError, match="indices or weights"):
+        Draws.unpacked(packed, b"", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "weighted", "repeats"), [(1, False, 1), (0, True, 1), (2**41, True, 1), (0, False, 2000)]
+)
+def test_numbers_that_no_sampler_sends_are_refused(count, weighted, repeats):
+    weights = pack_numbers(np.ones(3).tobytes()) if weighted else b""
+    with pytest.raises(ConfigError, match="are none"):
+        Draws.unpacked(b"", weights, count, repeats)
+
+
+def ref_of(count, *, labels=None, padding=b"", keys=()):
+    ids = b"".join(digest128(b"%d" % number) for number in range(count))
+    column = np.arange(count, dtype=np.int64) if labels is None else labels
+    return BatchRef(
+        dataset_id=bytes(16),
+        job="9f" * 16,
+        rank=3,
+        epoch=7,
+        position=12_345,
+        batch_id=batch_id(ids),
+        sample_ids=ids,
+        labels=column.tobytes(),
+        label_dtype=column.dtype.name,
+        padding=padding,
+        keys=keys,
+        cache="unix:///run/user/1000/super/redis.sock",
+    )
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles(protocol):
+    ref = ref_of(5, padding=b"\0\0\0\0\1", keys=("a", "b", "ä", "d", "e"))
+    back = pickle.loads(pickle.dumps(ref, protocol))
+    assert back == ref
+    assert hash(back) == hash(ref)
+
+
+def test_labels_that_are_arrays_or_have_fields():
+    arrays = replace(ref_of(2), labels=np.arange(8.0).tobytes(), label_dtype="float64[2,2]")
+    assert arrays.label_array().tolist() == np.arange(8.0).reshape(2, 2, 2).tolist()
+    rows = np.array([(1, (0.5, 2)), (3, (4, 5))], dtype=[("age", "i8"), ("box", "f8", (2,))])
+    fields = replace(ref_of(2), labels=rows.tobytes(), label_dtype='{"age":"int64","box":"float64[2]"}')
+    assert pickle.loads(pickle.dumps(fields)).label_array().tobytes() == rows.tobytes()
+    assert fields.label_array()["box"].tolist() == [[0.5, 2], [4, 5]]
+    with pytest.raises(ConfigError, match="labels of dtype 'object'"):
+        replace(ref_of(2), label_dtype="object").label_array()
+
+
+def test_names_a_sample_by_its_key_or_by_id_and_how_to_resolve_it():
+    named = ref_of(2, keys=("cat/1.jpg", "cat/2.jpg"))
+    assert named.name_of(1) == "cat/2.jpg"
+    ref = replace(named, keys=())
+    hex_id = ref.sample_ids[16:32].hex()
+    assert ref.name_of(1) == f"sample {hex_id} (its key: superdl stats --batch {ref.batch_id.hex()})"
+
+
+def below(root):
+    """The class and all that is derived from it in the module."""
+    found = [root]
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            found += below(child)
+    return found
+
+
+ERRORS = below(SuperError)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@given(message=st.text())
+def test_rebuilt_from_the_message_alone(error, message):
+    original = error(message)
+    assert str(original) == shown_lines(message)
+    for back in (
+        error_from_name(error.__name__, message),
+        pickle.loads(pickle.dumps(original)),
+        type(original)(str(original)),
+    ):
+        assert type(back) is error
+        assert str(back) == str(original)
+
+
+@given(
+    name=st.text() | st.sampled_from(["Exception", "SystemExit", "coordinatorerror", "", "__init__"]),
+    message=st.text(),
+)
+def test_any_name_gives_an_error(name, message):
+    back = error_from_name(name, message)
+    assert type(back) is CoordinatorError or type(back).__name__ == name
+    assert back.args == (message,)
