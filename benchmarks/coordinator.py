@@ -22,7 +22,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import positive
 from benchmarks.harness.processes import process_cpu_s
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
@@ -32,8 +32,6 @@ from superdl.super_wire.recipe import Recipe
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
-
-__all__ = ["PARTS", "SOURCES", "add_arguments", "measure"]
 
 CACHED, FLAT_OUT, RANDOM = "cached", "cached, flat out", "random recipe"
 SOURCES = ("s3", "parquet")

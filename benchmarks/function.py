@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, positive, prepare_images
 from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
 from benchmarks.harness.services import cache_server, s3_server
@@ -37,17 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.harness.image_sets import Loading
-
-__all__ = [
-    "BARE",
-    "S3",
-    "FunctionArm",
-    "FunctionFigures",
-    "add_arguments",
-    "measure",
-    "rows_of",
-    "run_arm",
-]
 
 BARE, S3 = "bare loop", "S3"
 

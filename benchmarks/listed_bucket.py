@@ -15,8 +15,6 @@ from benchmarks.harness.services import Server, free_port, running, s3_environme
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["listed_bucket"]
-
 _FOLDERS, _PAGE = 20, 1000
 
 

@@ -18,9 +18,10 @@ from benchmarks.harness.image_sets import (
     Loading,
     add_data_option,
     described,
+    not_negative,
+    positive,
     prepare_images,
 )
-from benchmarks.harness.options import not_negative, positive
 from benchmarks.harness.processes import BenchmarkError, Pids
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
 from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
@@ -38,8 +39,6 @@ from benchmarks.loaders.shards import PER_SHARD, in_shards
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-__all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "add_arguments", "conditions_of", "measure", "rows_of"]
 
 _Arm = tuple[str, Loading]
 """A contender, and the images to load."""

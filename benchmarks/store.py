@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
-from benchmarks.harness.image_sets import Loading, add_image_options, described, prepare_images
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import Loading, add_image_options, described, positive, prepare_images
 from benchmarks.harness.processes import run_child
 from benchmarks.harness.results import BenchmarkReport, Column, medians, over
 from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
@@ -25,8 +24,6 @@ from superdl.super_wire.record import HEADER_BYTES
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-__all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
 _FOOTPRINT = 1.4  # memory per byte of a record in a cache, with room for requests in flight
 _BARE = "bare preadv and hash"

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.arm import ArmSpec, Lap, run_checked
-from benchmarks.harness.image_sets import add_image_options, described, prepare_images
-from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.image_sets import add_image_options, described, not_negative, positive, prepare_images
 from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.harness.services import loader_services
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.loaders.loading import Pairs, open_in_planned_order
+from benchmarks.loaders.opening import Pairs, open_in_planned_order
 from superdl.experiments.models import NormalisedNetwork, declare_operators
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.harness.image_sets import Loading
-
-__all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
 _CLASSES = 100  # the maximum of the image sets

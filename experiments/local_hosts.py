@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _POLL_S, _END_S = 0.1, 60.0
 _FIRST, _MOST = 2, 250  # 127.0.0.2 and so on
 _SIGNAL = 128

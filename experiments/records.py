@@ -17,22 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.sampler.stats import SamplerStats
 
-__all__ = [
-    "CauseTotal",
-    "CountedLoader",
-    "CounterLaps",
-    "EpochSummary",
-    "Listener",
-    "LoaderCounters",
-    "LoaderStats",
-    "PassSummary",
-    "PassTotals",
-    "StallSummary",
-    "StepRecord",
-    "StepTime",
-    "added",
-]
-
 _log = logging.getLogger(__name__)
 
 LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
@@ -46,8 +30,7 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
-    The status counters are this process's: calls for pages of the plan, their seconds and CPU seconds in a
-    thread, and the loop's seconds of waiting for a page.
+    The status counters are this process's: calls for pages of the plan, and the loop's waiting for a page.
     """
 
     status_calls: int = 0
@@ -178,7 +161,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The number of steps in a pass stalled for one cause, and their seconds of waiting."""
+    """The steps of a pass stalled for one cause, and their seconds of waiting."""
 
     steps: int
     wait_s: float
@@ -254,6 +237,7 @@ class Listener:
         """Handle the end of an epoch, validation included."""
 
 
+# The fields of a pass that are sums of those of its steps.
 _SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
 
 

@@ -31,24 +31,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "KNOWN_KEYS",
-    "NULL_IS_EMPTY",
-    "ListOfMappings",
-    "NamedMappings",
-    "NonNegativeNumber",
-    "PositiveNumber",
-    "Share",
-    "SpecFolder",
-    "Text",
-    "apply_overrides",
-    "apply_values",
-    "build",
-    "load_yaml",
-    "one_of",
-    "some_of",
-]
-
 Made = TypeVar("Made")
 
 KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from benchmarks.harness.image_sets import Loading
     from superdl.sampler import SuperSampler
 
-__all__ = ["ArmSpec", "Contender", "Lap", "Trainer", "checksum", "drop_pages", "measure_arm", "run_checked"]
-
 _SETTLED_S, _POLL_S = 30.0, 0.05
 
 

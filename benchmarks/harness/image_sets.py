@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.options import positive
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
 
 if TYPE_CHECKING:
@@ -19,14 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-__all__ = [
-    "IMAGE_SETS",
-    "Loading",
-    "add_data_option",
-    "add_image_options",
-    "described",
-    "prepare_images",
-]
+def positive(text: str) -> int:
+    """Parse an integer of at least 1 of an option, else raise ``ValueError``."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def not_negative(text: str) -> int:
+    """Parse an integer of at least 0 of an option, else raise ``ValueError``."""
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
 
 IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",

@@ -23,19 +23,6 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "ROOT",
-    "BenchmarkError",
-    "Pids",
-    "children_cpu_s",
-    "descendants_cpu_s",
-    "held_to",
-    "process_cpu_s",
-    "run_child",
-    "seconds_each",
-    "usable_cores",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _Argument = TypeVar("_Argument")

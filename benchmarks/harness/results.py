@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = [
-    "BenchmarkReport",
-    "Column",
-    "Run",
-    "by_conditions",
-    "measured",
-    "medians",
-    "over",
-    "print_report",
-]
-
 _FORMAT = 2
 
 _NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")

@@ -27,20 +27,6 @@ from superdl.super_wire.host import cache_bytes, slots
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "LoaderServices",
-    "Server",
-    "cache_server",
-    "coordinator",
-    "free_port",
-    "loader_services",
-    "private_directory",
-    "rclone_binary",
-    "running",
-    "s3_environment",
-    "s3_server",
-]
-
 _START_TIMEOUT_S = 300.0  # a busy host may take that long, as for the embedded default
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0

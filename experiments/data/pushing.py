@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects import Bucket
 
-__all__ = ["push"]
-
 _MOST_BYTES = 5 * 2**30  # of an object in a single request
 _MOST_FAILURES = 20
 _AHEAD = 4  # queued files for each worker

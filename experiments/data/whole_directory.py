@@ -18,8 +18,6 @@ from superdl.super_wire.user_text import read_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["MANIFEST", "check_room", "manifest_of", "written_once"]
-
 MANIFEST = "manifest.json"
 _SPARE_BYTES = 256 * 2**20  # left free in addition
 _MEGABYTE = 1e6

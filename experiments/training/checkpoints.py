@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import TrainingSpec
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = [
-    "BEST",
-    "FOLDER",
-    "LAST",
-    "Checkpoint",
-    "Checkpoints",
-    "bring_best",
-    "check_best_to",
-    "read_checkpoint",
-]
-
 _FORMAT = 1
 FOLDER = "checkpoints"
 LAST, BEST = "last.pt", "best.pt"
@@ -83,14 +72,13 @@ class Checkpoint:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one run; rank 0 has the files."""
+    """The checkpoints of one run, in a directory of rank 0, created with the first."""
 
-    def __init__(self, directory: Path, facts: Mapping[str, Any], spec_digest: str) -> None:
-        """Keep them in ``directory``, which is created with the first checkpoint."""
-        self.directory = directory
-        self.facts = dict(facts)
-        self.spec_digest = spec_digest
+    directory: Path
+    facts: dict[str, Any]
+    spec_digest: str
 
     @property
     def best(self) -> Path:
@@ -147,12 +135,10 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def read_checkpoint(
-    place: str, ranks: Ranks, *, asked_by: str = "training.resume"
-) -> tuple[Checkpoint, Path]:
+def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume") -> tuple[Checkpoint, Path]:
     """Read a checkpoint, a file or a run's last one, on rank 0 for all ranks.
 
-    ``asked_by`` is the prefix of error messages.
+    ``caller`` is the prefix of error messages.
 
     Raises:
         ConfigError: there is none, or it is damaged or something else.
@@ -164,15 +150,15 @@ def read_checkpoint(
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise ConfigError(
-                f"{asked_by}: there is no checkpoint at {path}: name a file, or the directory of a run "
+                f"{caller}: there is no checkpoint at {path}: name a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
         path = file
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{asked_by}: {path} cannot be read: {error.strerror}") from error
-    return _parsed(ranks.bytes_of_first(content), f"{asked_by}: {place}"), path
+            raise ConfigError(f"{caller}: {path} cannot be read: {error.strerror}") from error
+    return _parsed(ranks.bytes_of_first(content), f"{caller}: {place}"), path
 
 
 def _parsed(content: bytes, place: str) -> Checkpoint:

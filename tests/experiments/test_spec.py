@@ -8,8 +8,6 @@ import sys
 import pytest
 import yaml
 
-from superdl.experiments.comparing.arms import arms_of
-from superdl.experiments.schema import apply_overrides, apply_values
 from superdl.experiments.spec import LOADER_KINDS, Spec, load_spec, parse_spec
 from superdl.super_wire.errors import ConfigError
 
@@ -86,20 +84,6 @@ def test_bad_values_are_named(overrides, message):
         load_spec("digits", overrides)
 
 
-def test_values_are_set_by_dotted_keys_in_a_copy():
-    mapping = {"loader": {"batch_size": 1}, "data": None}
-    assert apply_overrides(mapping, ["loader.batch_size=2", "data.train=x=y", "new.key=true"]) == {
-        "loader": {"batch_size": 2},
-        "data": {"train": "x=y"},
-        "new": {"key": True},
-    }
-    assert apply_values(mapping, {"loader.batch_size": [3], "data": "x=y"}) == {
-        "loader": {"batch_size": [3]},
-        "data": "x=y",
-    }
-    assert mapping == {"loader": {"batch_size": 1}, "data": None}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -125,15 +109,6 @@ def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path
     small = load_spec(path, ["loader.batch_size=4", "optimizer.lr=1e-3"], quick=True)
     assert (small.epochs, small.loader.batch_size, small.optimizer.lr) == (2, 4, 0.001)
     assert small.training.steps_per_epoch is None, "its own section alone"
-
-
-def test_a_spec_without_a_section_for_it_has_a_quick_variant_too(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text("epochs: 25\ncompare: {warmup_epochs: 5}\n")
-    small = load_spec(path, ["loader.batch_size=4"], quick=True)
-    assert (small.epochs, small.training.steps_per_epoch, small.loader.batch_size) == (2, 20, 4)
-    assert len(arms_of(small, ["super", "torch"])) == 2
-    assert load_spec(path).epochs == 25
 
 
 def test_the_loaders_of_the_spec_are_those_that_exist():
