@@ -41,7 +41,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "cuda": torch.version.cuda,
-        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
     }
 
 
@@ -66,7 +66,8 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -114,11 +114,7 @@ class NormalisedNetwork(nn.Module):
         self.register_buffer("shift", -means / stds, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of uint8 images.
-
-        Raises:
-            ConfigError: their side is not the one that the network was made for.
-        """
+        """Return the logits of uint8 images."""
         height, width = images.shape[-2:]
         if self._side is not None and (height, width) != (self._side, self._side):
             raise ConfigError(

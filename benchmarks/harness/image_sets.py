@@ -40,33 +40,19 @@ IMAGE_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """An image set, and its loading parameters.
-
-    Args:
-        name: of the set.
-        directory: its images in class folders.
-        images: number of images.
-        resize: of the shorter side, in pixels.
-        crop: centre crop, in pixels.
-        batch_size: images per batch; the last of an epoch may be shorter.
-        num_workers: processes that load besides the main one.
-        coordinator: address for SUPER; ignored by other loaders.
-        shards: location of tar shards in S3, to read those instead.
-        key_list: of the samples in the shards, for SUPER.
-        seed: of the shuffle.
-    """
+    """An image set, and its loading parameters."""
 
     name: str
-    directory: str
+    directory: str  # its images in class folders
     images: int
-    resize: int
-    crop: int
-    batch_size: int = 1
-    num_workers: int = 0
-    coordinator: str = ""
-    shards: str = ""
-    key_list: str = ""
-    seed: int = 0
+    resize: int  # of the shorter side, in pixels
+    crop: int  # centre crop, in pixels
+    batch_size: int = 1  # the last of an epoch may be shorter
+    num_workers: int = 0  # processes that load besides the main one
+    coordinator: str = ""  # address for SUPER; ignored by other loaders
+    shards: str = ""  # location of tar shards in S3, to read those instead
+    key_list: str = ""  # of the samples in the shards, for SUPER
+    seed: int = 0  # of the shuffle
 
     def format_directory(self, name: str) -> Path:
         """Return the folder of the images in a format, beside the set."""
@@ -100,12 +86,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set in the options' directory, unless present; ``say`` gets a line first.
-
-    Raises:
-        ConfigError: it cannot be written.
-        SourceError: something else is in its place.
-    """
+    """Create the set in the options' directory, unless present; ``say`` gets a line first."""
     say(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":

@@ -32,31 +32,18 @@ MDS, LITDATA, RAM = "mds-raw", "litdata-raw", "ram"
 
 @dataclass(frozen=True, slots=True)
 class ContenderSpec:
-    """One loader.
-
-    Args:
-        title: in the table.
-        open: opens it in this process.
-        without_workers: whether it uses threads instead of worker processes.
-        decodes: whether it decodes in every epoch, so that one epoch is long enough to measure.
-        format: folder of the converted images; empty for a loader that reads the files.
-        convert: writes that format into an empty directory.
-        module: the optional package that it imports.
-        distribution: that package's name on the package index.
-        needs_store: whether it reads from the S3 server.
-        open_shards: opens it over tar shards in the S3 server; None: not supported.
-    """
+    """One loader."""
 
     title: str
     open: Callable[[Loading], Contender]
-    without_workers: bool = False
-    decodes: bool = False
-    format: str = ""
-    convert: Callable[[Loading, Path], None] | None = None
-    module: str = ""
-    distribution: str = ""
-    needs_store: bool = False
-    open_shards: Callable[[Loading], Contender] | None = None
+    without_workers: bool = False  # it uses threads instead of worker processes
+    decodes: bool = False  # in every epoch, so that one epoch is long enough to measure
+    format: str = ""  # folder of the converted images; empty for a loader that reads the files
+    convert: Callable[[Loading, Path], None] | None = None  # writes that format into an empty directory
+    module: str = ""  # the optional package that it imports
+    distribution: str = ""  # that package's name on the package index
+    needs_store: bool = False  # it reads from the S3 server
+    open_shards: Callable[[Loading], Contender] | None = None  # over tar shards in the S3 server
 
     def workers_of(self, number: int) -> int:
         """Return the number of workers it runs with if ``number`` is requested."""
@@ -113,10 +100,6 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
     """Convert the images for a contender in a separate process, unless done before.
 
     It is not measured. Its directory appears whole or not at all, and is kept.
-
-    Raises:
-        BenchmarkError: it failed.
-        SuperError: the directory cannot be written, or contains something else.
     """
     form = CONTENDERS[contender]
     if form.convert is None:

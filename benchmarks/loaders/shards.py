@@ -42,10 +42,6 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     """Return the set as shards in an S3 server, writing them unless present.
 
     ``superdl index`` writes their key list each time, beside them.
-
-    Raises:
-        BenchmarkError: they cannot be indexed.
-        SuperError: the directory cannot be written, or contains something else.
     """
     say(f"writing and indexing shards: {loading.name}")
     directory = loading.format_directory(_FORMAT)

@@ -77,11 +77,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm.
-
-    Raises:
-        ConfigError: an arm is unknown, sets a reserved key, or makes an invalid spec.
-    """
+    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named

@@ -170,20 +170,12 @@ def is_comparison(directory: Path) -> bool:
 
 
 def read_comparison(directory: Path) -> Comparison:
-    """Read a comparison from its directory.
-
-    Raises:
-        ConfigError: there is none, or it has another version's format.
-    """
+    """Read a comparison from its directory."""
     return TypeAdapter(Comparison).validate_python(read_format(directory / _FILE, _FORMAT))
 
 
 def read_report(directory: Path) -> dict[str, Any]:
-    """Read the report of the run in a directory.
-
-    Raises:
-        ConfigError: it holds no report of ``superdl run``, or one of another version.
-    """
+    """Read the report of the run in a directory."""
     path = directory / REPORT_NAME
     if not path.exists():
         raise ConfigError(f"{directory} holds no {REPORT_NAME}, so no run was begun there")

@@ -109,19 +109,19 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     runs = measured.runs
     epochs = [epoch for run in runs for epoch in epochs_after(run, warmup_epochs)]
     passes = [epoch["train"] for epoch in epochs]
-    wall_s, waited_s = (math.fsum(one[name] for one in passes) for name in ("wall_s", "wait_s"))
+    wall_s, waited_s = (math.fsum(each[name] for each in passes) for name in ("wall_s", "wait_s"))
     stalls_s: Counter[str] = Counter()
     for train_pass in passes:
         for cause, total in (train_pass["stalls"] or {}).get("causes", {}).items():
             stalls_s[wait_for(cause)] += total["wait_s"]
-    images = sum(one["samples"] for epoch in epochs for one in _passes(epoch))
+    images = sum(each["samples"] for epoch in epochs for each in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs) if images else {}
     per_image = {name: 1000 * used / images for name, used in used_s.items()}
     firsts = [run["first_batch_s"] for run in runs]
     validated = [epoch["val"]["accuracy"] for run in runs for epoch in run["epochs"] if epoch["val"]]
     return RoundFigures(
         images_per_s=_images_per_s(runs, passes, warmup_epochs),
-        step_ms=times(share(wall_s, sum(one["batches"] for one in passes)), 1000),
+        step_ms=times(share(wall_s, sum(each["batches"] for each in passes)), 1000),
         wait_percent=100 * (share(waited_s, wall_s) or 0.0),
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
         outside_ms_per_image=sum(per_image.values()) - per_image.get("trainer", 0.0) if per_image else None,
@@ -190,7 +190,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 def _decodes_per_image(runs: Sequence[Report]) -> float | None:
     """Return decodes per image of the splits read, over all runs; None if not reported."""
-    jobs = [one["job"] for run in runs for epoch in run["epochs"] for one in _passes(epoch)]
+    jobs = [each["job"] for run in runs for epoch in run["epochs"] for each in _passes(epoch)]
     images = max(
         run["train_samples"] + (run["val_samples"] or 0) * any(epoch["val"] for epoch in run["epochs"])
         for run in runs

@@ -168,13 +168,7 @@ def _notes(arm: Arm) -> Iterator[str]:
 
 
 def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
-    """Run every trial of ``arm`` at once, below ``folder``, and read their reports.
-
-    Raises:
-        ComparisonFailedError: a run failed.
-        SuperError: the shared services do not start, or a run left no report.
-        KeyboardInterrupt: the user interrupted; the runs have written their reports.
-    """
+    """Run every trial of ``arm`` at once, below ``folder``, and read their reports."""
     before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
         services = None
@@ -260,12 +254,7 @@ def _is_coordinator(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
-    """Start the services for the spec's executor, and end them with the block.
-
-    Raises:
-        EmbeddedError: the services do not start.
-        ConfigError: a variable is invalid, or one is missing that the executor needs.
-    """
+    """Start the services for the spec's executor, and end them with the block."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.experiments.comparing.comparison import Comparison
-    from superdl.experiments.comparing.figures import Figure, Spread
+    from superdl.experiments.comparing.figures import Spread
 
 _PLOTTED = {"images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch"}
 _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
@@ -141,7 +141,8 @@ def _plot(comparison: Comparison) -> Plot | None:
     for figure in comparison.shown():
         spreads = comparison.spreads(figure.key)
         if figure.key in keys:
-            draw = partial(draw_bars, title=_direction(figure), label=figure.unit)
+            title = f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)"
+            draw = partial(draw_bars, title=title, label=figure.unit)
             bars = {name: None if spread is None else spread.median for name, spread in spreads.items()}
             below = [spread and spread.median - spread.least for spread in spreads.values()]
             above = [spread and spread.most - spread.median for spread in spreads.values()]
@@ -153,10 +154,6 @@ def _plot(comparison: Comparison) -> Plot | None:
         columns=min(2, len(drawings)),
         row_in=height_of_bars(len(comparison.arms)),
     )
-
-
-def _direction(figure: Figure) -> str:
-    return f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)"
 
 
 def _settings(comparison: Comparison) -> Iterator[Table]:

@@ -42,11 +42,9 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``; return their path.
 
     A directory that already holds the complete set is checked and left as it is.
-
-    Returns the directory's absolute path.
 
     Raises:
         SourceError: the directory holds other files, or a set that is damaged.
@@ -197,11 +195,7 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of the drawn set in a directory; None if there is none.
-
-    Raises:
-        SourceError: there is one that cannot be read, or has no counts.
-    """
+    """Return the manifest of the drawn set in a directory; None if there is none."""
     manifest = manifest_of(directory)
     if manifest is None or not isinstance(manifest.get("made"), dict):
         return None

@@ -156,12 +156,7 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set ``name`` in ``directory``; return None if that is empty or missing.
-
-    Raises:
-        SourceError: the directory holds something else, or the set is incomplete or damaged.
-        ConfigError: the parts beside the set cannot be written.
-    """
+    """Find the set ``name`` in ``directory``; return None if that is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
         if not any(directory.iterdir()):

@@ -62,11 +62,7 @@ def decoded(
 
 
 def collate(samples: Sequence[DecodedSample]) -> Batch:
-    """Stack samples into a batch.
-
-    Raises:
-        ConfigError: the images have different sizes.
-    """
+    """Stack samples into a batch."""
     shapes = sorted({sample.pixels.shape[:2] for sample in samples})
     if len(shapes) > 1:
         raise ConfigError(
@@ -134,14 +130,9 @@ class DecodingLoader:
     It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
     and logs this. A loader that cannot repeat an order raises an error instead.
 
-    Args:
-        batches: a DataLoader that yields one rank's batches of an epoch each time it is iterated.
-        length: the number of batches.
-        samples: those of the split, all ranks together.
-        settings: the settings of the loader, for the report.
-        choose_epoch: sets the epoch of the next iteration of ``batches``; None: they count from 0.
-        pads: whether this rank's last sample only pads it to the length of other ranks.
-        requests: the billed requests to a bucket for each sample.
+    ``batches`` yields one rank's ``length`` batches each time it is iterated, of the epoch that
+    ``choose_epoch`` sets; without that, they count from 0. ``pads``: this rank's last sample only pads it to
+    the length of other ranks. ``requests`` to a bucket are billed for each sample.
     """
 
     def __init__(
@@ -190,11 +181,7 @@ class DecodingLoader:
         return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration at ``state``.
-
-        Raises:
-            ConfigError: the state has another loader, samples or batches, or an unrepeatable order.
-        """
+        """Begin the next iteration at ``state``."""
         if state.get("format") != _FORMAT:
             raise ConfigError(
                 "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
@@ -318,12 +305,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def open_torch(request: LoaderRequest) -> Loader:
-    """Open a split of a directory or a bucket with torch's DataLoader.
-
-    Raises:
-        SourceError: it cannot be listed.
-        ConfigError: the labels of its key list are not class names.
-    """
+    """Open a split of a directory or a bucket with torch's DataLoader."""
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples))

@@ -133,12 +133,7 @@ class ImageMaker:
         return {**self.__dict__, "_epoch": -1, "_program": None}
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        """Return the pixels of one file: uint8 of shape (height, width, 3).
-
-        Raises:
-            BadSampleError: it cannot be decoded; the message names bucket and key.
-            ConfigError: ``recipe.steps`` give something else than such pixels.
-        """
+        """Return the pixels of one file: uint8 of shape (height, width, 3)."""
         if self._recipe.steps is not None:
             return self._by_steps(content, key, epoch)
         try:

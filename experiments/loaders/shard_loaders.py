@@ -62,12 +62,7 @@ class Converted(NamedTuple):
 
 
 def _convert(request: LoaderRequest, package: str, write: Write, note: str = "") -> Converted:
-    """List a split and return it as shards.
-
-    Raises:
-        ConfigError: ``package`` is not installed, with ``note``, or the shards cannot be written.
-        SourceError: the source cannot be listed or read.
-    """
+    """List a split and return it as shards."""
     kind = request.loader.kind
     if find_spec(package) is None:
         raise ConfigError(

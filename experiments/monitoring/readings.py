@@ -125,11 +125,7 @@ class GpuReading:
 
 
 def meter_of(device: torch.device) -> GpuMeter | None:
-    """Return the meter of the GPU ``device``; None for other devices.
-
-    Raises:
-        ConfigError: the GPU cannot be read; the message has the reason.
-    """
+    """Return the meter of the GPU ``device``; None for other devices."""
     if device.type != "cuda":
         return None
     import torch  # always available in a run; reading reports needs none

@@ -34,11 +34,7 @@ class Book(NamedTuple):
 
 
 def read_book(directory: Path) -> Book:
-    """Read all runs below a directory, including those of comparisons.
-
-    Raises:
-        ConfigError: the directory does not exist or is empty.
-    """
+    """Read all runs below a directory, including those of comparisons."""
     broken: dict[str, str] = {}
     try:
         children = sorted(child for child in directory.iterdir() if child.is_dir())
@@ -109,7 +105,7 @@ def _row(run: RunFiles) -> dict[str, Any]:
     if machine is None and hardware:
         gpus = [gpu["name"] for gpu in hardware.get("gpus") or ()]
         machine = f"{hardware['usable_cores']} cores of {', '.join([hardware['cpu'], *gpus])}"
-    waited_s, took_s = (sum(one.figures[name] for one in run.trained) for name in ("wait_s", "wall_s"))
+    waited_s, took_s = (sum(each.figures[name] for each in run.trained) for name in ("wait_s", "wall_s"))
     busy = [phase for phase in run.phases if phase["split"] == "train" and phase["gpu_percent"] is not None]
     memory = [phase["gpu_memory_bytes_max"] for phase in busy if phase["gpu_memory_bytes_max"] is not None]
     busy_s = sum(phase["gpu_percent"] * phase["wall_s"] for phase in busy)

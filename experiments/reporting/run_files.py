@@ -158,11 +158,7 @@ def _read_steps(path: Path, learning: dict[int, Learning]) -> int:
 
 
 def read_format(path: Path, expected: int) -> dict[str, Any]:
-    """Read a JSON file that names its format.
-
-    Raises:
-        ConfigError: the file cannot be read, or has another format.
-    """
+    """Read a JSON file that names its format."""
     try:
         content = read_json(path)
     except FileNotFoundError as error:

@@ -42,11 +42,7 @@ _Value = Callable[[Pass], Cell]
 
 
 def write_run_page(directory: Path) -> Path:
-    """Write the page of a run into its directory and return its path.
-
-    Raises:
-        ConfigError: the directory holds no run.
-    """
+    """Write the page of a run into its directory and return its path."""
     path = directory / PAGE_NAME
     write_whole(run_page(read_run(directory)), path)
     return path

@@ -21,17 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it runs.
-
-    Attributes:
-        status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.
-        executor: runs the functions; ``None`` if the loader has none.
-        loader_settings: the settings with which the training loader was opened.
-        rest: counts after the last finished pass; ``None`` if not reported.
-        epochs: passes whose figures cover all ``ranks``.
-        utilization: figures of rank 0 and the processes it started.
-        hosts: the hosts that run workers.
-    """
+    """Everything known about a run, gathered while it runs; docs/runs.md describes it."""
 
     name: str
     started_at: str

@@ -212,11 +212,7 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
 
 
 def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Checkpoints | None:
-    """Return the run's checkpoints, if the spec requires any.
-
-    Raises:
-        ConfigError: checkpoints are required in mid-epoch, where the loader cannot resume.
-    """
+    """Return the run's checkpoints, if the spec requires any."""
     training = state.spec.training
     if training.checkpoint_steps is not None and not train.resumes_within_epochs:
         raise ConfigError(
@@ -249,11 +245,7 @@ def go_on(
     checkpoints: Checkpoints | None,
     console: Console,
 ) -> None:
-    """Resume ``trainer`` from the spec's checkpoint, and report it.
-
-    Raises:
-        ConfigError: the checkpoint is missing, damaged, or belongs to another training.
-    """
+    """Resume ``trainer`` from the spec's checkpoint, and report it."""
     place = str(state.spec.training.resume)
     checkpoint, path = read_checkpoint(place, state.ranks)
     checkpoint.check(facts, place)

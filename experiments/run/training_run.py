@@ -249,12 +249,7 @@ def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitSt
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks as the spec says; yield the ranks, device and strategy.
-
-    Raises:
-        ConfigError: the device or the strategy is not available, or the ranks cannot be joined.
-        RecipeError: a custom step is not named ``module:function@version``.
-    """
+    """Join the other ranks as the spec says; yield the ranks, device and strategy."""
     process = process_rank()
     device = pick_device(spec.device, process)
     strategy = strategy_name(spec.training.strategy, process)
@@ -305,11 +300,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor; ``None`` without functions.
-
-    Raises:
-        ConfigError: the spec names an executor, which the environment's coordinator decides.
-    """
+    """Return the name of a run's executor; ``None`` without functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -333,9 +324,6 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
     A function imports only modules in its own setting, made by its operator. For processes started by the
     run, the run is the operator.
-
-    Raises:
-        RecipeError: a custom step is not named ``module:function@version``.
     """
     shipped = shipped_modules(recipe.steps)
     listed = [os.environ.get(_STEP_MODULES), *shipped]

@@ -53,11 +53,7 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """Check that a run with ``facts`` can resume from it.
-
-        Raises:
-            ConfigError: it belongs to another run; the message names the differences.
-        """
+        """Check that a run with ``facts`` can resume from it."""
         differ = [
             f"{name} is {self.facts.get(name)!r} there and {value!r} here"
             for name, value in facts.items()
@@ -86,11 +82,7 @@ class Checkpoints:
         return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically, replacing the one of that name.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Write a checkpoint atomically, replacing the one of that name."""
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
@@ -100,11 +92,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run; False if it has none.
-
-        Raises:
-            ConfigError: it cannot be copied.
-        """
+        """Copy the best checkpoint of the resumed run; False if it has none."""
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
             return False
@@ -181,11 +169,7 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """Check that there can be a best checkpoint, and that its target is valid.
-
-    Raises:
-        ConfigError: validation is off, or the target is neither a bucket nor a directory.
-    """
+    """Check that there can be a best checkpoint, and that its target is valid."""
     place = training.best_to
     if place is None:
         return

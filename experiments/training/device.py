@@ -105,11 +105,7 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states; return False if they are of another number of ranks.
-
-    Raises:
-        ConfigError: the states are damaged.
-    """
+    """Restore this rank's states; return False if they are of another number of ranks."""
     try:
         if len(state["cpu"]) != ranks.process.replicas:
             return False
@@ -180,11 +176,7 @@ SAVE_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def strategy_name(name: str, process: ProcessRank) -> str:
-    """Return the strategy that ``training.strategy`` names for this number of ranks.
-
-    Raises:
-        ConfigError: there are several ranks, and the strategy is ``single``.
-    """
+    """Return the strategy that ``training.strategy`` names for this number of ranks."""
     if name == "auto":
         return "ddp" if process.replicas > 1 else "single"
     if name == "single" and process.replicas > 1:

@@ -118,11 +118,7 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train the epochs that remain, and validate at the intervals of the spec.
-
-        Raises:
-            Terminated: SIGTERM was received; the checkpoint includes the last step.
-        """
+        """Train the epochs that remain, and validate at the intervals of the spec."""
         self._stop.begin()
         summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
         self._stop.end()
@@ -149,11 +145,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------- checkpoints
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line on the place.
-
-        Raises:
-            ConfigError: nothing is left to train, or the loader cannot resume there.
-        """
+        """Resume from a checkpoint in the next `fit`, and return a line on the place."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
                 f"training.resume: all {self._epochs} epochs were trained already, and their schedule has "

@@ -162,11 +162,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next batch; None after the last, which is earlier if some were left out.
-
-        Raises:
-            ConfigError: the loader ended before its length, or without any batch.
-        """
+        """Return the next batch; None after the last, which is earlier if some were left out."""
         if self.step == self.steps:
             return None
         batch = self._begin() if self._iterator is None else next(self._iterator, None)
