@@ -19,8 +19,6 @@ from superdl.super_wire.request import Outcome, PrefetchResult
 if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["AnswersAlone"]
-
 _RECORD_BYTES = 64 + 224 * 224 * 3
 _FUNCTIONS = 3000
 _INVOCATION_S = 0.02

@@ -22,7 +22,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import positive
 from benchmarks.harness.processes import process_cpu_s
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
@@ -33,36 +33,25 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-__all__ = ["PARTS", "SOURCES", "add_arguments", "measure"]
-
 CACHED, FLAT_OUT, RANDOM = "cached", "cached, flat out", "random recipe"
 SOURCES = ("s3", "parquet")
 
 _METHOD = (
     (
-        "jobs: one coordinator process: its real service, core, catalogs, report reader and upkeep, on a "
-        "unix socket, with a real cache server for reports and lock. Its CPU is user and system time of all "
-        "its threads while jobs go on, until the last read report was taken in. Another process plays the "
-        f"jobs: pages of {PAGE_BATCHES} batches with ids, labels and keys, asked for as the sampler asks, "
-        "and one read report for each batch. No function runs: an executor with 3,000 places waits 20 ms and "
-        "2 ms for each sample and reports all as cached."
+        "jobs: one coordinator process, its real service, core, catalogs and upkeep on a unix socket, with a "
+        "real cache server. Its CPU counts until the last read report was taken in. Another process plays "
+        f"the jobs: pages of {PAGE_BATCHES} batches, as the sampler asks, and a report for each batch. No "
+        "function runs: an executor waits 20 ms and 2 ms for each sample and reports all as cached."
     ),
     (
-        f"'{CACHED}': all samples have been produced. '{RANDOM}': an epoch's samples have ids of their own, "
-        "and are requested from functions. Each job has a seed of its own and reads up to 100 batches a "
-        f"second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking and "
-        "answering share this machine. 'MB' is the coordinator's resident memory at the end; 'open ms' the "
-        "median time of OpenJob on a listed dataset, as the client sees it. Of several rounds the one with "
-        "the least CPU counts."
+        f"'{CACHED}': all samples have been produced. '{RANDOM}': each epoch's are requested. Each job reads "
+        f"up to 100 batches a second, all together up to --rate; '{FLAT_OUT}' as fast as it goes. 'open ms' "
+        "is the median time of OpenJob. Of several rounds the one with the least CPU counts."
     ),
     (
-        "listing: 's3': a bucket of a local server is listed: 20 folders, in pages of 1,000 keys. 'parquet': "
-        "a key list with labels and versions is read. CPU is that of the coordinator and of its process that "
-        "lists: requests, parsing, sorting, ids, the catalog's file. 'check' is the answer to a health "
-        "check, sent every 20 ms meanwhile; 99% of them took less. 'peak' and 'after' are anonymous memory "
-        "of both processes above the idle coordinator's; mapped files do not count. 'restart': the "
-        "coordinator is killed; from then until a new one, started at once on the same state, has answered "
-        "the job's first page."
+        "listing: a bucket of a local server, or a key list. CPU is that of the coordinator and its listing "
+        "process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory above the "
+        "idle coordinator's. 'restart': from the kill until a new one has answered the first page."
     ),
 )
 
@@ -136,11 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all measurements; ``say`` gets a line for each.
-
-    Raises:
-        SuperError: a process does not start, a source cannot be listed, or an answer is wrong.
-    """
+    """Run all measurements; ``say`` gets a line for each."""
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [
         {**conditions, **min(rounds, key=lambda figures: figures["cpu_s"])}
@@ -289,12 +274,7 @@ def _measured_listing(source: str, samples: int) -> dict[str, Any]:
 class _Watch:
     """Resources used by a coordinator and its listing process, and the latency of health checks.
 
-    Attributes:
-        answers_s: latency of each health check, in seconds.
-        peak_bytes: peak of anonymous memory, above that at the beginning.
-        after_bytes: the same, at the end.
-        cpu_s: user and system time.
-        wall_s: elapsed time.
+    Memory is anonymous memory above that at the beginning.
     """
 
     def __init__(self, server: Server) -> None:

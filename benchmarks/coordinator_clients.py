@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["PAGE_BATCHES", "Clients", "SimulatedJob", "write_key_list"]
-
 PAGE_BATCHES = 32
 """The sampler requests a page once there is room for this many batches, with as many still left."""
 

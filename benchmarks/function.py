@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, positive, prepare_images
 from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
 from benchmarks.harness.services import cache_server, s3_server
@@ -37,17 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.harness.image_sets import Loading
-
-__all__ = [
-    "BARE",
-    "S3",
-    "FunctionArm",
-    "FunctionFigures",
-    "add_arguments",
-    "measure",
-    "rows_of",
-    "run_arm",
-]
 
 BARE, S3 = "bare loop", "S3"
 
@@ -68,16 +56,13 @@ _COLUMNS = (
 
 _METHOD = (
     (
-        "Each arm is a fresh process that is held to so many cores, one after another; S3 server (rclone) "
-        "and cache (Valkey) are held to the other cores where there are any. The first pass over the images "
-        "is not counted. Figures are medians over the rounds."
+        "Each arm is a fresh process that is held to so many cores; S3 server (rclone) and cache have the "
+        "others where there are any. The first pass over the images is not counted. Figures are medians."
     ),
     (
-        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. {S3}: "
-        "whole calls of the handler for all images of the set, with as many decoders. 'share of bare' is of "
-        "the bare loop's images/s, then of its images per CPU second; where 'cores busy' is below the number "
-        "of cores, the function waited for the servers. Fetch and push are the CPU of those threads, decode "
-        "is the rest."
+        f"{BARE}: decode and resize of bytes in memory, a thread for each core. {S3}: whole calls of the "
+        "handler for all images of the set. 'share of bare' is of its images/s, then of its images per CPU "
+        "second. Fetch and push are the CPU of those threads, decode is the rest."
     ),
 )
 
@@ -96,11 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` gets a line for each.
-
-    Raises:
-        SuperError: images or servers are not available, or an arm failed.
-    """
+    """Run all arms; ``say`` gets a line for each."""
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
@@ -181,11 +162,7 @@ class FunctionFigures:
 
 
 def run_arm(arm: FunctionArm, environment: Mapping[str, str]) -> FunctionFigures:
-    """Measure an arm in a fresh process.
-
-    Raises:
-        BenchmarkError: it failed; the message has its output.
-    """
+    """Measure an arm in a fresh process."""
     settings = {"SUPER_DECODERS": str(len(arm.cores)), **_QUIET}
     return run_child(_measured, arm, name=arm.way, environment={**environment, **settings})
 

@@ -15,18 +15,12 @@ from benchmarks.harness.services import Server, free_port, running, s3_environme
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["listed_bucket"]
-
 _FOLDERS, _PAGE = 20, 1000
 
 
 @contextlib.contextmanager
 def listed_bucket(samples: int) -> Iterator[Server]:
-    """Serve a bucket of ``samples`` objects.
-
-    Raises:
-        BenchmarkError: the server does not answer.
-    """
+    """Serve a bucket of ``samples`` objects."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.listed_bucket", str(port), str(samples)]
     with running(command, port, cwd=ROOT) as pid:

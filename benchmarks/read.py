@@ -18,9 +18,10 @@ from benchmarks.harness.image_sets import (
     Loading,
     add_data_option,
     described,
+    not_negative,
+    positive,
     prepare_images,
 )
-from benchmarks.harness.options import not_negative, positive
 from benchmarks.harness.processes import BenchmarkError, Pids
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
 from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
@@ -38,8 +39,6 @@ from benchmarks.loaders.shards import PER_SHARD, in_shards
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-__all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "add_arguments", "conditions_of", "measure", "rows_of"]
 
 _Arm = tuple[str, Loading]
 """A contender, and the images to load."""
@@ -75,44 +74,30 @@ _NOT_SHOWN = {
 _PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
 _METHOD = (
-    "CPU is user and system time of the trainer's main process, all threads, and of its worker processes. "
-    "Batches are taken and dropped: nothing is computed, and the trainer touches no pixel. All loaders "
-    "deliver the same pixels with the same labels: a checksum of one epoch is compared. Each arm runs in a "
-    "process of its own, the arms of a round one after another. Figures are medians over the rounds "
-    "(--rounds). Cache, coordinator, functions and S3 server are processes of their own, on other machines "
-    "where there are any: their CPU is not in the trainer's. The cache is reached by a unix socket."
+    "CPU is that of the trainer's main process and of its workers. Batches are taken and dropped. All "
+    "loaders deliver the same pixels with the same labels: a checksum of one epoch is compared. Each "
+    "arm runs in a process of its own, the arms of a round one after another; figures are medians "
+    "over the rounds."
 )
-
 _METHOD_OF = {
     FILES: (
         (
-            "Whole epochs are measured (--epochs; one epoch of loaders that decode) from the second one on, "
-            "when everything is cached. The first epoch, and with it start-up and imports, is left out for "
-            "every loader alike. One set of services serves all. 'less than' is the CPU of that DataLoader, "
-            "with the same images, workers and batch size, over this row's; 'times' is this row's over that "
-            "of the bare socket loop in the main process."
+            "Whole epochs are measured from the second one on, when everything is cached. 'less than' is "
+            "Pillow's CPU over this row's; 'times' is this row's over that of the bare socket loop."
         ),
         (
-            "'raw' loaders read decoded pixels that were converted before; conversion is not measured. 'RAM "
-            "array' indexes an array of decoded images, batch by batch, in huge pages; with workers, torch "
-            "copies each batch into shared memory. The 'bare socket loop' gathers the same values from the "
-            "same cache into one buffer and checks nothing. SuperLoader and the socket loop have no "
-            "worker processes."
+            "'raw' loaders read decoded pixels that were converted before. 'RAM array' indexes an array of "
+            "decoded images. The 'bare socket loop' gathers the same values from the same cache into one "
+            "buffer and checks nothing."
         ),
     ),
     SHARDS: (
         (
             f"The images lie in tars of {PER_SHARD} in an S3 server of this machine (rclone). The first "
-            "epoch begins where the loader is opened, imports left out: WebDataset's workers start in it, "
-            "SUPER's functions before. SUPER has fresh services each time, and a cache that holds all. "
-            "'CPU of all' leaves out the S3 server alone. The share is of the images/s of the fastest "
-            "WebDataset in the same epoch."
+            "epoch begins where the loader is opened. SUPER has fresh services each time. 'CPU of all' "
+            "leaves out the S3 server. The share is of the fastest WebDataset's images/s in the same epoch."
         ),
-        (
-            "WebDataset opens a shard by one GET of boto3, shuffles shards and a buffer of 1,000 samples, "
-            "and decodes in its workers. SUPER reads by a key list of `superdl index`, and decodes in "
-            "functions, at low priority."
-        ),
+        "WebDataset opens a shard by one GET of boto3; SUPER reads by a key list of `superdl index`.",
     ),
 }
 
@@ -149,11 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` gets a line for each.
-
-    Raises:
-        SuperError: images or services are not available, or an arm failed.
-    """
+    """Run all arms; ``say`` gets a line for each."""
     source, from_shards = arguments.source, arguments.source == SHARDS
     forms = {name: CONTENDERS[name] for name in arguments.contenders}
     if from_shards:

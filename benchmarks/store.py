@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
-from benchmarks.harness.image_sets import Loading, add_image_options, described, prepare_images
-from benchmarks.harness.options import positive
+from benchmarks.harness.image_sets import Loading, add_image_options, described, positive, prepare_images
 from benchmarks.harness.processes import run_child
 from benchmarks.harness.results import BenchmarkReport, Column, medians, over
 from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
@@ -26,27 +25,21 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
-
 _FOOTPRINT = 1.4  # memory per byte of a record in a cache, with room for requests in flight
 _BARE = "bare preadv and hash"
 _CONVERTED = ("litdata-raw", "mds-raw")
 
 _METHOD = (
     (
-        "'later' are medians of all epochs but the first; single ones are in the JSON. Each arm of SUPER has "
-        "fresh services on all cores. The cache holds a quarter of the set where nothing else is said, and "
-        "packs lie in the page cache. 'decodes' are samples that functions decoded in the epoch."
+        "'later' are medians of all epochs but the first. Each arm of SUPER has fresh services on all cores. "
+        "The cache holds a quarter of the set where nothing else is said, and packs lie in the page cache."
     ),
     (
-        "CPU is user and system time in ms for each image: of the process that reads, and of that, "
-        "coordinator, cache and functions together. The bare loop reads the same records, by one preadv and "
-        "one hash each. 'share' and 'times' are images/s and CPU over those of its later epochs."
+        "CPU is in ms for each image: of the process that reads, and with coordinator, cache and functions. "
+        "The bare loop reads the same records, by one preadv and one hash each; 'share' and 'times' are over "
+        "its later epochs."
     ),
-    (
-        "disk: packs are dropped from the page cache before each epoch. The bare loop reads in batches, and "
-        "has the disk fetch the next one meanwhile, as SuperLoader does. 'disk KB' came from the disk."
-    ),
+    "disk: packs are dropped from the page cache before each epoch; the bare loop announces its next batch.",
     "s3: GETs are those of functions, of a server on this machine.",
 )
 
@@ -85,11 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Read the epochs of all arms; ``say`` gets a line for each.
-
-    Raises:
-        SuperError: images or services are not available, or a loader failed.
-    """
+    """Read the epochs of all arms; ``say`` gets a line for each."""
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = Path(arguments.data)  # on the disk to be measured

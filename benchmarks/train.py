@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.arm import ArmSpec, Lap, run_checked
-from benchmarks.harness.image_sets import add_image_options, described, prepare_images
-from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.image_sets import add_image_options, described, not_negative, positive, prepare_images
 from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.harness.services import loader_services
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.loaders.loading import Pairs, open_in_planned_order
+from benchmarks.loaders.opening import Pairs, open_in_planned_order
 from superdl.experiments.models import NormalisedNetwork, declare_operators
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.image_sets import Loading
 
-__all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
-
 _LOSS_DIFFERENCE_MAX = 1e-3
 _CLASSES = 100  # the maximum of the image sets
 _WARMING_STEPS = 2  # the first steps of a process choose kernels
@@ -39,25 +36,19 @@ _ALONE_IMAGES = 64
 
 _METHOD = (
     (
-        "A trainer that is held to one core, with one torch thread, trains a small ResNet. "
-        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core. With SUPER, functions, "
-        "cache and coordinator are held to the other cores, and the trainer with its loader to its own. All "
-        "train the same network on the same batches in the same order: SUPER's plan; a checksum of pixels "
-        "and labels is compared, and the loss of every step."
+        "A trainer that is held to one core trains a small ResNet. "
+        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core; SUPER's functions, cache and "
+        "coordinator have the other cores. All train on the same batches in SUPER's order: a checksum of "
+        "pixels and labels is compared, and the loss of every step."
     ),
     (
-        "Step time is the wall clock of an epoch over its steps, the start of its iterator included. "
-        "'waiting' is the share of it in which no step is under way; workers on the trainer's own core slow "
-        "the computing down as well, which it does not show. 'cold': the first epoch, functions warm, cache "
-        "empty; functions begin while the loader is opened: their CPU counts from then on, the step time "
-        "does not. 'warm': the later ones, everything cached. Of Pillow epochs from the second one on count, "
-        "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
+        "'waiting' is the share of an epoch in which no step is under way. 'cold': the first epoch, "
+        "functions warm, cache empty; 'warm': the later ones. Of Pillow the later ones count. Figures "
+        "are medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
-        "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
-        "the step cannot go below, the larger of two times: computing alone, of one batch in "
-        "memory, and what CPU functions and services spent, over the other cores. Where functions decode "
-        "no faster than Pillow, one added core caps the cold gain at 2."
+        "'gain' is the step time with Pillow over this row's. 'at most': over what the step cannot go below, "
+        "the larger of computing alone and the CPU of functions and services over the other cores."
     ),
 )
 
@@ -88,11 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader; ``say`` gets a line for each.
-
-    Raises:
-        SuperError: no core is left for functions, something is missing, or a trainer failed.
-    """
+    """Train with each loader; ``say`` gets a line for each."""
     trainer_core, *function_cores = usable_cores(
         2, "this benchmark holds the trainer to a core and functions to the others"
     )

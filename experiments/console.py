@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-__all__ = ["Console", "print_rows", "say"]
-
 
 class Console(console.Console):
     """Rich's console, with control characters of every text escaped."""

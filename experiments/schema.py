@@ -31,24 +31,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "KNOWN_KEYS",
-    "NULL_IS_EMPTY",
-    "ListOfMappings",
-    "NamedMappings",
-    "NonNegativeNumber",
-    "PositiveNumber",
-    "Share",
-    "SpecFolder",
-    "Text",
-    "apply_overrides",
-    "apply_values",
-    "build",
-    "load_yaml",
-    "one_of",
-    "some_of",
-]
-
 Made = TypeVar("Made")
 
 KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -103,11 +85,7 @@ def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
 
 
 def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values, as YAML gives them; missing keys take their defaults.
-
-    Raises:
-        ConfigError: a key is unknown or a value is not allowed; the message names the first of them.
-    """
+    """Make a spec from plain values, as YAML gives them; missing keys take their defaults."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
@@ -239,11 +217,7 @@ class SpecFolder:
         self._folder = folder
 
     def find(self, name: str | Path) -> Path:
-        """Find a spec: a path, or the bare name of a file in the folder.
-
-        Raises:
-            ConfigError: there is no such file; the message lists the built-in names.
-        """
+        """Find a spec: a path, or the bare name of a file in the folder."""
         path = Path(name).expanduser()
         if path.is_file():
             return path
@@ -254,11 +228,7 @@ class SpecFolder:
 
     @contextlib.contextmanager
     def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Yield the content of a spec's YAML; errors in the block name the file.
-
-        Raises:
-            ConfigError: the file is missing, or holds no mapping in YAML.
-        """
+        """Yield the content of a spec's YAML; errors in the block name the file."""
         path = self.find(name)
         try:
             text = path.read_text(encoding="utf-8")
@@ -292,11 +262,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``.
-
-    Raises:
-        ConfigError: a key is not of this form, or leads through a key that holds no mapping.
-    """
+    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``."""
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
         keys = str(path).split(".")

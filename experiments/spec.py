@@ -37,23 +37,6 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.ids import Versions, checked_naming
 
-__all__ = [
-    "LOADER_KINDS",
-    "SUPER_KINDS",
-    "CompareSpec",
-    "CostSpec",
-    "DataSpec",
-    "LoaderSpec",
-    "ModelSpec",
-    "OptimizerSpec",
-    "RecipeSpec",
-    "Spec",
-    "TrainingSpec",
-    "load_spec",
-    "parse_spec",
-    "spec_keys",
-]
-
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")

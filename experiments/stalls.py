@@ -20,16 +20,13 @@ if TYPE_CHECKING:
 
     from superdl.experiments.records import CountedLoader, StepRecord
 
-__all__ = ["StallMeter", "StalledStep", "cause_of", "is_stalled", "stall_summary"]
-
 _log = logging.getLogger(__name__)
 
 _LEAST_SHARE = 0.05
 _LEAST_S = 0.001
-_ASKED_AFTER = 512
-"""Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
-coordinator keeps only the newest 1,024 entries.
-"""
+# Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
+# coordinator keeps only the newest 1,024 entries.
+_MISSED_MOST = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +50,15 @@ def is_stalled(step: StepRecord) -> bool:
     return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
 
 
-def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
+def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
     """Return the cause of a step's stall, named as in `super_wire.waits`.
 
-    ``told`` maps (epoch, position) to the coordinator's causes.
+    ``causes`` are the coordinator's, by epoch and position.
     """
     if step.misses:
         if step.plan_epoch is None or step.position is None:
             return UNKNOWN
-        return wait_for(told.get((step.plan_epoch, step.position), UNKNOWN))
+        return wait_for(causes.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
     # Functions decoded the samples in cache or store, maybe long ago.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
@@ -87,9 +84,8 @@ class StallMeter:
         self._source = source
         self._rank = rank
         self._replicas = replicas
-        self._steps = 0
+        self._steps = self._missed = 0
         self._waiting: list[StepRecord] = []  # stalled steps without a cause yet
-        self._missed = 0
         self._known: list[StalledStep] = []
 
     def add(self, steps: Iterable[StepRecord]) -> None:
@@ -99,37 +95,33 @@ class StallMeter:
             self._missed += self._replicas * (step.misses > 0)
             if is_stalled(step):
                 self._waiting.append(step)
-        if self._missed >= _ASKED_AFTER:
-            self._ask()
+        if self._missed >= _MISSED_MOST:
+            self._find_causes()
 
     def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
-        """Return the stalls since the last lap."""
-        self._ask()
-        steps, known = self._steps, self._known
+        """Return the stalls since the last lap, their causes sorted by seconds."""
+        self._find_causes()
+        steps, stalls = self._steps, self._known
         self._steps, self._known = 0, []
-        return stall_summary([(stall.cause, stall.wait_s) for stall in known], steps), known
+        causes: dict[str, list[float]] = {}
+        for stall in stalls:
+            causes.setdefault(stall.cause, []).append(stall.wait_s)
+        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
+        longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
+        wait_s = sum(stall.wait_s for stall in stalls)
+        return StallSummary(steps, len(stalls), wait_s, longest_first), stalls
 
-    def _ask(self) -> None:
-        causes = self._told() if any(step.misses for step in self._waiting) else {}
+    def _find_causes(self) -> None:
+        causes: dict[tuple[int, int], str] = {}
+        if any(step.misses for step in self._waiting):
+            try:
+                recent = self._source.job_stats().recent_stalls
+                causes = {
+                    (each.epoch, each.position): each.cause for each in recent if each.rank == self._rank
+                }
+            except CoordinatorError as error:
+                _log.warning("the coordinator did not tell why batches stalled: %s", error)
         for step in self._waiting:
             values = {name: getattr(step, name) for name in _OF_A_STEP}
             self._known.append(StalledStep(**values, cause=cause_of(step, causes)))
         self._waiting, self._missed = [], 0
-
-    def _told(self) -> dict[tuple[int, int], str]:
-        try:
-            recent = self._source.job_stats().recent_stalls
-        except CoordinatorError as error:
-            _log.warning("the coordinator did not tell why batches stalled: %s", error)
-            return {}
-        return {(stall.epoch, stall.position): stall.cause for stall in recent if stall.rank == self._rank}
-
-
-def stall_summary(stalls: Sequence[tuple[str, float]], steps: int) -> StallSummary:
-    """Sum up causes and seconds of the stalled steps in a pass of ``steps`` steps."""
-    causes: dict[str, list[float]] = {}
-    for cause, wait_s in stalls:
-        causes.setdefault(cause, []).append(wait_s)
-    totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
-    longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
-    return StallSummary(steps, len(stalls), sum(wait_s for _, wait_s in stalls), longest_first)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find-batch-size",
         action="store_true",
-        help="train nothing: find the largest loader.batch_size whose step fits into memory",
+        help="train nothing: find the largest loader.batch_size whose step fits into the GPU",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     console = Console(stderr=True) if arguments.json else None
     if arguments.find_batch_size:
-        from superdl.experiments.run import largest_batch
+        from superdl.experiments.run.batch_search import largest_batch
 
         result = asdict(largest_batch(spec, console=console))
     else:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from benchmarks.harness.image_sets import Loading
     from superdl.sampler import SuperSampler
 
-__all__ = ["ArmSpec", "Contender", "Lap", "Trainer", "checksum", "drop_pages", "measure_arm", "run_checked"]
-
 _SETTLED_S, _POLL_S = 30.0, 0.05
 
 
@@ -84,11 +82,7 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions are idle: their last results come after the last batch.
-
-        Raises:
-            BenchmarkError: it takes too long.
-        """
+        """Wait until functions are idle: their last results come after the last batch."""
         until_s = time.monotonic() + _SETTLED_S
         while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
             if time.monotonic() > until_s:
@@ -108,29 +102,17 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm.
-
-    Args:
-        open: opens the loader.
-        loading: the images to load, and how.
-        laps: epochs of each lap; within a lap, epochs follow one another without a pause.
-        pids: further processes whose CPU is measured.
-        imports: modules to import first.
-        settle: whether a lap includes the functions' work after its last batch.
-        checked: whether to read one more epoch after the laps, for its checksum.
-        cold_store: a store whose packs are dropped from memory before each lap.
-        trainer: creates the trainer for the batches; ``None``: batches are dropped.
-    """
+    """One arm; epochs of a lap follow one another without a pause."""
 
     open: Callable[[Loading], Contender]
     loading: Loading
-    laps: Sequence[int]
-    pids: Pids = field(default_factory=Pids)
-    imports: Sequence[str] = ()
-    settle: bool = False
-    checked: bool = False
-    cold_store: str = ""
-    trainer: Callable[[], Trainer] | None = None
+    laps: Sequence[int]  # epochs of each lap
+    pids: Pids = field(default_factory=Pids)  # further processes whose CPU is measured
+    imports: Sequence[str] = ()  # modules to import first
+    settle: bool = False  # a lap includes the functions' work after its last batch
+    checked: bool = False  # one more epoch after the laps is read for its checksum
+    cold_store: str = ""  # its packs are dropped from memory before each lap
+    trainer: Callable[[], Trainer] | None = None  # None: batches are dropped
 
 
 @dataclass(frozen=True, slots=True)

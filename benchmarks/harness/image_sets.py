@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.options import positive
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
 
 if TYPE_CHECKING:
@@ -19,14 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-__all__ = [
-    "IMAGE_SETS",
-    "Loading",
-    "add_data_option",
-    "add_image_options",
-    "described",
-    "prepare_images",
-]
+def positive(text: str) -> int:
+    """Parse an integer of at least 1 of an option, else raise ``ValueError``."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def not_negative(text: str) -> int:
+    """Parse an integer of at least 0 of an option, else raise ``ValueError``."""
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
 
 IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",
@@ -36,33 +40,19 @@ IMAGE_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """An image set, and its loading parameters.
-
-    Args:
-        name: of the set.
-        directory: its images in class folders.
-        images: number of images.
-        resize: of the shorter side, in pixels.
-        crop: centre crop, in pixels.
-        batch_size: images per batch; the last of an epoch may be shorter.
-        num_workers: processes that load besides the main one.
-        coordinator: address for SUPER; ignored by other loaders.
-        shards: location of tar shards in S3, to read those instead.
-        key_list: of the samples in the shards, for SUPER.
-        seed: of the shuffle.
-    """
+    """An image set, and its loading parameters."""
 
     name: str
-    directory: str
+    directory: str  # its images in class folders
     images: int
-    resize: int
-    crop: int
-    batch_size: int = 1
-    num_workers: int = 0
-    coordinator: str = ""
-    shards: str = ""
-    key_list: str = ""
-    seed: int = 0
+    resize: int  # of the shorter side, in pixels
+    crop: int  # centre crop, in pixels
+    batch_size: int = 1  # the last of an epoch may be shorter
+    num_workers: int = 0  # processes that load besides the main one
+    coordinator: str = ""  # address for SUPER; ignored by other loaders
+    shards: str = ""  # location of tar shards in S3, to read those instead
+    key_list: str = ""  # of the samples in the shards, for SUPER
+    seed: int = 0  # of the shuffle
 
     def format_directory(self, name: str) -> Path:
         """Return the folder of the images in a format, beside the set."""
@@ -96,12 +86,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set in the options' directory, unless present; ``say`` gets a line first.
-
-    Raises:
-        ConfigError: it cannot be written.
-        SourceError: something else is in its place.
-    """
+    """Create the set in the options' directory, unless present; ``say`` gets a line first."""
     say(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":

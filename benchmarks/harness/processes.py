@@ -23,19 +23,6 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "ROOT",
-    "BenchmarkError",
-    "Pids",
-    "children_cpu_s",
-    "descendants_cpu_s",
-    "held_to",
-    "process_cpu_s",
-    "run_child",
-    "seconds_each",
-    "usable_cores",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _Argument = TypeVar("_Argument")
@@ -88,11 +75,7 @@ def _prepare(variables: dict[str, str]) -> None:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the user and system CPU seconds of one live process.
-
-    Raises:
-        ProcessLookupError: the process does not exist.
-    """
+    """Return the user and system CPU seconds of one live process."""
     try:
         # As computed by glibc's clock_getcpuclockid; Python has no name for it.
         return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
@@ -148,11 +131,7 @@ def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> floa
 
 
 def usable_cores(least: int, why: str) -> list[int]:
-    """Return the cores that this process may use.
-
-    Raises:
-        BenchmarkError: there are fewer than ``least``.
-    """
+    """Return the cores that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < least:
         raise BenchmarkError(f"{why}, so it needs {least} at least; {len(cores)} can be had here")

@@ -5,12 +5,10 @@ The same figures are written as JSON. Measuring is up to the benchmarks.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -18,7 +16,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.machine import describe_environment, describe_hardware
+from superdl.experiments.machine import describe_environment, describe_hardware, version_of
 from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
@@ -26,17 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
-
-__all__ = [
-    "BenchmarkReport",
-    "Column",
-    "Run",
-    "by_conditions",
-    "measured",
-    "medians",
-    "over",
-    "print_report",
-]
 
 _FORMAT = 2
 
@@ -60,25 +47,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkReport:
-    """The results of a benchmark.
+    """The results of a benchmark."""
 
-    Args:
-        method: describes what was counted.
-        columns: of the tables; a column without figures is left out.
-        rows: the figures.
-        rounds: the measurements behind the rows.
-        group_by: names of figures; rows that agree in them form one table.
-        packages: further packages whose versions matter.
-        settings: added to the options in the JSON.
-    """
-
-    method: Sequence[str]
-    columns: Sequence[Column]
+    method: Sequence[str]  # describes what was counted
+    columns: Sequence[Column]  # of the tables; a column without figures is left out
     rows: Iterable[dict[str, Any]]
-    rounds: Iterable[dict[str, Any]] = ()
-    group_by: Sequence[str] = ()
-    packages: Iterable[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    rounds: Iterable[dict[str, Any]] = ()  # the measurements behind the rows
+    group_by: Sequence[str] = ()  # names of figures; rows that agree in them form one table
+    packages: Iterable[str] = ()  # further packages whose versions matter
+    settings: Mapping[str, Any] = field(default_factory=dict)  # added to the options in the JSON
 
 
 Result = TypeVar("Result")
@@ -169,16 +146,10 @@ def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
     hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {
         **environment,
-        "packages": {**environment["packages"], **{name: _version(name) for name in sorted(packages)}},
+        "packages": {**environment["packages"], **{name: version_of(name) for name in sorted(packages)}},
         "cpu_model": hardware["cpu"] or "unknown",
         "memory_bytes": hardware["memory_bytes"],
     }
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(PackageNotFoundError):
-        return version(package)
-    return None
 
 
 def _machine_line(environment: dict[str, Any]) -> str:

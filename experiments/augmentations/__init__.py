@@ -17,11 +17,7 @@ __all__ = ["shipped_modules"]
 
 
 def shipped_modules(steps: Iterable[Mapping[str, Any]] | None) -> list[str]:
-    """Return the modules of this package named by a recipe's custom steps, sorted.
-
-    Raises:
-        RecipeError: a custom step is not named ``module:function@version``.
-    """
+    """Return the modules of this package named by a recipe's custom steps, sorted."""
     names = [str(step.get("name")) for step in steps or () if step.get("op") == "custom"]
     modules = {split_custom_name(name)[0] for name in names}
     return sorted(module for module in modules if module.startswith("experiments.augmentations."))

@@ -18,8 +18,6 @@ from superdl.lambda_prefetch import custom_step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ROUNDS_MAX", "heavy"]
-
 ROUNDS_MAX = 32
 
 _CHANNELS = 3

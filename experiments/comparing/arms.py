@@ -11,23 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.schema import apply_values
-from superdl.experiments.spec import LOADER_KINDS, SUPER_KINDS, Spec, parse_spec
+from superdl.experiments.spec import LOADER_KINDS, Spec, parse_spec
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Arm", "Round", "Trial", "arms_of", "rounds_of"]
-
+# The arms of a spec that names none.
 _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
 }
-"""The arms of a spec that names none."""
-
+# Keys that the comparison itself sets for its runs.
 _RESERVED = ("name", "output", "compare", "trials", "quick")
-"""Keys that the comparison itself sets for its runs."""
-
 _LAUNCH = "launch"
 
 
@@ -54,8 +50,8 @@ class Arm:
     @property
     def sharing(self) -> Spec | None:
         """The first of several trials that share a coordinator, which must be started."""
-        wanting = [trial.spec for trial in self.trials if _wants_services(trial.spec)]
-        return wanting[0] if len(wanting) > 1 else None
+        sharing = [trial.spec for trial in self.trials if _needs_services(trial.spec)]
+        return sharing[0] if len(sharing) > 1 else None
 
 
 class Round(NamedTuple):
@@ -81,28 +77,20 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm.
-
-    Raises:
-        ConfigError: an arm is unknown, sets a reserved key, or makes an invalid spec.
-    """
+    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
-        named = {name: _values_of(name, named) for name in chosen}
-        if not named or len(named) < len(chosen):
+        known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named
+        for name in chosen:
+            if name not in known:
+                raise ConfigError(
+                    f"--arms names {name!r}, which is neither in compare.arms nor a loader; there are "
+                    f"{', '.join(dict.fromkeys((*named, *LOADER_KINDS)))}"
+                )
+        named = {name: known[name] for name in chosen}
+        if len(named) < len(chosen):
             raise ConfigError(f"--arms names each arm once, with commas between, not {','.join(chosen)!r}")
     return tuple(_arm(spec, name, values) for name, values in named.items())
-
-
-def _values_of(name: str, named: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    if name in named:
-        return named[name]
-    if name in LOADER_KINDS:
-        return {"loader.kind": name}
-    known = ", ".join(dict.fromkeys((*named, *LOADER_KINDS)))
-    raise ConfigError(
-        f"--arms names {name!r}, which is neither in compare.arms nor a loader; there are {known}"
-    )
 
 
 def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
@@ -119,7 +107,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         _check_values(f"trials.{trial}", trial_values)
         trial_spec = _spec_of(spec, f"{name}-{trial}", values, trial_values, f"trials.{trial} in {where}")
         trials.append(Trial(trial, trial_spec))
-    executors = {trial.spec.executor for trial in trials if _wants_services(trial.spec)}
+    executors = {trial.spec.executor for trial in trials if _needs_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
             f"{where}: its trials share one coordinator, and name several executors for it "
@@ -150,12 +138,16 @@ def _check_values(where: str, values: Mapping[str, Any]) -> None:
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
     """Build a run's spec: common values, overridden by the arm's, then the trial's."""
-    common = {key: value for key, value in spec.to_mapping().items() if key not in ("compare", "trials")}
+    own = {**arm, **trial}
+    mapping = spec.to_mapping() | {"compare": {}, "trials": {}, "name": f"{spec.name}-{suffix}"}
     try:
-        mapping = apply_values(apply_values(common, arm), trial)
-        run_spec = parse_spec(
-            _without_functions(mapping, {**arm, **trial}) | {"name": f"{spec.name}-{suffix}"}
-        )
+        mapping = apply_values(mapping, own)
+        loader = mapping["loader"]
+        if isinstance(loader, dict) and not str(loader.get("kind")).startswith("super"):
+            # Settings of functions are for the arms whose loader runs any.
+            mapping["executor"] = own.get("executor", "auto")
+            loader["coordinator"] = own.get("loader.coordinator")
+        run_spec = parse_spec(mapping)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     warmup = spec.compare.warmup_epochs
@@ -167,17 +159,5 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
     return run_spec
 
 
-def _without_functions(mapping: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings of functions from arms whose loader runs none."""
-    loader = mapping["loader"]
-    if not isinstance(loader, dict) or loader.get("kind") in SUPER_KINDS:
-        return mapping
-    if "executor" not in own:
-        mapping["executor"] = "auto"
-    if "loader.coordinator" not in own:
-        loader["coordinator"] = None
-    return mapping
-
-
-def _wants_services(spec: Spec) -> bool:
+def _needs_services(spec: Spec) -> bool:
     return spec.loader.runs_functions and spec.loader.coordinator is None

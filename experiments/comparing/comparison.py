@@ -6,6 +6,7 @@ runs of one name are its repeats. `show` displays comparisons.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,34 +17,25 @@ from superdl.experiments.comparing.figures import (
     FIGURES,
     Figure,
     RoundFigures,
+    RoundMeasured,
     Spread,
-    conclusions,
+    epochs_after,
+    first_epoch,
     mean_by_name,
     round_figures,
     spread_of,
 )
-from superdl.experiments.comparing.measured import RoundMeasured, read_json, read_measured_run
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.reporting.quantities import number
+from superdl.experiments.reporting.run_files import REPORT_FORMAT, REPORT_NAME, read_format
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "ArmReport",
-    "Comparison",
-    "RoundReport",
-    "compare_runs",
-    "is_comparison",
-    "read_comparison",
-    "write_comparison",
-]
-
-_REPORT = "compare.json"
+_FILE = "compare.json"
 _FORMAT = 2
-_LEAST_PERCENT = 0.1
-"""Stalls below this share of training time are in the figures, but not in the text."""
+_LEAST_PERCENT = 0.1  # stalls below this share of training time are in the figures, but not in the text
 _MADE_BEFORE = (
     "The runs were made before and not interleaved: what changed on the machine between them is in the "
     "figures. Wall time is the run's own, without the start of its process."
@@ -71,14 +63,6 @@ class RoundReport:
     folder: str
     figures: RoundFigures | None
     failure: str | None = None
-
-    def phrase(self) -> str:
-        """Summarise the round in one line."""
-        if self.figures is None:
-            return f"{self.arm} failed"
-        seconds = "" if self.figures.wall_s is None else f" in {self.figures.wall_s:.1f} s"
-        rate, waited = number(self.figures.images_per_s), self.figures.wait_percent
-        return f"{self.arm} done{seconds}: {rate} images/s, {waited:.1f}% waiting"
 
 
 @dataclass(slots=True)
@@ -124,23 +108,31 @@ class Comparison:
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
-    def words(self) -> tuple[tuple[str, str], ...]:
-        """Return sentences on what the figures show and leave out, each after its subject."""
-        failed = {
-            arm.name: lost
-            for arm in self.arms
-            if (lost := sum(report.figures is None for report in self.rounds if report.arm == arm.name))
-        }
-        spreads = {figure.key: self.spreads(figure.key) for figure in FIGURES}
-        sentences = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
-        waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
-        return (*sentences, *waits, *(("Note:", note) for note in self.notes))
+    def words(self) -> Iterator[tuple[str, str]]:
+        """Yield sentences on what the figures show and leave out, each after its subject."""
+        repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
+        if len(repeats) > 1 and not any(self.spreads("usd").values()):
+            yield "Cost:", "not compared, because cost.machine names no machine of the price table."
+        yield "Warm-up:", self._about_warmup()
+        if len(repeats) > 1:
+            yield "Chance:", _about_chance(repeats)
+        failed = [report.arm for report in self.rounds if report.figures is None]
+        if failed:
+            lost = ", ".join(f"{failed.count(arm)} of {arm}" for arm in dict.fromkeys(failed))
+            yield "Failed:", f"rounds that are in no figure: {lost}."
+        for arm in self.arms:
+            causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
+            parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
+            if parts:
+                yield "Why they wait:", f"{arm.name}: {', '.join(parts)} of training time."
+        yield from (("Note:", note) for note in self.notes)
 
-    def _told_stalls(self, arm: ArmReport) -> str:
-        """Describe an arm's stalls: their causes, and shares of its training time."""
-        causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
-        shares = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
-        return f"{arm.name}: {', '.join(shares)} of training time." if shares else ""
+    def _about_warmup(self) -> str:
+        if not self.warmup_epochs:
+            return "no epoch is left out, so every figure includes the cold start."
+        which = "the first epoch" if self.warmup_epochs == 1 else f"the first {self.warmup_epochs} epochs"
+        titles = ", ".join(figure.title for figure in self.shown() if figure.key in self.of_whole_runs)
+        return f"{which} of each run counts only in figures of the whole run{': ' * bool(titles)}{titles}."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the comparison and its conclusions as plain values for JSON."""
@@ -153,24 +145,41 @@ class Comparison:
             }
         return mapping
 
+    def write(self, directory: Path) -> None:
+        """Write ``compare.json``; a reader sees the old file or the new one."""
+        write_json(self.to_mapping(), directory / _FILE)
 
-def write_comparison(comparison: Comparison, directory: Path) -> None:
-    """Write ``compare.json``; a reader sees the old file or the new one."""
-    write_json(comparison.to_mapping(), directory / _REPORT)
+
+def _about_chance(repeats: Mapping[str, int]) -> str:
+    """Describe the effect of chance on the two arms most exposed to it, by their repeats."""
+    once = [name for name, count in repeats.items() if count == 1]
+    if once:
+        return f"{', '.join(once)} ran once, so the spread is unknown: repeat it (--repeats 3)."
+    first, *others = repeats.values()
+    # Of all orders of the values of two equal arms, two have all values of one arm first.
+    orders, second = min((round(math.comb(first + other, first) / 2), other) for other in others)
+    return (
+        f"where two arms are alike, the ranges of {first} and {second} repeats lie apart in one figure of "
+        f"{orders} all the same."
+    )
 
 
 def is_comparison(directory: Path) -> bool:
     """Check whether the directory holds a comparison."""
-    return (directory / _REPORT).is_file()
+    return (directory / _FILE).is_file()
 
 
 def read_comparison(directory: Path) -> Comparison:
-    """Read a comparison written by `write_comparison`.
+    """Read a comparison from its directory."""
+    return TypeAdapter(Comparison).validate_python(read_format(directory / _FILE, _FORMAT))
 
-    Raises:
-        ConfigError: there is none, or it has another version's format.
-    """
-    return TypeAdapter(Comparison).validate_python(read_json(directory / _REPORT, _FORMAT))
+
+def read_report(directory: Path) -> dict[str, Any]:
+    """Read the report of the run in a directory."""
+    path = directory / REPORT_NAME
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no {REPORT_NAME}, so no run was begun there")
+    return read_format(path, REPORT_FORMAT)
 
 
 # ------------------------------------------------------------------------------ runs made elsewhere
@@ -179,19 +188,15 @@ def read_comparison(directory: Path) -> Comparison:
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
     """Compare the runs in ``named``, each a directory or ``NAME=directory``.
 
-    Nothing is run or written, so the comparison has no directory yet.
-
-    Args:
-        named: the runs.
-        warmup_epochs: epochs to leave out of each run; None: as the runs' specs say.
+    Nothing is run or written, so the comparison has no directory yet. ``warmup_epochs`` of each run are left
+    out; None: as the runs' specs say.
 
     Raises:
         ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
     """
     places = [_place(word) for word in named]
-    runs = [read_measured_run(place) for _, place in places]
-    names = [name or run.report["name"] for (name, _), run in zip(places, runs, strict=True)]
-    warmups = {run.report["spec"]["compare"]["warmup_epochs"] for run in runs}
+    runs = [read_report(place) for _, place in places]
+    warmups = {run["spec"]["compare"]["warmup_epochs"] for run in runs}
     if warmup_epochs is None and len(warmups) > 1:
         listed = ", ".join(map(str, sorted(warmups)))
         raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({listed}): say --warmup-epochs")
@@ -199,61 +204,58 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
     notes = [_MADE_BEFORE]
-    machines = {tuple(run.report["environment"].get(key) for key in _MACHINE) for run in runs}
+    machines = {tuple(run["environment"].get(key) for key in _MACHINE) for run in runs}
     if len(machines) > 1:
         notes.append(
             f"The runs are of {len(machines)} different machines or systems: ratios compare those too."
         )
-    for name, (_, place), run in zip(names, places, runs, strict=True):
-        report = run.report
-        if report["status"] != "finished":
-            raise ConfigError(f"the run in {place} is {report['status']}: leave it out")
-        if not run.after(warmup):
+    for (name, place), run in zip(places, runs, strict=True):
+        if run["status"] != "finished":
+            raise ConfigError(f"the run in {place} is {run['status']}: leave it out")
+        if not epochs_after(run, warmup):
             raise ConfigError(
                 f"of {place}, {warmup} warm-up epoch(s) leave nothing to compare; say --warmup-epochs 0"
             )
-        values = {f"loader.{key}": report["spec"]["loader"][key] for key in ("kind", "batch_size")}
-        arms.setdefault(name, ArmReport(name, values, settings=report["loader_settings"]))
-        repeat = 1 + names[: len(rounds)].count(name)
+        values = {f"loader.{key}": run["spec"]["loader"][key] for key in ("kind", "batch_size")}
+        arm = arms.setdefault(name or run["name"], ArmReport(name or run["name"], values))
+        arm.settings = arm.settings or run["loader_settings"]
+        repeat = 1 + sum(report.arm == arm.name for report in rounds)
         # A finished run was not observed from outside: use its own clock.
-        figures = round_figures(RoundMeasured((run,), wall_s=report["wall_s"]), warmup)
-        rounds.append(RoundReport(len(rounds) + 1, repeat, name, str(place), figures))
-        notes += _notes(str(place), report, run.first_epoch)
+        figures = round_figures(RoundMeasured((run,), wall_s=run["wall_s"]), warmup)
+        rounds.append(RoundReport(len(rounds) + 1, repeat, arm.name, str(place), figures))
+        notes += _notes(str(place), run)
     return Comparison(
         name="runs",
         status="finished",
         started_at=now_text(),
         directory="",
-        repeats=max(round_report.repeat for round_report in rounds),
+        repeats=max(report.repeat for report in rounds),
         warmup_epochs=warmup,
         arms=list(arms.values()),
         rounds=rounds,
         notes=notes,
-        environment=runs[0].report["environment"],
+        environment=runs[0]["environment"],
     )
 
 
 def _place(word: str) -> tuple[str, Path]:
     """Return the name, which may be empty, and the directory."""
     name, equals, rest = word.partition("=")
-    return (
-        (name, Path(rest).expanduser())
-        if equals and not Path(word).exists()
-        else ("", Path(word).expanduser())
-    )
+    is_named = equals and not Path(word).exists()
+    return (name, Path(rest).expanduser()) if is_named else ("", Path(word).expanduser())
 
 
-def _notes(place: str, report: Mapping[str, Any], first_epoch: int) -> Iterator[str]:
+def _notes(place: str, run: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on the limits of a run's report."""
-    if str(report["executor"]).startswith("as the coordinator"):
+    if str(run["executor"]).startswith("as the coordinator"):
         yield (
             f"{place} used a coordinator that it did not start: its CPU, and that of its cache and functions,"
             " is not counted, and its cache held what others had left."
         )
-    if report["ranks"] > 1:
-        yield f"{place} had {report['ranks']} ranks: their CPU is not compared, as the report has rank 0's."
-    if first_epoch > 0:
+    if run["ranks"] > 1:
+        yield f"{place} had {run['ranks']} ranks: their CPU is not compared, as the report has rank 0's."
+    if first_epoch(run) > 0:
         yield (
-            f"{place} went on with epoch {first_epoch + 1}: its warm-up is counted from there, and its time, "
-            "CPU and cost are without what was trained before."
+            f"{place} went on with epoch {first_epoch(run) + 1}: its warm-up is counted from there, and its "
+            "time, CPU and cost are without what was trained before."
         )

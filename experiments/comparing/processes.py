@@ -23,19 +23,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["RunProcess", "main", "run_together"]
-
 _TICK_S = 1.0
 _POLL_S = 0.05
+# Time for an interrupted run to write its report and end its processes; then it is killed.
 _END_WAIT_S = 20.0
-"""Time for an interrupted run to write its report and end its processes; then it is killed."""
-_LAST_LINES = 12
-_LAST_BYTES = 8192
+_LAST_LINES, _LAST_BYTES = 12, 8192
+# Variables of a launcher around the comparison, which would make each run a rank of it.
 _RANK_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR"}
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 )
-"""Variables of a launcher around the comparison, which would make each run a rank of it."""
 _LAUNCH = "--launch"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -44,23 +41,23 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 class RunProcess:
     """A run: its title, its spec's file, and the file that receives its output.
 
-    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_told_to`` is set if the comparison ended
-    the run because another failed or the user interrupted.
+    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_ended`` is set if the comparison ended the
+    run because another failed or the user interrupted.
     """
 
     title: str
     spec_file: Path
     output: Path
     launch: tuple[str, ...] = ()
-    was_told_to: bool = False
+    was_ended: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process."""
-        module = "superdl.experiments.comparing.processes"
         run = ["run", "--no-page", str(self.spec_file)]
         if self.launch:
-            run = [_LAUNCH, *map(_found, self.launch), "-m", "superdl.main", *run]
+            run = [_LAUNCH, *map(_in_environment, self.launch), "-m", "superdl.main", *run]
+        module = "superdl.experiments.comparing.processes"
         command = [sys.executable, "-P", "-m", module, str(os.getpid()), *run]
         kept = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
         with self.output.open("wb") as output:
@@ -84,7 +81,7 @@ class RunProcess:
         The services that it started end on their own.
         """
         if self.process is not None and self.code is None:
-            self.was_told_to = True
+            self.was_ended = True
             with contextlib.suppress(ProcessLookupError):
                 # Kill the whole group; interrupt only the trainer, which ends its workers.
                 send = os.killpg if number == signal.SIGKILL else os.kill
@@ -121,28 +118,27 @@ def run_together(
             now_s = time.monotonic()
             if kill_at_s == math.inf and any(run.code for run in runs):
                 kill_at_s = now_s + end_wait_s
-                _signal(runs, signal.SIGINT)
+                _end(runs, signal.SIGINT, 0.0)
             if now_s >= kill_at_s:
-                _signal(runs, signal.SIGKILL)
+                _end(runs, signal.SIGKILL, 0.0)
             if now_s >= tick_at_s:
                 tick()
                 tick_at_s = now_s + _TICK_S
             time.sleep(_POLL_S)
     finally:
         try:
-            _signal(runs, signal.SIGINT)
-            until_s = time.monotonic() + _END_WAIT_S
-            for run in runs:
-                run.wait(until_s)
+            _end(runs, signal.SIGINT, _END_WAIT_S)
         finally:  # a run has not ended in time, or the user interrupts again
-            _signal(runs, signal.SIGKILL)
-            for run in runs:
-                run.wait(time.monotonic() + _END_WAIT_S)
+            _end(runs, signal.SIGKILL, _END_WAIT_S)
 
 
-def _signal(runs: Sequence[RunProcess], number: signal.Signals) -> None:
+def _end(runs: Sequence[RunProcess], number: signal.Signals, wait_s: float) -> None:
+    """Send a signal to the runs, and wait for their end."""
     for run in runs:
         run.signal(number)
+    until_s = time.monotonic() + wait_s
+    for run in runs:
+        run.wait(until_s)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -165,8 +161,8 @@ def main(arguments: Sequence[str]) -> None:
             embedded.release_all()
 
 
-def _found(word: str) -> str:
-    """Find a command in this environment, where ``python`` is the current interpreter."""
+def _in_environment(word: str) -> str:
+    """Return the path of a command of this environment, where ``python`` is the current interpreter."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

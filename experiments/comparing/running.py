@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 import psutil
 
 from superdl.experiments.comparing.arms import Arm, arms_of, rounds_of
-from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, write_comparison
-from superdl.experiments.comparing.figures import round_figures
-from superdl.experiments.comparing.measured import RoundMeasured, read_measured_run
+from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, read_report
+from superdl.experiments.comparing.figures import RoundMeasured, round_figures
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.console import say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.machine import describe_environment, describe_hardware
-from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME
+from superdl.experiments.reporting.quantities import number
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.run.training_run import embedded_executor
 from superdl.experiments.training.device import pick_device
@@ -43,13 +43,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.experiments.comparing.arms import Round, Trial
-    from superdl.experiments.comparing.measured import CpuSample
+    from superdl.experiments.comparing.figures import CpuSample
     from superdl.experiments.spec import Spec
 
-__all__ = ["ComparisonFailedError", "compare", "publish"]
-
-_GRACE_S = 0.1
-"""No process rejoins the services after the last trial."""
+_GRACE_S = 0.1  # no process rejoins the services after the last trial
 
 
 class ComparisonFailedError(SuperError):
@@ -111,7 +108,7 @@ def compare(
 def publish(report: Comparison, console: Console) -> None:
     """Write the comparison's files into its directory, and print it."""
     directory = Path(report.directory)
-    write_comparison(report, directory)
+    report.write(directory)
     write_whole(comparison_page(report), directory / PAGE_NAME)
     print_comparison(report, console)
 
@@ -129,14 +126,16 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
             report.rounds.append(RoundReport(*turn, str(folder), None, str(error)))
             if not keep_going:
                 raise
+            say(console, f"{label} {turn.arm} failed")
         else:
-            of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
+            of_arm.settings = of_arm.settings or measured.runs[0]["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
             report.rounds.append(RoundReport(*turn, str(folder), figures))
+            rate = f"{number(figures.images_per_s)} images/s, {figures.wait_percent:.1f}% waiting"
+            say(console, f"{label} {turn.arm} done in {measured.wall_s:.1f} s: {rate}")
         if len(arm.trials) == 1:  # pages of many trials are not worth a second each
             _write_pages(directory / folder, console)
-        say(console, f"{label} {report.rounds[-1].phrase()}")
-        write_comparison(report, directory)
+        report.write(directory)
     failed = len(rounds) - report.measured
     report.status = "failed" if failed else "finished"
     report.reason = f"{failed} of {len(rounds)} rounds failed" if failed else None
@@ -168,20 +167,14 @@ def _notes(arm: Arm) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------ one round
 
 
-def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
-    """Run every trial of ``arm`` at once, below ``folder``, and read their reports.
-
-    Raises:
-        ComparisonFailedError: a run failed.
-        SuperError: the shared services do not start, or a run left no report.
-        KeyboardInterrupt: the user interrupted; the runs have written their reports.
-    """
+def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
+    """Run every trial of ``arm`` at once, below ``folder``, and read their reports."""
     before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
         services = None
         if arm.sharing is not None and not os.environ.get("SUPER_COORDINATOR"):
             services = stack.enter_context(_shared_services(arm.sharing))
-        runs = [_run_of(trial, folder, one, services, arm.launch) for trial in arm.trials]
+        runs = [_run_of(trial, folder, turn, services, arm.launch) for trial in arm.trials]
         start_s = time.time() - begun_at_s
         run_together(runs, services.sample if services else lambda: None)
     cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
@@ -189,7 +182,7 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
         raise ComparisonFailedError(_failure(runs, folder))
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
-        runs=tuple(map(read_measured_run, places)),
+        runs=tuple(map(read_report, places)),
         # Until the last report: the processes themselves also wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,
@@ -199,7 +192,7 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
 
 
 def _run_of(
-    trial: Trial, folder: Path, one: Round, services: _SharedServices | None, launch: tuple[str, ...]
+    trial: Trial, folder: Path, turn: Round, services: _SharedServices | None, launch: tuple[str, ...]
 ) -> RunProcess:
     """Write the trial's complete spec, so that ``superdl run`` can repeat it."""
     place = folder / trial.name if trial.name else folder
@@ -208,10 +201,9 @@ def _run_of(
     if services is not None and spec.loader.runs_functions:
         loader = replace(spec.loader, coordinator=services.address)
         spec = replace(spec, executor="auto", loader=loader)
-    file = place / "spec.yaml"
-    spec.write(file)
-    title = f"{one.arm}, repeat {one.repeat}" + (f", trial {trial.name}" if trial.name else "")
-    return RunProcess(title, file, place / "output.txt", launch)
+    spec.write(place / "spec.yaml")
+    title = f"{turn.arm}, repeat {turn.repeat}" + (f", trial {trial.name}" if trial.name else "")
+    return RunProcess(title, place / "spec.yaml", place / "output.txt", launch)
 
 
 def _run_in(place: Path) -> Path:
@@ -222,7 +214,7 @@ def _run_in(place: Path) -> Path:
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
     """Describe the first failed run; those ended because of it are not at fault."""
-    failed = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
+    failed = min((run for run in runs if run.code), key=lambda run: run.was_ended)
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
     last_lines = failed.last_lines().replace("\n", "\n  ")
@@ -238,10 +230,11 @@ def _children_cpu_s() -> float:
 class _SharedServices:
     """The services of one round, and samples of their CPU time."""
 
-    def __init__(self, address: str, coordinator: psutil.Process | None) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
         self.samples: list[CpuSample] = []
-        self._groups = None if coordinator is None else ProcessGroups(coordinator)
+        coordinators = [child for child in psutil.Process().children() if _is_coordinator(child)]
+        self._groups = ProcessGroups(coordinators[0]) if coordinators else None
 
     def sample(self) -> None:
         """Record the CPU time used so far."""
@@ -253,14 +246,15 @@ class _SharedServices:
             self.samples.append((time.time(), used))
 
 
+def _is_coordinator(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "superdl.coordinator.embedded" in process.cmdline()
+    return False
+
+
 @contextlib.contextmanager
 def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
-    """Start the services for the spec's executor, and end them with the block.
-
-    Raises:
-        EmbeddedError: the services do not start.
-        ConfigError: a variable is invalid, or one is missing that the executor needs.
-    """
+    """Start the services for the spec's executor, and end them with the block."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 
@@ -268,18 +262,9 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
         settings = replace(EmbeddedSettings.of_this_host(), grace_s=_GRACE_S)
         held = Embedded(f"compare:{uuid.uuid4().hex}", settings)
     try:
-        services = _SharedServices(held.coordinator, _coordinator_process())
+        services = _SharedServices(held.coordinator)
         services.sample()
         yield services
         services.sample()
     finally:
         held.release()
-
-
-def _coordinator_process() -> psutil.Process | None:
-    """Return the coordinator that this process started."""
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "superdl.coordinator.embedded" in child.cmdline():
-                return child
-    return None

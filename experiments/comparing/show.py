@@ -22,15 +22,12 @@ from superdl.experiments.reporting.page import (
 from superdl.experiments.reporting.quantities import ABSENT, number, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from rich.console import Console
 
     from superdl.experiments.comparing.comparison import Comparison
-    from superdl.experiments.comparing.figures import Figure, Spread
-    from superdl.experiments.reporting.page import Drawing
-
-__all__ = ["comparison_page", "print_comparison", "spread_cell"]
+    from superdl.experiments.comparing.figures import Spread
 
 _PLOTTED = {"images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch"}
 _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
@@ -40,16 +37,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, its conclusions and what it leaves out."""
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, and below it least to most"
-        rows = [
-            (
-                figure.title,
-                figure.unit,
-                *(spread_cell(spread, "\n") for spread in spreads.values()),
-                _winner_cell(best),
-            )
-            for figure, spreads, best in _side_by_side(comparison)
-        ]
-        heads = ("figure", "unit", *(arm.name for arm in comparison.arms), "winner")
+        heads, rows, _ = _side_by_side(comparison, "\n")
         print_rows(console, heads, rows, title=title, words=2)
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
     if comparison.reason:
@@ -66,72 +54,43 @@ def comparison_page(comparison: Comparison) -> str:
     if comparison.status == "finished":  # arms made elsewhere may differ in runs
         planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
-    counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"
-    shown = comparison.shown()
-    names = [arm.name for arm in comparison.arms]
+    heads, rows, best = _side_by_side(comparison, " [", "]")
     return render(
         "comparison.html",
-        title=f"{comparison.name}: {', '.join(names)}",
+        title=f"{comparison.name}: {', '.join(arm.name for arm in comparison.arms)}",
         subtitle=(
             f"{comparison.status}, begun {comparison.started_at}, {comparison.measured} of {planned} rounds "
             f"measured in {seconds(comparison.took_s)}"
         ),
         comparison=comparison,
         side_by_side=Table(
-            "Median of the repeats, in brackets the least and the most",
-            ("figure", "unit", *names, "winner"),
-            [
-                (
-                    figure.title,
-                    figure.unit,
-                    *(spread_cell(spread, " [", "]") for spread in spreads.values()),
-                    _winner_cell(best),
-                )
-                for figure, spreads, best in _side_by_side(comparison)
-            ],
-            best=[best and 2 + names.index(best[0]) for _, _, best in _side_by_side(comparison)],
+            "Median of the repeats, in brackets the least and the most", heads, rows, best=best
         ),
-        cpu_by_part=_cpu_by_part(comparison, counted),
-        rounds=Table(
-            "In the order in which they ran",
-            (
-                "round",
-                "arm",
-                "repeat",
-                *(f"{figure.title} ({figure.unit})" if figure.unit else figure.title for figure in shown),
-                "in",
-            ),
-            [
-                (
-                    report.number,
-                    report.arm,
-                    report.repeat,
-                    *(getattr(report.figures, figure.key, None) for figure in shown),
-                    report.folder,
-                )
-                for report in comparison.rounds
-            ],
-        ),
-        plot=_plot(comparison, _PLOTTED - comparison.of_whole_runs, counted),
+        cpu_by_part=_cpu_by_part(comparison),
+        rounds=_rounds(comparison),
+        plot=_plot(comparison),
         settings=list(_settings(comparison)),
         machine=facts_table("Machine", machine) if machine else None,
     )
 
 
 def _side_by_side(
-    comparison: Comparison,
-) -> Iterator[tuple[Figure, dict[str, Spread | None], tuple[str, float | None] | None]]:
-    """Yield each figure, its spread by arm, and its winner."""
+    comparison: Comparison, between: str, end: str = ""
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int | None]]:
+    """Return heads and rows of all figures by arm, and each row's column of the winner."""
+    names = [arm.name for arm in comparison.arms]
+    rows: list[tuple[str, ...]] = []
+    columns: list[int | None] = []
     for figure in comparison.shown():
         spreads = comparison.spreads(figure.key)
-        yield figure, spreads, winner(figure, spreads)
-
-
-def _winner_cell(best: tuple[str, float | None] | None) -> str:
-    """Format the winner and its factor."""
-    if best is None:
-        return ABSENT
-    return best[0] if best[1] is None else f"{best[0]}, {number(best[1])} times better"
+        best = winner(figure, spreads)
+        winner_cell = ABSENT
+        if best is not None:
+            winner_cell = best[0] if best[1] is None else f"{best[0]}, {number(best[1])} times better"
+        cells = (spread_cell(spread, between, end) for spread in spreads.values())
+        rows.append((figure.title, figure.unit, *cells, winner_cell))
+        columns.append(best and 2 + names.index(best[0]))
+    return ("figure", "unit", *names, "winner"), rows, columns
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
@@ -143,7 +102,11 @@ def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
     return f"{number(spread.median)}{between}{number(spread.least)} to {number(spread.most)}{end}"
 
 
-def _cpu_by_part(comparison: Comparison, counted: str) -> Table | None:
+def _counted(comparison: Comparison) -> str:
+    return "after the warm-up" if comparison.warmup_epochs else "of all epochs"
+
+
+def _cpu_by_part(comparison: Comparison) -> Table | None:
     """Tabulate the CPU time per image by group of processes."""
     by_arm = {
         arm.name: mean_by_name([figures.cpu_ms_by_group for figures in comparison.figures_of(arm.name)])
@@ -152,30 +115,44 @@ def _cpu_by_part(comparison: Comparison, counted: str) -> Table | None:
     groups = dict.fromkeys(name for used in by_arm.values() for name in used)
     rows = [(name, *(used.get(name) for used in by_arm.values())) for name in groups]
     heads = ("processes", *(f"{arm} (ms/image)" for arm in by_arm))
-    return Table(f"CPU {counted} by part, mean of the repeats", heads, rows) if rows else None
+    caption = f"CPU {_counted(comparison)} by part, mean of the repeats"
+    return Table(caption, heads, rows) if rows else None
 
 
-def _plot(comparison: Comparison, keys: Collection[str], of_what: str) -> Plot | None:
-    drawings = [_bars(comparison, figure) for figure in comparison.shown() if figure.key in keys]
+def _rounds(comparison: Comparison) -> Table:
+    shown = comparison.shown()
+    titles = (f"{figure.title} ({figure.unit})" if figure.unit else figure.title for figure in shown)
+    rows = [
+        (
+            report.number,
+            report.arm,
+            report.repeat,
+            *(getattr(report.figures, figure.key, None) for figure in shown),
+            report.folder,
+        )
+        for report in comparison.rounds
+    ]
+    return Table("In the order in which they ran", ("round", "arm", "repeat", *titles, "in"), rows)
+
+
+def _plot(comparison: Comparison) -> Plot | None:
+    keys = _PLOTTED - comparison.of_whole_runs
+    drawings = []
+    for figure in comparison.shown():
+        spreads = comparison.spreads(figure.key)
+        if figure.key in keys:
+            title = f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)"
+            draw = partial(draw_bars, title=title, label=figure.unit)
+            bars = {name: None if spread is None else spread.median for name, spread in spreads.items()}
+            below = [spread and spread.median - spread.least for spread in spreads.values()]
+            above = [spread and spread.most - spread.median for spread in spreads.values()]
+            drawings.append(partial(draw, bars=bars, spread=(below, above)))
     return plot_of(
-        f"Figures {of_what}: bars are medians of the repeats, whiskers reach from the least to the most.",
+        f"Figures {_counted(comparison)}: bars are medians of the repeats, whiskers reach from the least to "
+        "the most.",
         drawings,
         columns=min(2, len(drawings)),
         row_in=height_of_bars(len(comparison.arms)),
-    )
-
-
-def _bars(comparison: Comparison, figure: Figure) -> Drawing:
-    spreads = comparison.spreads(figure.key)
-    return partial(
-        draw_bars,
-        title=f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)",
-        label=figure.unit,
-        bars={name: None if spread is None else spread.median for name, spread in spreads.items()},
-        spread=(
-            [None if spread is None else spread.median - spread.least for spread in spreads.values()],
-            [None if spread is None else spread.most - spread.median for spread in spreads.values()],
-        ),
     )
 
 
@@ -187,8 +164,6 @@ def _settings(comparison: Comparison) -> Iterator[Table]:
         if arm.settings:
             yield facts_table(f"Settings of {arm.name}'s loader", arm.settings)
     trials = (comparison.spec.get("trials") or {}).items()
-    trial_settings = {
-        name: ", ".join(f"{key}={value}" for key, value in values.items()) for name, values in trials
-    }
-    if trial_settings:
-        yield facts_table("What trials set", trial_settings)
+    if trials:
+        values = {name: ", ".join(f"{key}={value}" for key, value in each.items()) for name, each in trials}
+        yield facts_table("What trials set", values)

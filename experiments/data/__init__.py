@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from superdl.experiments.data.making import DIGITS_FORMAT, make_digits, make_set
 from superdl.experiments.data.pushing import push
-from superdl.experiments.data.sources import PreparedData, Source, directories_of, prepare_data
+from superdl.experiments.data.sources import PreparedData, Source, prepare_data
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "PreparedData",
     "Source",
     "default_directory",
-    "directories_of",
     "make_digits",
     "make_set",
     "prepare_data",

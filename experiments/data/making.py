@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +21,6 @@ from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-__all__ = ["DIGITS_FORMAT", "made_in", "make_digits", "make_set"]
 
 DIGITS_FORMAT: Mapping[str, Any] = {
     "name": "digits",
@@ -44,11 +42,9 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``; return their path.
 
     A directory that already holds the complete set is checked and left as it is.
-
-    Returns the directory's absolute path.
 
     Raises:
         SourceError: the directory holds other files, or a set that is damaged.
@@ -87,11 +83,9 @@ def _validation_indices(labels: list[int]) -> set[int]:
     def split_key(index: int) -> bytes:
         return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
 
-    by_class: dict[int, list[int]] = defaultdict(list)
-    for index, label in enumerate(labels):
-        by_class[label].append(index)
     held_out: set[int] = set()
-    for indices in by_class.values():
+    for label in set(labels):
+        indices = [index for index, its_label in enumerate(labels) if its_label == label]
         share = round(len(indices) * DIGITS_FORMAT["val_percent"] / 100)
         held_out.update(sorted(indices, key=split_key)[:share])
     return held_out
@@ -120,20 +114,11 @@ def make_set(
     threads: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``.
+    """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``; return its path.
 
-    A directory that already holds exactly this set is checked and left as it is. Equal ``samples`` and
-    ``seed`` give equal files, whatever the number of threads.
-
-    Args:
-        made: the set.
-        directory: the place; it may hold only this set or nothing.
-        samples: the number of training images; None: those of the whole set.
-        seed: of all random draws.
-        threads: the number of drawing threads; None: one per core. numpy and Pillow release the GIL.
-        tell: receives lines for people.
-
-    Returns the directory's absolute path.
+    A directory that already holds exactly this set is checked and left as it is. Equal ``samples``, the
+    number of training images (None: all), and ``seed`` give equal files, whatever the number of threads
+    (None: one per core; numpy and Pillow release the GIL). ``tell`` receives lines for people.
 
     Raises:
         ConfigError: too few samples, no room, or a place that cannot be written.
@@ -210,11 +195,7 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of the drawn set in a directory; None if there is none.
-
-    Raises:
-        SourceError: there is one that cannot be read, or has no counts.
-    """
+    """Return the manifest of the drawn set in a directory; None if there is none."""
     manifest = manifest_of(directory)
     if manifest is None or not isinstance(manifest.get("made"), dict):
         return None

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Plane = NDArray[np.float32]
 
-__all__ = ["DISTINCT_CLASSES", "PICTURE_FORMAT", "colour_mode", "label_of", "picture_file", "picture_pixels"]
-
 PICTURE_FORMAT = 1
 """Raise this whenever the same seed would give other pictures."""
 

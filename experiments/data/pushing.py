@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects import Bucket
 
-__all__ = ["push"]
-
 _MOST_BYTES = 5 * 2**30  # of an object in a single request
 _MOST_FAILURES = 20
 _AHEAD = 4  # queued files for each worker
@@ -37,15 +35,14 @@ def push(
 ) -> dict[str, int]:
     """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
 
-    ``done`` is called for each file sent or already there, with its size and the total.
-
-    Returns the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
+    ``done`` is called for each file sent or already there, with its size and the total. Returns the numbers
+    of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
 
     Raises:
         ConfigError: ``url`` is not on S3.
         SourceNotFoundError: there is no such directory.
-        SourceError: the bucket cannot be listed, an entry below the directory is not a readable file, or some
-            files were not sent: the message names up to 20, after which no more are tried.
+        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent: the
+            message names up to 20, after which no more are tried.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from superdl.experiments.data.making import made_in, make_digits, make_set
 from superdl.experiments.data.whole_directory import check_room, written_once
-from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
+from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, SPLITS, MadeSet, default_directory
 from superdl.experiments.output import write_whole
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from superdl.experiments.spec import DataSpec
     from superdl.super_wire.ids import Versions
-
-__all__ = ["PreparedData", "Source", "directories_of", "find_published", "prepare_data"]
 
 _SCHEMES = ("file", "s3")
 
@@ -84,23 +82,6 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
         return PreparedData(train, None)
     url = _source_url(data.val, "data.val", data.kind)
     return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
-
-
-def directories_of(data: DataSpec) -> list[Path]:
-    """Return the absolute image directories of ``data``, written or not, the set first.
-
-    Key lists in files are included; buckets are not.
-    """
-    places = [data.train, data.val, data.train_key_list, data.val_key_list]
-    if data.train is None:
-        published = PUBLISHED_SETS.get(data.kind)
-        made_set = MADE_SETS.get(data.kind if published is None else published.like)
-        default = Path("data/digits") if made_set is None else default_directory(made_set, data.samples)
-        place = Path(data.directory or (default if published is None else Path("data") / published.folder))
-        places = [str(place), str(_beside(place)), *([] if data.directory else [str(default)])]
-    texts = [text.removeprefix("file://") for text in places if text]
-    paths = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
-    return list(dict.fromkeys(paths))
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
@@ -175,15 +156,28 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set ``name`` in ``directory``; return None if that is empty or missing.
-
-    Raises:
-        SourceError: the directory holds something else, or the set is incomplete or damaged.
-        ConfigError: the parts beside the set cannot be written.
-    """
+    """Find the set ``name`` in ``directory``; return None if that is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
-        return _find(name, directory, tell) if any(directory.iterdir()) else None
+        if not any(directory.iterdir()):
+            return None
+        if name in _FILES and (files := _find_arrays(name, directory)) is not None:
+            return _convert(name, files, _beside(directory), tell)
+        train, val = _class_folders(directory, _TRAIN), _class_folders(directory, _VAL)
+        if train is None:
+            raise SourceError(
+                f"{directory} holds something, but not {name} as it is published "
+                f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
+            )
+        if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
+            return _with_annotations(directory, train)
+        if val is None and any((directory / split).is_dir() for split in _VAL):
+            raise SourceError(
+                f"the validation images of {directory} are in no class folders, and nothing tells their "
+                f"classes: sort them into folders as {PUBLISHED_SETS[name].layout}, or give data.train, "
+                "data.val and data.val_key_list"
+            )
+        return PreparedData(Source(_file_url(train)), None if val is None else Source(_file_url(val)))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -191,27 +185,6 @@ def find_published(
             f"cannot look for {name} in {directory}: {error.strerror}: {error.filename}; data.directory "
             "names a directory that you may read"
         ) from error
-
-
-def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedData:
-    if name in _FILES and (files := _find_arrays(name, directory)) is not None:
-        return _convert(name, files, _beside(directory), tell)
-    train = _class_folders(directory, _TRAIN)
-    if train is None:
-        raise SourceError(
-            f"{directory} holds something, but not {name} as it is published "
-            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
-        )
-    if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
-        return _with_annotations(directory, train)
-    val = _class_folders(directory, _VAL)
-    if val is None and any((directory / split).is_dir() for split in _VAL):
-        raise SourceError(
-            f"the validation images of {directory} are in no class folders, and nothing tells their classes: "
-            f"sort them into folders as {PUBLISHED_SETS[name].layout}, or give data.train, data.val and "
-            "data.val_key_list"
-        )
-    return PreparedData(Source(_file_url(train)), None if val is None else Source(_file_url(val)))
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
@@ -236,7 +209,16 @@ def _with_annotations(directory: Path, train: Path) -> PreparedData:
     if any(len(row) < 2 for row in rows):  # noqa: PLR2004  # file and class
         raise SourceError(f"{annotations} has no file and class in each line: unpack the archive again")
     key_list = _beside(directory) / "val.csv"
-    _write_once(key_list, "key,label\n" + "".join(f"{key},{label}\n" for key, label in sorted(rows)))
+    content = "key,label\n" + "".join(f"{key},{label}\n" for key, label in sorted(rows))
+    try:
+        if not (key_list.is_file() and key_list.read_text(encoding="utf-8") == content):
+            key_list.parent.mkdir(exist_ok=True)
+            write_whole(content, key_list)
+    except OSError as error:
+        raise ConfigError(
+            f"the classes of the validation images cannot be written to {key_list}: {error.strerror}; link "
+            "the set into a directory that you may write (ln -s) and name the link"
+        ) from error
     images = Source(_file_url(directory / "val" / "images"), _file_url(key_list))
     return PreparedData(Source(_file_url(train)), images)
 
@@ -245,22 +227,9 @@ def _beside(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}-superdl")
 
 
-def _write_once(path: Path, content: str) -> None:
-    """Write a file atomically, unless it already has this content."""
-    try:
-        if path.is_file() and path.read_text(encoding="utf-8") == content:
-            return
-        path.parent.mkdir(exist_ok=True)
-        write_whole(content, path)
-    except OSError as error:
-        raise ConfigError(
-            f"the classes of the validation images cannot be written to {path}: {error.strerror}; link the "
-            "set into a directory that you may write (ln -s) and name the link"
-        ) from error
-
-
 # ------------------------------------------------------------------------- images in files of arrays
 
+# Files of sets published as arrays, by split: MNIST's images and labels, CIFAR-10's binary batches.
 _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "mnist": {
         "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -271,7 +240,6 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "val": ("test_batch.bin",),
     },
 }
-"""Files of sets published as arrays, by split: MNIST's images and labels, CIFAR-10's binary batches."""
 _PLACES = {"mnist": (".", "raw", "MNIST/raw", "mnist/raw"), "cifar10": (".", "cifar-10-batches-bin")}
 _CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
@@ -286,29 +254,23 @@ _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
     """Find a set's files in a directory, or where its archive or torchvision puts them."""
     for place in _PLACES[name]:
-        splits = {
-            split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
-        }
-        present = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
-        absent = [
-            path.name for split, paths in splits.items() for path in paths if path not in present[split]
-        ]
-        if any(present.values()) and absent:
+        splits = {split: [_file(directory / place, file) for file in _FILES[name][split]] for split in SPLITS}
+        absent = [path.name for paths in splits.values() for path in paths if not path.is_file()]
+        if not absent:
+            return splits
+        if len(absent) < sum(map(len, splits.values())):
             raise SourceError(
                 f"{directory / place} has a part of {name}; these are not there, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
-        if not absent:
-            return present
     return None
 
 
 def _file(directory: Path, name: str) -> Path:
     """Return a file's path, unpacked, packed or as named by torchvision; else its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
-    return next(
-        (directory / candidate for candidate in names if (directory / candidate).is_file()), directory / name
-    )
+    paths = (directory / candidate for candidate in names)
+    return next((path for path in paths if path.is_file()), directory / name)
 
 
 def _convert(

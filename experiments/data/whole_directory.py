@@ -18,8 +18,6 @@ from superdl.super_wire.user_text import read_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["MANIFEST", "check_room", "manifest_of", "written_once"]
-
 MANIFEST = "manifest.json"
 _SPARE_BYTES = 256 * 2**20  # left free in addition
 _MEGABYTE = 1e6
@@ -54,14 +52,9 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
     """Write a directory unless it already exists with the same manifest.
 
-    If several processes want to write it, one writes and the others wait. The next writer deletes the remains
-    of a killed one.
-
-    Args:
-        target: the place; it must not exist, except as this directory or an empty one.
-        manifest: the facts that determine the content, for JSON; it is stored in the directory.
-        what: the content's name, for messages.
-        fill: writes the content into an empty directory.
+    ``manifest`` are the facts that determine the content, for JSON; it is stored in the directory. ``fill``
+    writes the content, called ``what`` in messages, into an empty directory. If several processes want to
+    write it, one writes and the others wait. The next writer deletes the remains of a killed one.
 
     Raises:
         SourceError: the directory has other content.

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from superdl.coordinator import catalog  # noqa: F401  # not while timed
 from superdl.experiments.data import Source
+from superdl.experiments.loaders.decoding import stack
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
-from superdl.experiments.loaders.workers import stack
 from superdl.experiments.spec import RecipeSpec
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["PILLOW", "SUPER", "Epoch", "Task"]
 
 SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader, LoaderFactory, LoaderRequest
-from superdl.experiments.loaders.streaming_loaders import open_litdata, open_mds
+from superdl.experiments.loaders.decoding import open_torch
+from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader, LoaderRequest
+from superdl.experiments.loaders.shard_loaders import open_litdata, open_mds, open_webdataset
 from superdl.experiments.loaders.super_loader import open_super, open_super_threads
-from superdl.experiments.loaders.torch_loader import open_torch
-from superdl.experiments.loaders.webdataset_loader import open_webdataset
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["LOADERS", "Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "open_loader"]
+__all__ = ["LOADERS", "Batch", "BatchFigures", "Loader", "LoaderRequest", "open_loader"]
 
-LOADERS: Mapping[str, LoaderFactory] = {
+LOADERS: Mapping[str, Callable[[LoaderRequest], Loader]] = {
     "super": open_super,
     "super-threads": open_super_threads,
     "torch": open_torch,
@@ -27,7 +26,6 @@ LOADERS: Mapping[str, LoaderFactory] = {
     "mds": open_mds,
     "litdata": open_litdata,
 }
-
 _OF_ONE_RANK = ("webdataset", "mds", "litdata")
 
 
@@ -36,6 +34,7 @@ def open_loader(request: LoaderRequest) -> Loader:
 
     Raises:
         ConfigError: the loader does not support this source, or several ranks.
+        SourceError: the source cannot be listed or read.
     """
     kind = request.loader.kind
     if request.replicas > 1 and kind in _OF_ONE_RANK:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from superdl.experiments.records import CountedLoader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from superdl.experiments.data import Source
     from superdl.experiments.spec import LoaderSpec, RecipeSpec
     from superdl.super_dataset import BatchInfo
-
-__all__ = ["Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "WorkerFigures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,8 @@ class LoaderRequest:
     """The arguments of a loader; ``training`` means shuffled by ``seed``, else in key order.
 
     The loader gives the part of ``rank``, one of ``replicas``, in each epoch; the batch size is per rank.
-    ``converted`` holds the images of loaders with their own format, and ``tell`` receives a line for people
-    when they are written.
+    ``converted`` holds the images of loaders with their own format, and ``print_line`` receives a line for
+    people when they are written.
     """
 
     source: Source
@@ -110,7 +109,7 @@ class LoaderRequest:
     rank: int = 0
     replicas: int = 1
     converted: Path = Path("data/converted")
-    tell: Callable[[str], object] = lambda _: None
+    print_line: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
         """Return a DataLoader's options, which are also settings in the report."""
@@ -119,6 +118,3 @@ class LoaderRequest:
             "persistent_workers": self.loader.num_workers > 0,
             "pin_memory": self.pin_memory,
         }
-
-
-LoaderFactory = Callable[[LoaderRequest], Loader]

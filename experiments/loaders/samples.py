@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.experiments.data import Source
     from superdl.experiments.spec import RecipeSpec
 
-__all__ = ["ImageMaker", "Samples", "decode_image", "list_samples"]
-
 _CHANNELS = 3
 _SIZED = 64  # objects whose sizes are requested, if the listing has none
 
@@ -82,11 +80,7 @@ class Samples:
 
 
 def list_samples(source: Source, kind: str) -> Samples:
-    """List a source by its class folders or its key list.
-
-    Args:
-        source: the source.
-        kind: the requesting loader, for messages.
+    """List a source by its class folders or its key list, for loader ``kind``.
 
     Raises:
         SourceError: it cannot be listed; see `coordinator.catalog.lister.list_source`.
@@ -115,11 +109,7 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 class ImageMaker:
-    """Makes images by one recipe; it can be pickled.
-
-    Args:
-        recipe: the steps.
-        samples: the samples to be made, whose ids seed random steps.
+    """Makes images by one recipe; it can be pickled. The ids of ``samples`` seed random steps.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.
@@ -143,29 +133,23 @@ class ImageMaker:
         return {**self.__dict__, "_epoch": -1, "_program": None}
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        """Return the pixels of one file: uint8 of shape (height, width, 3).
-
-        Raises:
-            BadSampleError: it cannot be decoded; the message names bucket and key.
-            ConfigError: ``recipe.steps`` give something else than such pixels.
-        """
-        if self._recipe.steps is None:
-            try:
-                return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
-            # Too little memory is not the image's fault.
-            except MemoryError:
-                raise
-            except Exception as error:  # Pillow raises anything on broken bytes
-                raise BadSampleError(
-                    f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
-                ) from error
-        return self._by_steps(content, key, epoch)
+        """Return the pixels of one file: uint8 of shape (height, width, 3)."""
+        if self._recipe.steps is not None:
+            return self._by_steps(content, key, epoch)
+        try:
+            return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
+        except MemoryError:  # not the image's fault
+            raise
+        except Exception as error:  # Pillow raises anything on broken bytes
+            raise BadSampleError(
+                f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
+            ) from error
 
     def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
         from superdl.lambda_prefetch.sources import SampleFailedError
 
         try:
-            pixels = self._program_of(epoch).make(bytes(content), key)
+            pixels: Any = self._program_of(epoch).make(bytes(content), key)
         except SampleFailedError as failure:
             raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
         if isinstance(pixels, dict):

@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.loaders.workers import data_loader, end_workers
+from torch.utils.data import DataLoader
+
+from superdl.experiments.loaders.decoding import end_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
-    from superdl.experiments.spec import RecipeSpec
     from superdl.sampler import SuperSampler
-    from superdl.super_dataset import Recipe, SuperDataset
-
-__all__ = ["open_super", "open_super_threads"]
+    from superdl.super_dataset import SuperDataset
 
 
 def open_super(request: LoaderRequest) -> Loader:
     """Open a split through the coordinator that the spec names, else the default one."""
     dataset, sampler = _open(request)
-    batches = data_loader(dataset, request, batch_size=None, sampler=sampler)
+    batches = DataLoader(dataset, batch_size=None, sampler=sampler, **request.worker_options())
     return _SuperLoader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
@@ -35,16 +34,21 @@ def open_super_threads(request: LoaderRequest) -> Loader:
 
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
+    from superdl.doctor import preflight
     from superdl.sampler import SuperSampler  # not needed with other loaders
-    from superdl.super_dataset import SuperDataset
+    from superdl.super_dataset import Recipe, SuperDataset
 
+    source, spec = request.source, request.recipe
+    recipe = Recipe.image(resize=spec.resize, crop=spec.crop)
+    if spec.steps is not None:
+        recipe = Recipe(spec.steps, augment_seed=spec.augment_seed)
     dataset = SuperDataset(
-        request.source.url,
-        recipe=_recipe(request.recipe),
-        key_list=request.source.key_list,
-        alias=request.source.alias,
-        versions=request.source.versions,
-        classes=request.source.classes or None,
+        source.url,
+        recipe=recipe,
+        key_list=source.key_list,
+        alias=source.alias,
+        versions=source.versions,
+        classes=source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,
         on_bad_sample=request.loader.on_bad_sample,  # type: ignore[arg-type]  # checked by the spec
@@ -59,38 +63,24 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         num_replicas=request.replicas,
     )
     if sampler.kept and (request.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
-        request.tell(sampler.kept)  # an embedded coordinator prints it itself
+        request.print_line(sampler.kept)  # an embedded coordinator prints it itself
     if request.training:
         try:
-            _try_out(request, sampler.coordinator)
+            # Does this host reach the cache? Rank 0 also tests the shared functions.
+            preflight(
+                source.url,
+                recipe,
+                coordinator=sampler.coordinator,
+                key_list=source.key_list,
+                sample=request.rank == 0,
+                bad_may_come=request.loader.on_bad_sample != "raise",
+                tell=request.print_line,
+            )
         except BaseException:
             # The caller has no loader to close yet.
             sampler.close()
             raise
     return dataset, sampler
-
-
-def _try_out(request: LoaderRequest, coordinator: str) -> None:
-    """Check that this host reaches the cache; rank 0 also tests the shared functions."""
-    from superdl.doctor import preflight
-
-    preflight(
-        request.source.url,
-        _recipe(request.recipe),
-        coordinator=coordinator,
-        key_list=request.source.key_list,
-        sample=request.rank == 0,
-        bad_may_come=request.loader.on_bad_sample != "raise",
-        tell=request.tell,
-    )
-
-
-def _recipe(spec: RecipeSpec) -> Recipe:
-    from superdl.super_dataset import Recipe
-
-    if spec.steps is None:
-        return Recipe.image(resize=spec.resize, crop=spec.crop)
-    return Recipe(spec.steps, augment_seed=spec.augment_seed)
 
 
 class _SuperLoader:

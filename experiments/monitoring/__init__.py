@@ -5,9 +5,15 @@ One thread of bounded cost takes samples; `experiments.training` measures steps 
 
 from __future__ import annotations
 
-from superdl.experiments.monitoring.hosts import HostUsage, host_usages, workers_of
-from superdl.experiments.monitoring.monitor import PhaseUsage, Utilization, UtilizationMonitor
-from superdl.experiments.monitoring.readings import GROUPS, GpuReading, ProcessGroups, group_of, meter_of
+from superdl.experiments.monitoring.monitor import (
+    HostUsage,
+    PhaseUsage,
+    Utilization,
+    UtilizationMonitor,
+    host_usages,
+    workers_of,
+)
+from superdl.experiments.monitoring.readings import GROUPS, GpuReading, ProcessGroups, meter_of
 
 __all__ = [
     "GROUPS",
@@ -17,8 +23,6 @@ __all__ = [
     "ProcessGroups",
     "Utilization",
     "UtilizationMonitor",
-    "checked_usage",
-    "group_of",
     "host_usages",
     "meter_of",
     "workers_of",

@@ -16,23 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, GroupReading
-    from superdl.experiments.records import EpochSummary
-
-__all__ = [
-    "UTILIZATION_COLUMNS",
-    "GroupUsage",
-    "PhaseUsage",
-    "Sample",
-    "Utilization",
-    "UtilizationMonitor",
-    "phase_usage",
-]
+    from superdl.experiments.records import CountedLoader, EpochSummary
+    from superdl.sampler.stats import WorkerUse
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +32,8 @@ UTILIZATION_COLUMNS = (
     *("at_s", "epoch", "split", "subject", "processes", "cpu_s", "cpu_cores", "rss_bytes", "pss_bytes"),
     *("gpu_percent", "gpu_memory_bytes", "gpu_memory_total_bytes"),
 )
-
 _INTERVAL_S = 1.0
-_MAX_SHARE = 0.01
-"""Bound for the thread, in cores: after a costly sample it sleeps longer to stay below."""
+_MAX_SHARE = 0.01  # bound for the thread, in cores: after a costly sample it sleeps longer
 
 
 class Sample(NamedTuple):
@@ -121,7 +111,7 @@ class UtilizationMonitor(Listener):
         self._samples: list[Sample] = []  # of the present phase, or the last one taken
         self._phases: list[PhaseUsage] = []
         self._ended = threading.Event()
-        self._sample()
+        self._sample(with_pss=True)
         self._thread = threading.Thread(target=self._run, name="superdl-utilization", daemon=True)
         self._thread.start()
 
@@ -152,22 +142,24 @@ class UtilizationMonitor(Listener):
     def _run(self) -> None:
         rest_s = self._interval_s
         while not self._ended.wait(rest_s):
+            begun_s = time.thread_time()
             with self._lock:
-                rest_s = rest_after(self._sample(), self._interval_s)
+                self._sample(with_pss=False)
+            rest_s = max(self._interval_s, (time.thread_time() - begun_s) / _MAX_SHARE)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
         """Take the sample that ends one phase and begins the next."""
         with self._lock:
-            self._sample()
+            self._sample(with_pss=True)
             if self._phase is not None:
                 self._phases.append(phase_usage(*self._phase, self._samples))
             self._phase, self._samples = phase, self._samples[-1:]
 
-    def _sample(self) -> float:
-        """Take and write a sample, and return this thread's CPU seconds for it."""
-        begun_s = time.thread_time()
+    def _sample(self, *, with_pss: bool) -> None:
+        """Take and write a sample; for the PSS the system walks all pages of the processes."""
         self.last_gpu = None if self._gpu is None else self._gpu.read()
-        sample = Sample(time.perf_counter(), time.time(), self._processes.read(), self.last_gpu)
+        groups = self._processes.read(with_pss=with_pss)
+        sample = Sample(time.perf_counter(), time.time(), groups, self.last_gpu)
         rows = list(self._row_values(sample, self._samples[-1] if self._samples else None))
         if self._phase is None:
             self._samples.clear()
@@ -178,16 +170,15 @@ class UtilizationMonitor(Listener):
             except OSError as error:
                 self.failure = f"utilisation was not written to the end: {error}"
                 _log.warning("%s", self.failure)
-        return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
         """Yield a row for each group of processes and one for the GPU."""
         epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
-            cores = (
-                None if before is None else _cpu_s(name, before, sample) / (sample.clock_s - before.clock_s)
-            )
+            cores = None
+            if before is not None:
+                cores = _cpu_s(name, before, sample) / (sample.clock_s - before.clock_s)
             yield empty | {"subject": name, "cpu_cores": cores} | asdict(group)
         if sample.gpu is not None:
             yield empty | {
@@ -196,11 +187,6 @@ class UtilizationMonitor(Listener):
                 "gpu_memory_bytes": sample.gpu.memory_bytes,
                 "gpu_memory_total_bytes": sample.gpu.memory_total_bytes,
             }
-
-
-def rest_after(sample_s: float, interval_s: float) -> float:
-    """Return the thread's seconds of sleep after a sample of ``sample_s`` CPU seconds."""
-    return max(interval_s, sample_s / _MAX_SHARE)
 
 
 def _cpu_s(name: str, before: Sample, after: Sample) -> float:
@@ -217,14 +203,13 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     for name in last.groups:
         cpu_s = _cpu_s(name, first, last)
         usages = [sample.groups[name] for sample in samples if name in sample.groups]
+        pss = (usage.pss_bytes for usage in usages if usage.pss_bytes is not None)
         groups[name] = GroupUsage(
             processes_max=max(usage.processes for usage in usages),
             cpu_s=cpu_s,
             cpu_cores=cpu_s / wall_s if wall_s > 0 else 0.0,
             rss_bytes_max=max(usage.rss_bytes for usage in usages),
-            pss_bytes_max=max(
-                (usage.pss_bytes for usage in usages if usage.pss_bytes is not None), default=None
-            ),
+            pss_bytes_max=max(pss, default=None),
         )
     # The first sample covers GPU use before the phase.
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
@@ -240,3 +225,48 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
         gpu_memory_bytes_max=max(memory, default=None),
         ended_at_s=last.at_s,
     )
+
+
+# ------------------------------------------------------------------------------ workers on other hosts
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """The use of a host's worker from the first training step to the last epoch's end.
+
+    ``cpu_cores`` is CPU seconds per second of ``wall_s``.
+    """
+
+    host: str
+    slots: int
+    wall_s: float
+    cpu_s: float
+    cpu_cores: float
+
+
+def host_usages(
+    before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
+) -> tuple[HostUsage, ...]:
+    """Return the use of each remote host's worker, by name, between two readings.
+
+    A worker that was started in between counts from its start. The coordinator's own worker is excluded: its
+    CPU is part of the coordinator's.
+    """
+    cpu_before = {worker.name: worker.cpu_s for worker in before}
+    usages = []
+    for worker in after:
+        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
+        # The counter of a worker that restarted begins at zero.
+        cpu_s = used_s if used_s >= 0 else worker.cpu_s
+        if worker.name != "local" and wall_s > 0:
+            usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
+    return tuple(usages)
+
+
+def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
+    """Return the workers of a loader's coordinator; empty if it does not answer."""
+    try:
+        workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
+    except SuperError:
+        return ()
+    return workers

@@ -2,13 +2,11 @@
 
 Only descendants of the trainer are visible: a coordinator, cache or function elsewhere is absent, not zero.
 The package `nvidia-ml-py` (module `pynvml`) is optional and imported only to make a meter.
-`experiments.monitoring.monitor` decides when to read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +17,15 @@ import psutil
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
-__all__ = ["GROUPS", "GpuMeter", "GpuReading", "GroupReading", "ProcessGroups", "group_of", "meter_of"]
-
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
-"""The groups of a run's processes, in the order of tables and plots."""
+"""The groups of a run's processes, in the order of tables."""
 
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
-_PSS_SHARE = 0.005
-"""Bound in cores. For PSS the system walks a process's pages: 1.5 ms for a trainer of 500 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,7 @@ class GroupReading:
 
     ``cpu_s`` is CPU time, user and system, since reading began. It includes ended processes, up to the last
     reading before they ended. ``pss_bytes`` divides shared memory among its users, so that it can be added
-    up. It is None if skipped because of its cost, or if the system does not report it (Linux does).
+    up. It is None if it was not read, or if the system does not report it (Linux does).
     """
 
     processes: int
@@ -49,74 +43,47 @@ class GroupReading:
     pss_bytes: int | None
 
 
-@dataclass(slots=True)
-class _Seen:
-    group: str
-    cpu_s: float
-
-
 class ProcessGroups:
-    """The descendants of a process, sorted into `GROUPS`."""
+    """The descendants of a process, sorted into `GROUPS`, and their CPU time from now on."""
 
-    def __init__(
-        self, trainer: psutil.Process | None = None, group: Callable[[psutil.Process], str] | None = None
-    ) -> None:
-        """Start counting the CPU time of this process, or ``trainer``, and its descendants.
-
-        ``group`` returns the group of a process, in place of :func:`group_of`.
-        """
+    def __init__(self, trainer: psutil.Process | None = None) -> None:
         self._trainer = trainer or psutil.Process()
-        self._group = group or self._below_a_trainer
         self._command = self._trainer.cmdline()
-        self._seen: dict[psutil.Process, _Seen] = {}
         self._before_s = _cpu_s(self._trainer)
-        self._pss_due_s = 0.0
+        # Group and CPU seconds of each process seen, by id and start.
+        self._seen: dict[psutil.Process, tuple[str, float]] = {}
 
-    def read(self) -> dict[str, GroupReading]:
+    def read(self, *, with_pss: bool = False) -> dict[str, GroupReading]:
         """Read every group that has, or had, a process."""
         rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # ended: its last reading counts
-                group = self._see(process)
+                group = self._group_of(process)
+                self._seen[process] = (group, _cpu_s(process))
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
                     rss[group] += rss_bytes
                     running[group].append(process)
-        pss = self._pss(running)
-        used: dict[str, float] = defaultdict(float)
-        for seen in self._seen.values():
-            used[seen.group] += seen.cpu_s
-        used[self._seen[self._trainer].group] -= self._before_s
+        used: dict[str, float] = defaultdict(float, {self._seen[self._trainer][0]: -self._before_s})
+        for group, cpu_s in self._seen.values():
+            used[group] += cpu_s
         return {
-            name: GroupReading(len(running[name]), used[name], rss[name], pss.get(name))
+            name: GroupReading(
+                len(running[name]), used[name], rss[name], _pss_bytes(running[name]) if with_pss else None
+            )
             for name in GROUPS
             if name in used
         }
 
-    def _pss(self, running: Mapping[str, Sequence[psutil.Process]]) -> dict[str, int]:
-        """Return the PSS of each group, or nothing if the next reading is not due."""
-        if time.perf_counter() < self._pss_due_s:
-            return {}
-        begun_s = time.thread_time()
-        read = {name: [_pss_bytes(process) for process in processes] for name, processes in running.items()}
-        self._pss_due_s = time.perf_counter() + (time.thread_time() - begun_s) / _PSS_SHARE
-        return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
-
-    def _see(self, process: psutil.Process) -> str:
-        """Record the process, by id and start, and return its group."""
-        cpu_s = _cpu_s(process)
-        seen = self._seen.setdefault(process, _Seen("other", cpu_s))
-        seen.cpu_s = cpu_s
-        with contextlib.suppress(psutil.ZombieProcess):  # it has no command, but keeps its group
-            # Each time: between fork and exec a child still has its parent's command.
-            seen.group = self._group(process)
-        return seen.group
-
-    def _below_a_trainer(self, process: psutil.Process) -> str:
+    def _group_of(self, process: psutil.Process) -> str:
+        # Each time: between fork and exec a child still has its parent's command.
         if process == self._trainer:
             return "trainer"
-        return group_of(process.name(), process.cmdline(), self._command)
+        try:
+            return group_of(process.name(), process.cmdline(), self._command)
+        except psutil.ZombieProcess:  # it has no command, but keeps its group
+            return self._seen.get(process, ("other", 0.0))[0]
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
@@ -138,9 +105,9 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _pss_bytes(process: psutil.Process) -> int | None:
-    with contextlib.suppress(psutil.Error):
-        return getattr(process.memory_full_info(), "pss", None)
+def _pss_bytes(processes: Sequence[psutil.Process]) -> int | None:
+    with contextlib.suppress(psutil.Error, AttributeError):  # one has just ended; only Linux has it
+        return sum(process.memory_full_info().pss for process in processes)
     return None
 
 
@@ -158,11 +125,7 @@ class GpuReading:
 
 
 def meter_of(device: torch.device) -> GpuMeter | None:
-    """Return the meter of the GPU ``device``; None for other devices.
-
-    Raises:
-        ConfigError: the GPU cannot be read; the message has the reason.
-    """
+    """Return the meter of the GPU ``device``; None for other devices."""
     if device.type != "cuda":
         return None
     import torch  # always available in a run; reading reports needs none
@@ -171,14 +134,13 @@ def meter_of(device: torch.device) -> GpuMeter | None:
 
 
 class GpuMeter:
-    """One GPU by its UUID, which CUDA_VISIBLE_DEVICES neither hides nor reorders."""
+    """One GPU by its UUID, which CUDA_VISIBLE_DEVICES neither hides nor reorders.
+
+    Raises:
+        ConfigError: the package is not installed, or the driver does not know this GPU.
+    """
 
     def __init__(self, uuid: str) -> None:
-        """Find the GPU.
-
-        Raises:
-            ConfigError: the package is not installed, or the driver does not know this GPU.
-        """
         try:
             import pynvml  # needs the optional package
         except ImportError as error:
@@ -187,6 +149,7 @@ class GpuMeter:
                 "pip install 'superdl[train]'",
             ) from error
         self._nvml: Any = pynvml
+        self.close = pynvml.nvmlShutdown
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         try:
             pynvml.nvmlInit()
@@ -198,21 +161,17 @@ class GpuMeter:
 
     def read(self) -> GpuReading:
         """Read the GPU now; takes well below a millisecond."""
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
-        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
+        memory = self._known(self._nvml.nvmlDeviceGetMemoryInfo)
+        rates = self._known(self._nvml.nvmlDeviceGetUtilizationRates)
         return GpuReading(
             busy_percent=None if rates is None else float(rates.gpu),
             memory_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
         )
 
-    def close(self) -> None:
-        """Shut NVML down."""
-        self._nvml.nvmlShutdown()
-
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
+    def _known(self, query: Callable[[Any], Any]) -> Any:
         """Return NVML's answer; None if this GPU, or its driver, has none."""
         try:
-            return question(self._handle)
+            return query(self._handle)
         except self._nvml.NVMLError:
             return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import Cell, Table, render
-from superdl.experiments.reporting.quantities import count, share
+from superdl.experiments.reporting.quantities import count, share, times
 from superdl.experiments.reporting.run_files import REPORT_NAME, read_run
 from superdl.super_wire.errors import ConfigError
 
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
     from superdl.experiments.reporting.run_files import RunFiles
 
-__all__ = ["Book", "read_book", "write_book"]
-
+# Raised by a report whose values have unexpected types or are missing.
 _ODD = (ArithmeticError, AttributeError, ConfigError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors raised while reading a report whose values have unexpected types or are missing."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters that make a spreadsheet treat text as a formula."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that a spreadsheet evaluates
 
 
 class Book(NamedTuple):
@@ -37,11 +34,7 @@ class Book(NamedTuple):
 
 
 def read_book(directory: Path) -> Book:
-    """Read all runs below a directory, including those of comparisons.
-
-    Raises:
-        ConfigError: the directory does not exist or is empty.
-    """
+    """Read all runs below a directory, including those of comparisons."""
     broken: dict[str, str] = {}
     try:
         children = sorted(child for child in directory.iterdir() if child.is_dir())
@@ -73,15 +66,24 @@ def write_book(book: Book) -> tuple[Path, Path]:
     heads = list(book.rows[0]) if book.rows else []
     shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
     table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
-    subtitle = f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole"
-    title = f"Log book of {book.directory.absolute().name}"
-    values = {"table": table, "broken": sorted(book.broken.items()), "plots_missing": None}
-    page, sheet = book.directory / "book.html", book.directory / "book.csv"
-    write_whole(render("book.html", title=title, subtitle=subtitle, **values), page)
+    html = render(
+        "book.html",
+        title=f"Log book of {book.directory.absolute().name}",
+        subtitle=f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole",
+        table=table,
+        broken=sorted(book.broken.items()),
+        plots_missing=None,
+    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
-    writer.writerows([_harmless(cell) for cell in row.values()] for row in book.rows)
+    # After a leading quote, spreadsheets show text instead of evaluating it.
+    writer.writerows(
+        [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row.values()]
+        for row in book.rows
+    )
+    page, sheet = book.directory / "book.html", book.directory / "book.csv"
+    write_whole(html, page)
     write_whole(text.getvalue(), sheet)
     return page, sheet
 
@@ -95,24 +97,16 @@ def _cell(value: Any) -> Cell:
     return value
 
 
-def _harmless(cell: Cell) -> Cell:
-    # After a leading quote, spreadsheets show text instead of evaluating it.
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
-
-
 def _row(run: RunFiles) -> dict[str, Any]:
     """Return a run's row by column head; accuracies are of the last validation."""
-    facts, loader = run.facts, run.spec.get("loader") or {}
-    cost, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
+    facts, loader, cost = run.facts, run.spec.get("loader") or {}, run.spec.get("cost") or {}
+    hardware = (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{cost.get('machines') or 1} x {cost['machine']}" if cost.get("machine") else None
     if machine is None and hardware:
         gpus = [gpu["name"] for gpu in hardware.get("gpus") or ()]
         machine = f"{hardware['usable_cores']} cores of {', '.join([hardware['cpu'], *gpus])}"
-    waited_s, took_s = (
-        sum(train_pass.figures[name] for train_pass in run.trained) for name in ("wait_s", "wall_s")
-    )
-    phases = (facts.get("utilization") or {}).get("phases") or ()
-    busy = [phase for phase in phases if phase["split"] == "train" and phase["gpu_percent"] is not None]
+    waited_s, took_s = (sum(each.figures[name] for each in run.trained) for name in ("wait_s", "wall_s"))
+    busy = [phase for phase in run.phases if phase["split"] == "train" and phase["gpu_percent"] is not None]
     memory = [phase["gpu_memory_bytes_max"] for phase in busy if phase["gpu_memory_bytes_max"] is not None]
     busy_s = sum(phase["gpu_percent"] * phase["wall_s"] for phase in busy)
     return {
@@ -127,16 +121,12 @@ def _row(run: RunFiles) -> dict[str, Any]:
         "batch (a rank)": loader.get("batch_size"),
         "precision": facts.get("precision"),
         "epochs": len(run.trained),
-        "top-1 (% right)": _times(facts.get("val_accuracy"), 100),
-        "top-5 (% right)": _times(facts.get("val_top5_accuracy"), 100),
+        "top-1 (% right)": times(facts.get("val_accuracy"), 100),
+        "top-5 (% right)": times(facts.get("val_top5_accuracy"), 100),
         "time (s)": facts.get("wall_s"),
         "throughput (images/s)": facts.get("images_per_s"),
-        "waiting (% of training)": _times(share(waited_s, took_s), 100),
+        "waiting (% of training)": times(share(waited_s, took_s), 100),
         "GPU (% busy)": share(busy_s, sum(phase["wall_s"] for phase in busy)),
-        "GPU memory (most, GB)": _times(max(memory, default=None), 1e-9),
+        "GPU memory (most, GB)": times(max(memory, default=None), 1e-9),
         "cost (USD)": (facts.get("bill") or {}).get("usd"),
     }
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value

@@ -1,9 +1,8 @@
 """Render a Jinja2 template with tables, plots and text as one HTML file.
 
-Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
-areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
-pyplot's state nor the user's settings are used, so equal figures give equal images. Series also differ by
-hatch, dash and marker, for print in black and white. None leaves a gap.
+Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars and lines
+as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
+pyplot's state nor the user's settings are used, so equal figures give equal images. None leaves a gap.
 """
 
 from __future__ import annotations
@@ -27,21 +26,6 @@ if TYPE_CHECKING:
 
     Drawing = Callable[[Axes], None]
     Values = Sequence[float | None]
-
-__all__ = [
-    "PAGE_NAME",
-    "Cell",
-    "Plot",
-    "Table",
-    "draw_bars",
-    "draw_lines",
-    "draw_stack",
-    "facts_table",
-    "height_of_bars",
-    "plot_of",
-    "plots_missing",
-    "render",
-]
 
 PAGE_NAME = "report.html"
 
@@ -101,25 +85,11 @@ def _written(cell: Cell) -> str:
 
 # --------------------------------------------------------------------------------------------- plots
 
-_NEEDED = "plots need the package matplotlib: pip install 'superdl[train]', then superdl report DIRECTORY"
-
-_FILLS = (
-    ("#1f3b57", ""),
-    ("#f4b26a", "////"),
-    ("#c9dcee", ""),
-    ("#6f9a68", "\\\\\\\\"),
-    ("#ffffff", "||||"),
-    ("#8a8a8a", ""),
-    ("#f7e3c6", "xxxx"),
-    ("#b0708f", "----"),
-    ("#e6e6e6", "++++"),
-)
-"""Colour and hatch of areas, used in turn."""
+_BAR_COLOUR = "#1f3b57"
 _WIDTH_IN = 8.2
 _ROW_IN = 3.0
 _NAME_WIDTH = 24
-_MARKERS = 25
-"""The maximum number of markers on a line."""
+_MARKERS = 25  # on a line, at most
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "path",  # shapes instead of letters: no font needed
     "svg.hashsalt": "superdl",
@@ -152,7 +122,10 @@ def plots_missing() -> str | None:
     try:
         import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
-        return f"{_NEEDED} ({error})"
+        return (
+            "plots need the package matplotlib: pip install 'superdl[train]', then superdl report DIRECTORY "
+            f"({error})"
+        )
     return None
 
 
@@ -198,11 +171,10 @@ def draw_bars(
     """Draw named horizontal bars; ``spread`` holds their error bars, below and above."""
     lengths = [value or 0.0 for value in bars.values()]
     errors = [[value or 0.0 for value in side] for side in spread] or None
-    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_FILLS[0][0])
+    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_BAR_COLOUR)
     labels = ["" if value is None else number(value) for value in bars.values()]
     axes.bar_label(drawn, labels, padding=4, fontsize=8)
-    axes.set_title(title)
-    axes.set_xlabel(label)
+    axes.set(title=title, xlabel=label)
     axes.set_yticks(range(len(bars)), [textwrap.fill(name, _NAME_WIDTH) for name in bars])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -223,42 +195,8 @@ def draw_lines(
         ys = [float("nan") if value is None else value for value in values]
         # The axes end with the data: unclipped, the last marker shows whole.
         axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1, clip_on=False)
-    _name_axes(axes, title, x_label, y_label, [x for xs, _ in lines.values() for x in xs])
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    places = [x for xs, _ in lines.values() for x in xs]
+    if len(set(places)) > 1:
+        axes.set_xlim(min(places), max(places))
     axes.set_ylim(0, top)
-
-
-def draw_stack(
-    axes: Axes,
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    xs: Sequence[float],
-    layers: Mapping[str, Sequence[float]],
-    end: float,
-    top: float | None = None,
-) -> None:
-    """Draw stacked named areas; each value holds until the next x, the last until ``end``."""
-    low = [0.0] * (len(xs) + 1)
-    for (name, heights), (colour, hatch) in zip(layers.items(), itertools.cycle(_FILLS), strict=False):
-        high = [under + height for under, height in zip(low, [*heights, *heights[-1:]], strict=True)]
-        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "#222222", "linewidth": 0.6}
-        axes.fill_between([*xs, end], low, high, step="post", label=name, **look)
-        low = high
-    _name_axes(axes, title, x_label, y_label, [*xs, end])
-    axes.set_ylim(0, top)
-    for x, height in zip(xs, low, strict=False):
-        if top is not None and height > top:
-            axes.text(
-                x, 0.98 * top, f" \u25b2 {number(height)}", fontsize=8, va="top", backgroundcolor="white"
-            )
-
-
-def _name_axes(axes: Axes, title: str, x_label: str, y_label: str, xs: Sequence[float]) -> None:
-    axes.set_title(title)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    if len(set(xs)) > 1:
-        axes.set_xlim(min(xs), max(xs))
-    if all(float(x).is_integer() for x in xs):  # what is counted has no halves
-        axes.xaxis.get_major_locator().set_params(integer=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["ABSENT", "count", "number", "percent", "seconds", "share", "usd"]
-
 ABSENT = "-"
 """Marks a value that was not measured, as opposed to zero."""
 
@@ -44,6 +42,11 @@ def seconds(value: float | None) -> str:
 def share(part: float | None, whole: float | None) -> float | None:
     """Return ``part / whole``, or None if either is unknown or the whole is zero."""
     return None if part is None or not whole else part / whole
+
+
+def times(value: float | None, factor: float) -> float | None:
+    """Multiply a value, if it is known."""
+    return value if value is None or factor == 1 else factor * value
 
 
 def percent(value: float | None) -> str:

@@ -1,59 +1,24 @@
-"""Read the files of a run: report, steps and utilisation, complete or not.
+"""Read the files of a run, complete or not.
 
-A run writes its report at its start and after each epoch; a killed run has its earlier epochs. `run_page`
-interprets the files.
+A run writes its report at its start and after each epoch; a killed run has its earlier epochs.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from superdl.experiments.records import StepRecord
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import read_json
 from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-__all__ = ["REPORT_NAME", "Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
+    from pathlib import Path
 
 REPORT_NAME = "report.json"
-
-Made = TypeVar("Made")
-_Key = tuple[int, str]
-
-_STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
-
-
-class StepColumns:
-    """The steps of a pass: columns of seconds, loss and accuracy, NaN where absent."""
-
-    def __init__(self) -> None:
-        # Compact columns: a run may have millions of steps.
-        self._columns = {name: array("d") for name in ("wait_s", "compute_s", "total_s", "loss", "accuracy")}
-        self.begun_at_s = float("nan")
-
-    def add(self, step: StepRecord) -> None:
-        """Append one step."""
-        if not len(self):
-            self.begun_at_s = step.finished_at_s - step.total_s
-        for name, column in self._columns.items():
-            column.append(getattr(step, name))
-
-    def __len__(self) -> int:
-        return len(self._columns["total_s"])
-
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return np.asarray(self._columns[name])
+REPORT_FORMAT = 2
 
 
 class Pass(NamedTuple):
@@ -82,15 +47,14 @@ class Pass(NamedTuple):
         return waits
 
 
-class UsageRow(NamedTuple):
-    """One sample of a part, as in ``utilization.jsonl``."""
+class Learning(NamedTuple):
+    """Loss and accuracy of an epoch's training steps, NaN where absent.
 
-    at_s: float
-    subject: str
-    cpu_cores: float | None
-    gpu_percent: float | None
-    gpu_memory_bytes: int | None
-    gpu_memory_total_bytes: int | None
+    Compact columns: a run may have millions of steps.
+    """
+
+    loss: array[float]
+    accuracy: array[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +63,28 @@ class RunFiles:
 
     directory: Path
     facts: dict[str, Any]
-    steps: dict[_Key, StepColumns]
-    usage_by_rank: dict[int, list[UsageRow]]
-    passes: tuple[Pass, ...]
-    troubles: tuple[str, ...]
+    learning: dict[int, Learning] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """All passes of the report's epochs, in order."""
+        return tuple(
+            Pass(epoch["epoch"], split, epoch[split])
+            for epoch in self.facts.get("epochs", ())
+            for split in ("train", "val")
+            if epoch.get(split)
+        )
+
+    @property
+    def trained(self) -> tuple[Pass, ...]:
+        """The training passes."""
+        return tuple(epoch_pass for epoch_pass in self.passes if epoch_pass.split == "train")
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """Process usage in the start phase and in each pass; empty without monitoring."""
+        return list((self.facts.get("utilization") or {}).get("phases") or ())
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -124,19 +106,9 @@ class RunFiles:
         """The number of ranks that trained."""
         return int(self.facts.get("ranks") or 1)
 
-    @property
-    def rank_0_note(self) -> str:
-        """A sentence for figures that cover rank 0 only; empty for a single rank."""
-        return f" Of {self.ranks} ranks this is rank 0, with what it started." if self.ranks > 1 else ""
-
-    @property
-    def trained(self) -> tuple[Pass, ...]:
-        """The training passes."""
-        return tuple(epoch_pass for epoch_pass in self.passes if epoch_pass.split == "train")
-
 
 def read_run(directory: Path) -> RunFiles:
-    """Read the files of a run.
+    """Read a run's report and steps, as far as they can be read.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -146,77 +118,51 @@ def read_run(directory: Path) -> RunFiles:
         if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
             remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
         raise ConfigError(f"{directory} is no directory of a run: it has no {REPORT_NAME}; {remedy}")
-    files = _Files(directory)
-    facts = files.mapping(REPORT_NAME)
-    steps: dict[_Key, StepColumns] = {}
-    for step in files.rows("steps.jsonl", _step):
-        steps.setdefault((step.epoch, step.split), StepColumns()).add(step)
-    usage = {0: list(files.rows("utilization.jsonl", _usage))}
-    for path in directory.glob("utilization-rank*.jsonl"):  # of this host; other hosts have their own
-        usage[int(path.stem.removeprefix("utilization-rank"))] = list(files.rows(path.name, _usage))
-    return RunFiles(directory, facts, steps, usage, _passes(facts), tuple(files.troubles))
-
-
-def run_of_report(report: dict[str, Any]) -> RunFiles:
-    """Build a run from its report alone."""
-    return RunFiles(Path(report["directory"]), report, {}, {}, _passes(report), ())
-
-
-def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
-    """Return all passes of the report's epochs, in order."""
-    return tuple(
-        Pass(epoch["epoch"], split, epoch[split])
-        for epoch in facts.get("epochs", ())
-        for split in ("train", "val")
-        if epoch.get(split)
-    )
-
-
-class _Files:
-    """The files of a directory, and a description of what could not be read."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.troubles: list[str] = []
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        try:
-            content = read_json(self._directory / name, name)
-        except FileNotFoundError:
-            return {}
-        except ConfigError as error:
-            self.troubles.append(str(error))
-            return {}
-        return content if isinstance(content, dict) else {}
-
-    def rows(self, name: str, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
-        """Yield ``make(row)`` for each row, counting broken ones: a killed run may leave half a row at the
-        end.
-        """
-        broken = 0
-        try:
-            with (self._directory / name).open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    try:
-                        yield make(json.loads(line))
-                    except (KeyError, TypeError, ValueError, RecursionError):
-                        broken += 1
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.troubles.append(f"{name} cannot be read: {error}")
-        if broken:
-            self.troubles.append(
-                f"{name} has {broken} line(s) that are no rows of this version, such as one cut off by a kill"
+    troubles = []
+    try:
+        facts = read_json(directory / REPORT_NAME, REPORT_NAME)
+    except ConfigError as error:
+        troubles.append(str(error))
+        facts = {}
+    learning: dict[int, Learning] = {}
+    try:
+        if broken := _read_steps(directory / "steps.jsonl", learning):
+            troubles.append(
+                f"steps.jsonl has {broken} line(s) that are no rows of this version, such as one cut off by "
+                "a kill"
             )
+    except FileNotFoundError:
+        pass  # the run ended before its first step
+    except OSError as error:
+        troubles.append(f"steps.jsonl cannot be read: {error}")
+    return RunFiles(directory, facts if isinstance(facts, dict) else {}, learning, tuple(troubles))
 
 
-def _step(row: dict[str, Any]) -> StepRecord:
-    if row["loss"] is None:  # JSON has null for values that are not finite
-        row["loss"] = float("nan")
-    return StepRecord(**{name: row[name] for name in _STEP_FIELDS if name in row})
+def _read_steps(path: Path, learning: dict[int, Learning]) -> int:
+    """Add the training steps to ``learning``, and return the number of broken rows."""
+    broken = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                # JSON has null for values that are not finite.
+                loss = float("nan") if row["loss"] is None else float(row["loss"])
+                accuracy, epoch = float(row["accuracy"]), int(row["epoch"])
+                if row["split"] == "train":
+                    columns = learning.setdefault(epoch, Learning(array("d"), array("d")))
+                    columns.loss.append(loss)
+                    columns.accuracy.append(accuracy)
+            except (KeyError, TypeError, ValueError, RecursionError):
+                broken += 1
+    return broken
 
 
-def _usage(row: dict[str, Any]) -> UsageRow:
-    at_s, subject, *others = UsageRow._fields
-    return UsageRow(row[at_s], row[subject], *(row.get(name) for name in others))
+def read_format(path: Path, expected: int) -> dict[str, Any]:
+    """Read a JSON file that names its format."""
+    try:
+        content = read_json(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise ConfigError(f"{path} is not of format {expected}, which this version reads: make it again")
+    return content

@@ -1,7 +1,4 @@
-"""Describe a run's figures in sentences, by fixed rules.
-
-All rules are here, so that two runs with equal figures are described alike.
-"""
+"""Describe a run's figures in sentences, by fixed rules: runs with equal figures are described alike."""
 
 from __future__ import annotations
 
@@ -16,12 +13,8 @@ if TYPE_CHECKING:
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["Tile", "causes_of", "findings", "tiles"]
-
-_NO_LIMIT = 0.05
-"""Waiting for a smaller share of a pass does not matter."""
-_LIMIT = 0.2
-"""Waiting for a larger share limits the pass."""
+# Waiting for a smaller share of a pass does not matter; waiting for a larger one limits the pass.
+_NO_LIMIT, _LIMIT = 0.05, 0.2
 
 
 class Tile(NamedTuple):
@@ -30,11 +23,6 @@ class Tile(NamedTuple):
     value: str
     title: str
     note: str
-
-
-def causes_of(passes: Sequence[Pass]) -> list[str]:
-    """Return the stall causes of these passes, in the order used by the docs."""
-    return [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in passes)]
 
 
 def tiles(run: RunFiles) -> list[Tile]:
@@ -57,14 +45,15 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
-    return [change, _outcome(run), _accuracy(run), _waiting(run), _first_batch(run)]
+    return [change, _outcome(run), ("Accuracy:", _accuracy(run)), _waiting(run), _first_batch(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
-    epochs = _epochs(run)
     if not run.facts:
         return "Unknown:", "report.json cannot be read; the other files have what is shown."
-    took = f"{epochs} in {seconds(run.facts['wall_s'])}" if "wall_s" in run.facts else epochs
+    took = _epochs(run)
+    if "wall_s" in run.facts:
+        took += f" in {seconds(run.facts['wall_s'])}"
     if run.status == "finished":
         return "Finished", f"{took}."
     if run.status == "running":
@@ -81,24 +70,19 @@ def _epochs(run: RunFiles) -> str:
     return count(len(done), "epoch") if planned in {None, len(done)} else f"{len(done)} of {planned} epochs"
 
 
-def _accuracy(run: RunFiles) -> tuple[str, str]:
+def _accuracy(run: RunFiles) -> str:
     validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]
     if not validated:
-        return (
-            "Accuracy:",
-            "not measured, because no validation finished (data.val, training.validate_every).",
-        )
+        return "not measured, because no validation finished (data.val, training.validate_every)."
     end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
-    sentence = (
-        f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
-    )
-    top5 = end.figures.get("top5_accuracy")
+    accuracy, top5 = percent(end.figures["accuracy"]), end.figures.get("top5_accuracy")
+    sentence = f"after epoch {end.epoch + 1} the model was right for {accuracy} of {images}."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
         sentence += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
-    return "Accuracy:", sentence
+    return sentence
 
 
 def _rate(passes: Sequence[Pass]) -> str:
@@ -154,8 +138,7 @@ def _change(run: RunFiles) -> str:
 
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
-    wait_s = run.trained[0].figures["first_batch_s"]
-    sentence = f"{seconds(wait_s)} after {_first_epoch(run)} began"
+    sentence = f"{seconds(run.trained[0].figures['first_batch_s'])} after {_first_epoch(run)} began"
     from_start_s = run.facts.get("first_batch_s")
     if from_start_s is not None:
         sentence += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"

@@ -8,33 +8,41 @@ line to one of these mappings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import isnan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from superdl.experiments.monitoring import GROUPS
 from superdl.experiments.output import write_whole
-from superdl.experiments.reporting.page import PAGE_NAME, Cell, Table, facts_table, render
-from superdl.experiments.reporting.quantities import share
+from superdl.experiments.reporting.page import (
+    PAGE_NAME,
+    Cell,
+    Plot,
+    Table,
+    draw_lines,
+    facts_table,
+    plot_of,
+    render,
+)
+from superdl.experiments.reporting.quantities import share, times
 from superdl.experiments.reporting.run_files import Pass, RunFiles, read_run
-from superdl.experiments.reporting.run_findings import causes_of, findings, tiles
-from superdl.experiments.reporting.run_plots import run_plots
+from superdl.experiments.reporting.run_findings import findings, tiles
 from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["run_page", "run_tables", "write_run_page"]
-
 _ROWS_MOST = 40
+_POINTS = 320  # of a plot, at most; more would not be visible
+_PERCENT_TOP = 102.0  # leaves room above 100%, so that a line there is fully visible
 _Value = Callable[[Pass], Cell]
 
 
 def write_run_page(directory: Path) -> Path:
-    """Write the page of a run into its directory and return its path.
-
-    Raises:
-        ConfigError: the directory holds no run.
-    """
+    """Write the page of a run into its directory and return its path."""
     path = directory / PAGE_NAME
     write_whole(run_page(read_run(directory)), path)
     return path
@@ -65,7 +73,8 @@ def run_page(run: RunFiles) -> str:
         findings=findings(run),
         notes=(*facts.get("notes", ()), *run.troubles),
         tables=run_tables(run),
-        plots=run_plots(run),
+        learning=_learning(run),
+        of_rank_0=f" Of {run.ranks} ranks this is rank 0, with what it started." if run.ranks > 1 else "",
         bill=facts.get("bill"),
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(run.spec)),
@@ -83,37 +92,36 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}={'null' if value is None else value}"
 
 
-# -------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------- tables
 
 
 def run_tables(run: RunFiles) -> dict[str, Table | None]:
     """Return all tables by name; None where the files lack the data."""
     bill = run.facts.get("bill")
+    causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
+    meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes]
+    heads = ("cause", "the trainer waited because", "what helps")
     return {
         "passes": _by_pass("Passes over the data", run.passes, _PASSES),
         "time": _by_pass("Time of loading and computing", run.passes, _TIME),
-        "stalls": _stalls(run),
-        "causes": _causes(run),
+        "stalls": _stalls(run, causes),
+        "causes": Table("What the causes mean", heads, meanings) if causes else None,
         "processors": _processors(run),
         "hosts": _hosts(run),
         "bill": _bill(bill) if bill else None,
     }
 
 
-def _figure(name: str, factor: float | None = None) -> _Value:
-    return lambda one: _times(one.figures.get(name), factor)
+def _figure(name: str, factor: float = 1) -> _Value:
+    return lambda one: times(one.figures.get(name), factor)
 
 
-def _counter(name: str, factor: float | None = None) -> _Value:
-    return lambda one: _times(one.job.get(name), factor)
-
-
-def _times(value: float | None, factor: float | None) -> Cell:
-    return value if factor is None or value is None else factor * value
+def _counter(name: str) -> _Value:
+    return lambda one: one.job.get(name)
 
 
 def _percent(part: float | None, whole: float | None) -> Cell:
-    return _times(share(part, whole), 100)
+    return times(share(part, whole), 100)
 
 
 _PASSES: dict[str, _Value] = {
@@ -128,7 +136,6 @@ _PASSES: dict[str, _Value] = {
     "first batch (s)": _figure("first_batch_s"),
     "skipped (steps, float16)": lambda one: one.figures.get("skipped") or None,
 }
-"""Columns of the table of passes."""
 _TIME: dict[str, _Value] = {
     "time (s)": _figure("wall_s"),
     "waiting (s)": _figure("wait_s"),
@@ -144,7 +151,6 @@ _TIME: dict[str, _Value] = {
     "retried (samples)": _counter("retries"),
     "failed (samples)": _counter("samples_failed"),
 }
-"""Columns of the table of loading time and work."""
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
@@ -154,57 +160,46 @@ def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value])
     """
     columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
-    rows: list[Sequence[Cell]] = list(
-        zip([epoch_pass.name for epoch_pass in passes], *columns.values(), strict=True)
-    )
+    names = [epoch_pass.name for epoch_pass in passes]
+    rows: list[Sequence[Cell]] = list(zip(names, *columns.values(), strict=True))
     if len(rows) > _ROWS_MOST:
         half = _ROWS_MOST // 2
         rows[half:-half] = [(f"{len(rows) - _ROWS_MOST} more", *[""] * len(columns))]
     return Table(caption, ("pass", *columns), rows) if rows else None
 
 
-def _stalls(run: RunFiles) -> Table | None:
+def _stalls(run: RunFiles, causes: Sequence[str]) -> Table | None:
     """Tabulate waiting of each pass, with a column for each cause that occurred."""
-    passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.figures.get("stalls")]
 
-    def of_stalls(name: str) -> _Value:
-        return lambda epoch_pass: epoch_pass.figures["stalls"][name]
+    def stalled(name: str) -> _Value:
+        return lambda one: one.figures["stalls"][name]
 
     def waited_for(cause: str) -> _Value:
-        return lambda epoch_pass: epoch_pass.stalls.get(cause, 0.0)
+        return lambda one: one.stalls.get(cause, 0.0)
 
     def limited_by_computing(one: Pass) -> Cell:
-        stalls = one.figures["stalls"]
-        return _percent(stalls["steps"] - stalls["stalled"], stalls["steps"])
+        steps = one.figures["stalls"]["steps"]
+        return _percent(steps - one.figures["stalls"]["stalled"], steps)
 
-    return _by_pass(
-        "Stalls by cause",
-        passes,
-        {
-            "steps": of_stalls("steps"),
-            "stalled (steps)": of_stalls("stalled"),
-            "limited by computing (% of steps)": limited_by_computing,
-            **{f"{cause} (s)": waited_for(cause) for cause in causes_of(passes)},
-            "all stalls (s)": of_stalls("wait_s"),
-            "all stalls (% of time)": lambda epoch_pass: _percent(
-                epoch_pass.figures["stalls"]["wait_s"], epoch_pass.figures["wall_s"]
-            ),
-        },
-    )
-
-
-def _causes(run: RunFiles) -> Table | None:
-    """Explain the causes that occurred."""
-    rows = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes_of(run.passes)]
-    heads = ("cause", "the trainer waited because", "what helps")
-    return Table("What the causes mean", heads, rows) if rows else None
+    columns = {
+        "steps": stalled("steps"),
+        "stalled (steps)": stalled("stalled"),
+        "limited by computing (% of steps)": limited_by_computing,
+        **{f"{cause} (s)": waited_for(cause) for cause in causes},
+        "all stalls (s)": stalled("wait_s"),
+        "all stalls (% of time)": lambda one: _percent(
+            one.figures["stalls"]["wait_s"], one.figures["wall_s"]
+        ),
+    }
+    passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.figures.get("stalls")]
+    return _by_pass("Stalls by cause", passes, columns)
 
 
 def _processors(run: RunFiles) -> Table | None:
     """Tabulate the CPU, memory and GPU use of each phase."""
     figures = {(epoch_pass.epoch, epoch_pass.split): epoch_pass.figures for epoch_pass in run.passes}
     rows: list[dict[str, Cell]] = []
-    for phase in (run.facts.get("utilization") or {}).get("phases") or ():
+    for phase in run.phases:
         groups, wall_s = phase["groups"], phase["wall_s"]
         of_pass = figures.get((phase["epoch"], phase["split"]), {})
         cpu_s = sum(group["cpu_s"] for group in groups.values())
@@ -218,10 +213,10 @@ def _processors(run: RunFiles) -> Table | None:
         row["all (cores)"] = share(cpu_s, wall_s)
         # With several ranks, CPU covers rank 0 only but images cover all ranks.
         images = of_pass.get("samples") if run.ranks == 1 else None
-        row["CPU (ms/image)"] = _times(share(cpu_s, images), 1000)
+        row["CPU (ms/image)"] = times(share(cpu_s, images), 1000)
         row["memory (most, MB)"] = None if None in memory else sum(memory) / 1e6
         row["GPU (% busy)"] = phase["gpu_percent"]
-        row["GPU memory (most, MB)"] = _times(phase["gpu_memory_bytes_max"], 1e-6)
+        row["GPU memory (most, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
         rows.append(row)
     heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
     table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])
@@ -230,31 +225,68 @@ def _processors(run: RunFiles) -> Table | None:
 
 def _hosts(run: RunFiles) -> Table | None:
     """Tabulate the CPU use of each host's worker during training."""
-    hosts = [host for host in run.facts.get("hosts") or () if "slots" in host]
     heads = ("worker", "slots", "CPU (% of slots)", "CPU (s)")
     rows = [
         (host["host"], host["slots"], _percent(host["cpu_cores"], host["slots"]), host["cpu_s"])
-        for host in hosts
+        for host in run.facts.get("hosts") or ()
+        if "slots" in host
     ]
     return Table("CPU of workers, while training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:
     """Tabulate each item's cost: the run, its first epoch, the mean of later epochs."""
-    epochs = [epoch["usd"] for epoch in bill["epochs"]]
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
         "name": "all of it" if priced else "what has a price here",
         "usd": bill["usd"],
-        "by_epoch": epochs,
+        "by_epoch": [epoch["usd"] for epoch in bill["epochs"]],
     }
-    rows = [
-        (line["name"], line["usd"], *_first_and_later(line["by_epoch"]), line.get("how", ""))
-        for line in [*bill["lines"], total]
-    ]
+    rows: list[Sequence[Cell]] = []
+    for line in [*bill["lines"], total]:
+        first, later = line["by_epoch"][:1], line["by_epoch"][1:]
+        means = (fmean(costs) if costs else None for costs in (first, later))
+        rows.append((line["name"], line["usd"], *means, line.get("how", "")))
     heads = ("what", "the run (USD)", "first epoch (USD)", "an epoch after it (USD, mean)", "how")
     return Table("The bill", heads, rows, total=True)
 
 
-def _first_and_later(by_epoch: Sequence[float]) -> tuple[Cell, Cell]:
-    return by_epoch[0] if by_epoch else None, fmean(by_epoch[1:]) if len(by_epoch) > 1 else None
+# ----------------------------------------------------------------------------------------------- plot
+
+
+def _learning(run: RunFiles) -> Plot | None:
+    """Plot loss and accuracy over epochs, with training steps within each epoch."""
+    losses = {"training, by step": _over_steps(run, "loss")}
+    accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
+    validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]
+
+    def validation(name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
+        values = [times(epoch_pass.figures.get(name), factor) for epoch_pass in validated]
+        return [epoch_pass.epoch + 1 for epoch_pass in validated], values
+
+    if validated:
+        losses["validation"] = validation("loss")
+        accuracies["validation, top-1"] = validation("accuracy", 100.0)
+        if validated[-1].figures.get("top5_accuracy") is not None:
+            accuracies["validation, top-5"] = validation("top5_accuracy", 100.0)
+    draw = partial(draw_lines, x_label="epochs done")
+    drawings = [
+        partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
+        partial(draw, title="Accuracy", y_label="images right (%)", lines=accuracies, top=_PERCENT_TOP),
+    ]
+    caption = "Left: loss, lower is better. Right: how many images the model classifies rightly."
+    return plot_of(caption, drawings if run.passes else [], columns=2)
+
+
+def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
+    """Return a column of the training steps over epochs done, means where there are many."""
+    xs: list[float] = []
+    ys: list[float | None] = []
+    most = max(10, _POINTS // max(1, len(run.trained)))
+    for epoch, steps in sorted(run.learning.items()):
+        values = np.asarray(getattr(steps, name))
+        starts = np.arange(0, len(values), -(-len(values) // most))
+        means = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
+        xs += [epoch + (start + 1) / len(values) for start in starts.tolist()]
+        ys += [None if isnan(mean) else factor * mean for mean in means.tolist()]
+    return xs, ys

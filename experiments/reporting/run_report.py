@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.quantities import ABSENT, count
-from superdl.experiments.reporting.run_files import run_of_report
+from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
 from superdl.experiments.reporting.run_findings import findings, tiles
 
 if TYPE_CHECKING:
@@ -17,37 +18,23 @@ if TYPE_CHECKING:
     from superdl.experiments.monitoring import HostUsage, Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
 
-__all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
-
-REPORT_FORMAT = 2
-
 
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it runs.
-
-    Attributes:
-        status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.
-        executor: runs the functions; ``None`` if the loader has none.
-        loader_settings: the settings with which the training loader was opened.
-        rest: counts after the last finished pass; ``None`` if not reported.
-        epochs: passes whose figures cover all ``ranks``.
-        utilization: figures of rank 0 and the processes it started.
-        hosts: the hosts that run workers.
-    """
+    """Everything known about a run, gathered while it runs; docs/runs.md describes it."""
 
     name: str
-    status: str
-    reason: str | None
     started_at: str
-    wall_s: float
     directory: str
-    classes: tuple[str, ...]
-    train_samples: int
-    val_samples: int | None
-    epochs: tuple[EpochSummary, ...]
     spec: dict[str, Any]
     environment: dict[str, Any]
+    status: str = "running"
+    reason: str | None = None
+    wall_s: float = 0.0
+    classes: tuple[str, ...] = ()
+    train_samples: int = 0
+    val_samples: int | None = None
+    epochs: tuple[EpochSummary, ...] = ()
     notes: tuple[str, ...] = ()
     executor: str | None = None
     utilization: Utilization | None = None
@@ -62,16 +49,14 @@ class RunReport:
     hosts: tuple[HostUsage, ...] = ()
 
     @property
-    def validated(self) -> tuple[int, PassSummary] | None:
-        """The last validated epoch and its validation; None if there was none."""
-        return next(
-            ((epoch.epoch, epoch.val) for epoch in reversed(self.epochs) if epoch.val is not None), None
-        )
+    def validation(self) -> PassSummary | None:
+        """The last validation; None if there was none."""
+        return next((epoch.val for epoch in reversed(self.epochs) if epoch.val is not None), None)
 
     @property
     def val_accuracy(self) -> float | None:
         """The accuracy of the last validation; None if there was none."""
-        return None if self.validated is None else self.validated[1].accuracy
+        return None if self.validation is None else self.validation.accuracy
 
     @property
     def first_batch_s(self) -> float | None:
@@ -90,20 +75,19 @@ class RunReport:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
+        settings = {
+            name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
+            for name, value in self.loader_settings.items()
+        }
         return {
             "format": REPORT_FORMAT,
             **asdict(self),
-            "loader_settings": {name: _plain(value) for name, value in self.loader_settings.items()},
+            "loader_settings": settings,
             "val_accuracy": self.val_accuracy,
-            "val_top5_accuracy": None if self.validated is None else self.validated[1].top5_accuracy,
+            "val_top5_accuracy": None if self.validation is None else self.validation.top5_accuracy,
             "first_batch_s": self.first_batch_s,
             "images_per_s": self.images_per_s,
         }
-
-
-def _plain(value: object) -> object:
-    """Return a setting as a JSON value, and other objects as their string."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def print_report(report: RunReport, console: Console) -> None:
@@ -122,20 +106,15 @@ def print_report(report: RunReport, console: Console) -> None:
             style="dim",
             highlight=False,
         )
-    run = run_of_report(report.to_mapping())
-    sentences = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
-    sentences += [" ".join(point) for point in findings(run)]
-    notes = [f"Note: {note}" for note in report.notes]
-    hosts = [_host_line(host) for host in report.hosts]
-    for line in (*sentences, *hosts, *notes, f"Written to {report.directory}"):
+    run = RunFiles(Path(report.directory), report.to_mapping())
+    lines = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
+    lines += [" ".join(point) for point in findings(run)]
+    for host in report.hosts:
+        cores = f"{host.cpu_cores:.2f} cores for {host.slots} slots ({host.cpu_s:.1f} s)"
+        lines.append(f"CPU of the worker {host.host}: {cores}")
+    lines += [f"Note: {note}" for note in report.notes]
+    for line in (*lines, f"Written to {report.directory}"):
         say(console, line)
-
-
-def _host_line(one: HostUsage) -> str:
-    """Describe in one line the CPU use of a host's worker during training."""
-    return (
-        f"CPU of the worker {one.host}: {one.cpu_cores:.2f} cores for {one.slots} slots ({one.cpu_s:.1f} s)"
-    )
 
 
 def _cells(figures: PassSummary) -> dict[str, str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from superdl.experiments.run.batch_search import largest_batch
-from superdl.experiments.run.training_run import embedded_executor, run
+from superdl.experiments.run.training_run import run
 
-__all__ = ["embedded_executor", "largest_batch", "run"]
+__all__ = ["run"]

@@ -21,12 +21,7 @@ from superdl.experiments.run.training_run import begun, console_of_rank, images_
 from superdl.experiments.schema import apply_overrides
 from superdl.experiments.spec import load_spec, parse_spec
 from superdl.experiments.training.checkpoints import BEST, FOLDER, LAST, read_checkpoint
-from superdl.experiments.training.device import (
-    LOAD_WHOLE,
-    compute_type,
-    make_strategy,
-    synchronise,
-)
+from superdl.experiments.training.device import LOAD_WHOLE, compute_type, make_strategy, synchronise
 from superdl.experiments.training.loop import of_all_ranks
 from superdl.experiments.training.steps import Batches, HeldStep, take_step
 from superdl.super_wire.errors import ConfigError
@@ -43,9 +38,6 @@ if TYPE_CHECKING:
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["Evaluation", "evaluate", "print_evaluation"]
-
-_FILE = "evaluation.json"
 _STEPS_HELD = 20
 
 
@@ -87,7 +79,7 @@ def evaluate(
     spec = _spec_of(run, overrides)
     path = _checkpoint_of(run, checkpoint)
     with begun(spec) as (ranks, device, name), ExitStack() as stack:
-        loaded, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
+        loaded, _ = read_checkpoint(str(path), ranks, caller="evaluate")
         print_line = partial(say, console_of_rank(console))
         source = images_of(spec, ranks, print_line).val
         if source is None:
@@ -95,14 +87,20 @@ def evaluate(
                 f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
             )
         source = replace(source, classes=_classes_in(run, loaded))
-        loader = opened_loader(
-            spec, source, ranks, print_line, training=False, pin_memory=device.type == "cuda"
-        )
+        loader = opened_loader(spec, source, ranks, print_line, pin_memory=device.type == "cuda")
         stack.callback(loader.close)
-        _check_classes(loaded, loader)
+        if loaded.facts.get("digest of the classes") != digest(list(loader.classes)):
+            raise ConfigError(  # labels are indices of the model's classes
+                f"the images have {len(loader.classes)} classes, and the model tells "
+                f"{loaded.facts.get('classes')} apart, or has other names for them: give the images the "
+                "class folders of the training images"
+            )
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
-        _load(strategy, loaded, path)
+        try:
+            set_model_state_dict(strategy.evaluated, loaded.model, options=LOAD_WHOLE)
+        except RuntimeError as error:
+            raise ConfigError(f"{path} is of another model than the spec: {error}") from error
         print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
         evaluation = Evaluation(
@@ -118,7 +116,7 @@ def evaluate(
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
     if ranks.leads:
-        write_json(asdict(evaluation), run / _FILE)
+        write_json(asdict(evaluation), run / "evaluation.json")
     return evaluation
 
 
@@ -151,26 +149,9 @@ def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])
-    except (OSError, ValueError, LookupError, TypeError):  # then _check_classes compares digests
+    except (OSError, ValueError, LookupError, TypeError):  # then the digests of classes are compared
         return ()
     return tuple(classes) if known.facts.get("digest of the classes") == digest(classes) else ()
-
-
-def _check_classes(known: Checkpoint, loader: Loader) -> None:
-    """Check that images and model have the same classes: labels are their indices."""
-    if known.facts.get("digest of the classes") != digest(list(loader.classes)):
-        raise ConfigError(
-            f"the images have {len(loader.classes)} classes, and the model tells "
-            f"{known.facts.get('classes')} apart, or has other names for them: give the images the class "
-            "folders of the training images"
-        )
-
-
-def _load(strategy: Strategy, known: Checkpoint, path: Path) -> None:
-    try:
-        set_model_state_dict(strategy.evaluated, known.model, options=LOAD_WHOLE)
-    except RuntimeError as error:
-        raise ConfigError(f"{path} is of another model than the spec: {error}") from error
 
 
 def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
@@ -191,8 +172,7 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     start_s = time.perf_counter()
     with torch.inference_mode():
         while (batch := batches.next()) is not None:
-            step = take_step(strategy, batch, strategy.device, None, step=batches.step, wait_s=0.0, gpu=None)
-            held.append(step)
+            held.append(take_step(strategy, batch, None, step=batches.step, wait_s=0.0, gpu=None))
             if len(held) == _STEPS_HELD:
                 release()
     release()
@@ -203,11 +183,11 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     return figures
 
 
-def print_evaluation(found: Evaluation, console: Console) -> None:
+def print_evaluation(figures: Evaluation, console: Console) -> None:
     """Print the figures."""
-    top5 = "" if found.top5 is None else f", top-5 {found.top5:.4f}"
+    top5 = "" if figures.top5 is None else f", top-5 {figures.top5:.4f}"
     say(
         console,
-        f"top-1 {found.top1:.4f}{top5}, loss {found.loss:.4f} over {found.samples:,} images, "
-        f"{found.images_per_s:,.0f} images/s",
+        f"top-1 {figures.top1:.4f}{top5}, loss {figures.loss:.4f} over {figures.samples:,} images, "
+        f"{figures.images_per_s:,.0f} images/s",
     )

@@ -17,7 +17,7 @@ from superdl.experiments.console import say
 from superdl.experiments.data import push
 from superdl.experiments.machine import describe_environment, describe_run
 from superdl.experiments.monitoring import host_usages
-from superdl.experiments.output import now_text, write_json
+from superdl.experiments.output import RowLog, now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import EpochSummary
+    from superdl.experiments.records import EpochSummary, StepRecord
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
+    from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
     from superdl.sampler.stats import WorkerUse
-
-__all__ = ["RunState", "checkpoints_of", "digest", "facts_of", "go_on", "in_bucket"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,24 +60,18 @@ class RunState(Listener):
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
     ) -> None:
-        """Write the facts known at the start."""
+        """Write the facts known at the start, and open the logs of steps and of stalls."""
         self.spec = spec
         self.directory = directory
         self.device = device
         self.ranks = ranks
         self._prices = prices
         self._start_s = time.perf_counter()
+        self._steps, self._stalls = (RowLog(directory, self.file_name(name)) for name in ("steps", "stalls"))
         self.report = RunReport(
             name=spec.name,
-            status="running",
-            reason=None,
             started_at=now_text(),
-            wall_s=0.0,
             directory=str(directory),
-            classes=(),
-            train_samples=0,
-            val_samples=None,
-            epochs=(),
             spec=spec.to_mapping(),
             environment=describe_run(device) if ranks.leads else describe_environment(device),
             ranks=ranks.process.replicas,
@@ -97,6 +90,14 @@ class RunState(Listener):
         """Record the start of training."""
         if not self._trained_from_s:
             self._trained_from_s, self._workers = time.time(), (self.workers_now(), ())
+
+    def on_steps(self, steps: Sequence[StepRecord]) -> None:
+        """Write every step, with all its fields, as it happens."""
+        self._steps.write([asdict(step) for step in steps])
+
+    def on_stalls(self, stalls: Sequence[StalledStep]) -> None:
+        """Write the steps of a pass that waited for data."""
+        self._stalls.write([asdict(stall) for stall in stalls])
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Keep the epoch, so that a failed or killed run reports its epochs so far."""
@@ -132,6 +133,8 @@ class RunState(Listener):
 
     def end(self, console: Console, *, page: bool) -> None:
         """Write and print the final report, and a page if ``page``."""
+        self._steps.close()
+        self._stalls.close()
         report = self.report
         if report.status == "running":
             report.status = "finished"
@@ -156,7 +159,7 @@ class RunState(Listener):
         """
         output = self.spec.output
         # One process sends the files of its host.
-        if not in_bucket(output) or self.ranks.process.local_rank:
+        if not output.startswith("s3://") or self.ranks.process.local_rank:
             return
         place = f"{output.rstrip('/')}/{self.directory.name}"
         try:
@@ -169,18 +172,15 @@ class RunState(Listener):
             say(console, f"the files of the run are in {place}")
 
 
-def in_bucket(output: str) -> bool:
-    """Check whether a run's files go to S3."""
-    return output.startswith("s3://")
-
-
 def _use_of(epoch: EpochSummary) -> EpochUse:
     """Return an epoch's use for the bill; counts missing in a pass are in the next."""
     passes = [epoch_pass for _, epoch_pass in epoch.splits()]
     counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
-    return EpochUse(
-        epoch.epoch, sum(epoch_pass.wall_s for epoch_pass in passes), epoch.train.samples, counted
-    )
+    wall_s = sum(epoch_pass.wall_s for epoch_pass in passes)
+    return EpochUse(epoch.epoch, wall_s, epoch.train.samples, counted)
+
+
+# ---------------------------------------------------------------------------------- going on with a run
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
@@ -211,12 +211,8 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
     }
 
 
-def checkpoints_of(state: RunState, train: Loader, facts: Mapping[str, Any]) -> Checkpoints | None:
-    """Return the run's checkpoints, if the spec requires any.
-
-    Raises:
-        ConfigError: checkpoints are required in mid-epoch, where the loader cannot resume.
-    """
+def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Checkpoints | None:
+    """Return the run's checkpoints, if the spec requires any."""
     training = state.spec.training
     if training.checkpoint_steps is not None and not train.resumes_within_epochs:
         raise ConfigError(
@@ -249,11 +245,7 @@ def go_on(
     checkpoints: Checkpoints | None,
     console: Console,
 ) -> None:
-    """Resume ``trainer`` from the spec's checkpoint, and report it.
-
-    Raises:
-        ConfigError: the checkpoint is missing, damaged, or belongs to another training.
-    """
+    """Resume ``trainer`` from the spec's checkpoint, and report it."""
     place = str(state.spec.training.resume)
     checkpoint, path = read_checkpoint(place, state.ranks)
     checkpoint.check(facts, place)

@@ -23,10 +23,10 @@ from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of, workers_of
-from superdl.experiments.output import RowLog, new_directory
+from superdl.experiments.output import new_directory
 from superdl.experiments.places import MODEL_DIR
-from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, in_bucket
+from superdl.experiments.run.listeners import Progress, StepTimes, TensorBoardLog
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
@@ -36,7 +36,7 @@ from superdl.super_wire.redaction import counted, shown
 from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -46,28 +46,12 @@ if TYPE_CHECKING:
     from superdl.experiments.records import Listener
     from superdl.experiments.reporting.run_report import RunReport
     from superdl.experiments.spec import RecipeSpec, Spec
-    from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
     from superdl.experiments.training.ranks import Ranks
-
-__all__ = [
-    "begun",
-    "console_of_rank",
-    "embedded_executor",
-    "executor_of",
-    "images_of",
-    "opened_loader",
-    "run",
-    "shipped_steps_allowed",
-]
 
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
 _BAD_SAMPLES_NAMED = 100
-_UNPINNED = (
-    "torch computes with {} threads on this CPU, which wait for one another where cores are busy: set "
-    "training.threads to the cores that the model is to have (1 beside functions or workers on few cores)"
-)
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
@@ -86,7 +70,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     state: RunState | None = None
     try:
         with begun(spec) as (ranks, device, _):
-            place = temporary_directory() if in_bucket(spec.output) else spec.output
+            place = temporary_directory() if spec.output.startswith("s3://") else spec.output
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
@@ -110,7 +94,11 @@ def _train(state: RunState, console: Console) -> None:
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
         print_line(f"model {state.report.model}")
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
-            state.note(_UNPINNED.format(torch.get_num_threads()))
+            state.note(
+                f"torch computes with {torch.get_num_threads()} threads on this CPU, which wait for one "
+                "another where cores are busy: set training.threads to the cores that the model is to have "
+                "(1 beside functions or workers on few cores)"
+            )
             print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
@@ -132,7 +120,7 @@ def _train(state: RunState, console: Console) -> None:
             one_job=spec.loader.runs_functions,
             listeners=[monitor, *_listeners(state, print_line, stack)],
             read_gpu=lambda: monitor.last_gpu,
-            tell_stalls=_stall_log(state, stack),
+            tell_stalls=state.on_stalls,
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
@@ -141,37 +129,41 @@ def _train(state: RunState, console: Console) -> None:
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
-        _bring_best(state, checkpoints)
+        if checkpoints is not None and ranks.leads:
+            _bring_best(state, checkpoints)
 
 
-def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> tuple[Loader, Loader | None]:
+def _loaders(
+    state: RunState, stack: ExitStack, print_line: Callable[[str], None]
+) -> tuple[Loader, Loader | None]:
     """Open both splits, and record them in the report; the stack closes them."""
-    spec, ranks = state.spec, state.ranks
-    data = images_of(spec, ranks, tell)
+    spec, ranks, report = state.spec, state.ranks, state.report
+    data = images_of(spec, ranks, print_line)
     if data.note is not None:
         state.note(data.note)
-        tell(data.note)
-    functions = "" if state.report.executor is None else f", functions: {state.report.executor}"
-    tell(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
-    on_gpu = state.device.type == "cuda"
-    train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
-    # Callbacks run in reverse: note bad samples before the loader closes.
-    stack.callback(train.close)
-    stack.callback(_note_bad_samples, state, train)
-    val = None
+        print_line(data.note)
+    functions = "" if report.executor is None else f", functions: {report.executor}"
+    print_line(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
+
+    def opened(source: Source, *, training: bool) -> Loader:
+        pin_memory = state.device.type == "cuda"
+        loader = opened_loader(spec, source, ranks, print_line, training=training, pin_memory=pin_memory)
+        # Callbacks run in reverse: note bad samples before the loader closes.
+        stack.callback(loader.close)
+        stack.callback(_note_bad_samples, state, loader)
+        return loader
+
+    train, val = opened(data.train, training=True), None
     if data.val is not None:
         source = replace(data.val, classes=tuple(train.classes))
-        val = opened_loader(spec, source, ranks, tell, training=False, pin_memory=on_gpu)
-        stack.callback(val.close)
-        stack.callback(_note_bad_samples, state, val)
+        val = opened(source, training=False)
         if tuple(val.classes) != source.classes:
             raise ConfigError("the labels of data.val name classes, and those of data.train are numbers")
-    report = state.report
     report.loader_settings = dict(train.settings)
     report.classes = tuple(train.classes)
     report.train_samples = train.sample_count
     report.val_samples = None if val is None else val.sample_count
-    tell(
+    print_line(
         f"{report.train_samples:,} training images, {report.val_samples or 0:,} validation images, "
         f"{len(report.classes)} classes, device {state.device.type}"
         + (f", {ranks.process.replicas} ranks" if ranks.several else "")
@@ -189,23 +181,18 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
         state.note(f"{len(bad) - _BAD_SAMPLES_NAMED:,} more bad samples")
 
 
-def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
+def _bring_best(state: RunState, checkpoints: Checkpoints) -> None:
     """Copy the best checkpoint to ``best_to``, the best or last to the service's directory."""
-    if checkpoints is None or not state.ranks.leads:
-        return
+    best, place = checkpoints.best, state.spec.training.best_to
     if models := os.environ.get(MODEL_DIR):
-        last = checkpoints.directory / LAST
-        bring_best(checkpoints.best if checkpoints.best.is_file() else last, models, state.directory.name)
-    place = state.spec.training.best_to
-    if place is None:
-        return
-    if not checkpoints.best.is_file():
+        bring_best(best if best.is_file() else checkpoints.directory / LAST, models, state.directory.name)
+    if place is not None and best.is_file():
+        state.note(f"the best checkpoint is in {bring_best(best, place, state.directory.name)}")
+    elif place is not None:
         state.note("there is no best checkpoint to bring: no epoch that was left was validated")
-        return
-    state.note(f"the best checkpoint is in {bring_best(checkpoints.best, place, state.directory.name)}")
 
 
-def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
+def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
     """Make the model, the same on all ranks, then seed each rank differently."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
@@ -213,7 +200,7 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
         with ranks.one_of_each_host_first():
             note = load_weights(model, spec.model.weights, spec.model.weights_from)
         state.note(note)
-        tell(note)
+        print_line(note)
     if ranks.several:
         # Dropout, for example, must differ between ranks.
         torch.manual_seed(spec.seed + ranks.process.rank)
@@ -238,13 +225,11 @@ def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
     return monitor
 
 
-def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -> list[Listener]:
+def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitStack) -> list[Listener]:
     """Open all listeners that write during the run; the stack closes them."""
-    steps = StepLog(state.directory, state.file_name("steps"))
-    stack.callback(steps.close)
-    listeners: list[Listener] = [state, steps]
+    listeners: list[Listener] = [state]
     if state.spec.training.print_every is not None:
-        state.step_times = StepTimes(state.spec.training.print_every, tell)
+        state.step_times = StepTimes(state.spec.training.print_every, print_line)
         listeners.append(state.step_times)
     if not state.ranks.leads:
         return listeners
@@ -255,32 +240,46 @@ def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -
     else:
         stack.callback(events.close)
         listeners.append(events)
-    return [*listeners, Progress(tell, state.spec.epochs)]
+    return [*listeners, Progress(print_line, state.spec.epochs)]
 
 
-def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledStep]], None]:
-    """Open the log of steps that waited for data; the stack closes it."""
-    rows = RowLog(state.directory, state.file_name("stalls"))
-    stack.callback(rows.close)
-    return lambda stalls: rows.write([asdict(stall) for stall in stalls])
+# ----------------------------------------------------------------- parts of a run, for other commands too
 
 
-# -------------------------------------------------------------------------------- what is trained on
+@contextlib.contextmanager
+def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
+    """Join the other ranks as the spec says; yield the ranks, device and strategy."""
+    process = process_rank()
+    device = pick_device(spec.device, process)
+    strategy = strategy_name(spec.training.strategy, process)
+    threads = torch.get_num_threads()
+    with join_ranks(process, device, alone=strategy == "fsdp") as ranks, shipped_steps_allowed(spec.recipe):
+        torch.set_num_threads(spec.training.threads or threads)
+        try:
+            seed_everything(spec.seed)
+            yield ranks, device, strategy
+        finally:
+            torch.set_num_threads(threads)
 
 
-def images_of(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> PreparedData:
+def console_of_rank(console: Console | None) -> Console:
+    """Return the console, which prints on rank 0 only."""
+    return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
+
+
+def images_of(spec: Spec, ranks: Ranks, print_line: Callable[[str], None]) -> PreparedData:
     """Find or draw a run's images, on one rank of each host; the others wait."""
     with ranks.one_of_each_host_first():
-        return prepare_data(spec.data, tell)
+        return prepare_data(spec.data, print_line)
 
 
 def opened_loader(
     spec: Spec,
     source: Source,
     ranks: Ranks,
-    tell: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
-    training: bool,
+    training: bool = False,
     pin_memory: bool = False,
 ) -> Loader:
     """Open one split with the loader that the spec names."""
@@ -293,18 +292,14 @@ def opened_loader(
         pin_memory=pin_memory,
         rank=ranks.process.rank,
         replicas=ranks.process.replicas,
-        tell=tell,
+        print_line=print_line,
     )
     with embedded_executor(spec):
         return open_loader(request)
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor; ``None`` without functions.
-
-    Raises:
-        ConfigError: the spec names an executor, which the environment's coordinator decides.
-    """
+    """Return the name of a run's executor; ``None`` without functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -328,51 +323,10 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
     A function imports only modules in its own setting, made by its operator. For processes started by the
     run, the run is the operator.
-
-    Raises:
-        RecipeError: a custom step is not named ``module:function@version``.
     """
     shipped = shipped_modules(recipe.steps)
     listed = [os.environ.get(_STEP_MODULES), *shipped]
     return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
-
-
-@contextlib.contextmanager
-def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks as the spec says; yield the ranks, device and strategy.
-
-    Raises:
-        ConfigError: the device or the strategy is not available, or the ranks cannot be joined.
-        RecipeError: a custom step is not named ``module:function@version``.
-    """
-    process = process_rank()
-    device = pick_device(spec.device, process)
-    strategy = strategy_name(spec.training.strategy, process)
-    with (
-        join_ranks(process, device, alone=strategy == "fsdp") as ranks,
-        _torch_threads(spec.training.threads),
-        shipped_steps_allowed(spec.recipe),
-    ):
-        seed_everything(spec.seed)
-        yield ranks, device, strategy
-
-
-def console_of_rank(console: Console | None) -> Console:
-    """Return the console, which prints on rank 0 only."""
-    return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
-
-
-@contextlib.contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
-    """Use this number of torch threads in the block; None: no change."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads is not None:
-            torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import TrainingSpec
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = [
-    "BEST",
-    "FOLDER",
-    "LAST",
-    "Checkpoint",
-    "Checkpoints",
-    "bring_best",
-    "check_best_to",
-    "read_checkpoint",
-]
-
 _FORMAT = 1
 FOLDER = "checkpoints"
 LAST, BEST = "last.pt", "best.pt"
@@ -64,11 +53,7 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """Check that a run with ``facts`` can resume from it.
-
-        Raises:
-            ConfigError: it belongs to another run; the message names the differences.
-        """
+        """Check that a run with ``facts`` can resume from it."""
         differ = [
             f"{name} is {self.facts.get(name)!r} there and {value!r} here"
             for name, value in facts.items()
@@ -83,14 +68,13 @@ class Checkpoint:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one run; rank 0 has the files."""
+    """The checkpoints of one run, in a directory of rank 0, created with the first."""
 
-    def __init__(self, directory: Path, facts: Mapping[str, Any], spec_digest: str) -> None:
-        """Keep them in ``directory``, which is created with the first checkpoint."""
-        self.directory = directory
-        self.facts = dict(facts)
-        self.spec_digest = spec_digest
+    directory: Path
+    facts: dict[str, Any]
+    spec_digest: str
 
     @property
     def best(self) -> Path:
@@ -98,11 +82,7 @@ class Checkpoints:
         return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically, replacing the one of that name.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Write a checkpoint atomically, replacing the one of that name."""
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
@@ -112,11 +92,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run; False if it has none.
-
-        Raises:
-            ConfigError: it cannot be copied.
-        """
+        """Copy the best checkpoint of the resumed run; False if it has none."""
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
             return False
@@ -147,12 +123,10 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def read_checkpoint(
-    place: str, ranks: Ranks, *, asked_by: str = "training.resume"
-) -> tuple[Checkpoint, Path]:
+def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume") -> tuple[Checkpoint, Path]:
     """Read a checkpoint, a file or a run's last one, on rank 0 for all ranks.
 
-    ``asked_by`` is the prefix of error messages.
+    ``caller`` is the prefix of error messages.
 
     Raises:
         ConfigError: there is none, or it is damaged or something else.
@@ -164,15 +138,15 @@ def read_checkpoint(
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise ConfigError(
-                f"{asked_by}: there is no checkpoint at {path}: name a file, or the directory of a run "
+                f"{caller}: there is no checkpoint at {path}: name a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
         path = file
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{asked_by}: {path} cannot be read: {error.strerror}") from error
-    return _parsed(ranks.bytes_of_first(content), f"{asked_by}: {place}"), path
+            raise ConfigError(f"{caller}: {path} cannot be read: {error.strerror}") from error
+    return _parsed(ranks.bytes_of_first(content), f"{caller}: {place}"), path
 
 
 def _parsed(content: bytes, place: str) -> Checkpoint:
@@ -195,11 +169,7 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """Check that there can be a best checkpoint, and that its target is valid.
-
-    Raises:
-        ConfigError: validation is off, or the target is neither a bucket nor a directory.
-    """
+    """Check that there can be a best checkpoint, and that its target is valid."""
     place = training.best_to
     if place is None:
         return

@@ -16,11 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.nn.parallel import DistributedDataParallel
 
 from superdl.experiments.models import NormalisedNetwork
@@ -28,23 +24,6 @@ from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from superdl.experiments.training.ranks import ProcessRank, Ranks
-
-__all__ = [
-    "LOAD_WHOLE",
-    "ComputeSpan",
-    "Strategy",
-    "autocast",
-    "compute_type",
-    "load_state",
-    "make_strategy",
-    "pick_device",
-    "random_states",
-    "restore_random_states",
-    "seed_everything",
-    "strategy_name",
-    "synchronise",
-    "whole_state",
-]
 
 _CUDA_WITH_BF16 = (8, 0)
 _CUDA_WITH_FP16 = (7, 0)  # V100 and T4 have tensor cores for it, and no bfloat16
@@ -85,33 +64,24 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
     Raises:
         ConfigError: bfloat16 is requested on a GPU that only emulates it.
     """
-    if name in ("float32", "float16"):
-        return torch.float32 if name == "float32" else torch.float16
-    if name == "bfloat16":
-        if device.type == "cuda" and not _computes_in_bf16(device):
-            raise ConfigError(
-                f"{torch.cuda.get_device_name(device)} only emulates bfloat16, slower than float32; set "
-                "training.precision=auto"
-            )
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        capability = torch.cuda.get_device_capability(device)
+        native = capability >= _CUDA_WITH_BF16
+    else:
+        capability = (0, 0)
+        checks: list[Any] = [getattr(torch.cpu, check, None) for check in _CPU_INSTRUCTIONS]
+        native = any(check is not None and check() for check in checks)
+    if name == "bfloat16" and on_gpu and not native:
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, slower than float32; set "
+            "training.precision=auto"
+        )
+    if name != "auto":
+        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+    if native:
         return torch.bfloat16
-    if _computes_in_bf16(device):
-        return torch.bfloat16
-    with_fp16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CUDA_WITH_FP16
-    return torch.float16 if with_fp16 else torch.float32
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context in which operations compute in ``dtype`` where that is safe."""
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
-
-
-def _computes_in_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= _CUDA_WITH_BF16
-    checks: list[Any] = [getattr(torch.cpu, name, None) for name in _CPU_INSTRUCTIONS]
-    return any(check is not None and check() for check in checks)
+    return torch.float16 if capability >= _CUDA_WITH_FP16 else torch.float32
 
 
 def seed_everything(seed: int) -> None:
@@ -124,37 +94,25 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return the states of torch's generators by rank, Python's and NumPy's, as plain values.
+    """Return the states of torch's generators by rank; a run that is resumed with them draws the same.
 
-    A run that is resumed with them draws the same. All ranks take part.
+    All ranks take part.
     """
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # user code draws from it
-    version, internal, following = random.getstate()
     return {
         "cpu": ranks.gathered(torch.get_rng_state()),
         "cuda": ranks.gathered(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
-        "python": [version, list(internal), following],
-        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
     }
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states; return False if they are of another number of ranks.
-
-    Raises:
-        ConfigError: the states are damaged.
-    """
+    """Restore this rank's states; return False if they are of another number of ranks."""
     try:
         if len(state["cpu"]) != ranks.process.replicas:
             return False
         torch.set_rng_state(state["cpu"][ranks.process.rank])
         if device.type == "cuda" and state["cuda"] is not None:
             torch.cuda.set_rng_state(state["cuda"][ranks.process.rank], device)
-        version, internal, following = state["python"]
-        random.setstate((version, tuple(internal), following))
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002  # the same
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"training.resume: the checkpoint's random states are damaged ({type(error).__name__}: {error})"
         ) from error
@@ -174,15 +132,14 @@ class ComputeSpan:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Make a span on ``device``."""
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._events: list[torch.cuda.Event] = []
         if device.type == "cuda":
-            self._events = (_timing_event(), _timing_event())
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._start_s = self._stop_s = 0.0
 
     def __enter__(self) -> Self:
         """Start."""
-        if self._events is not None:
+        if self._events:
             self._events[0].record()
         self._start_s = time.perf_counter()
         return self
@@ -190,12 +147,12 @@ class ComputeSpan:
     def __exit__(self, *exc_info: object) -> None:
         """Stop."""
         self._stop_s = time.perf_counter()
-        if self._events is not None:
+        if self._events:
             self._events[1].record()
 
     def wait(self) -> None:
         """Wait until the device has finished this work."""
-        if self._events is not None:
+        if self._events:
             self._events[1].synchronize()
 
     @property
@@ -206,28 +163,20 @@ class ComputeSpan:
     @property
     def seconds(self) -> float:
         """Seconds that the work took on the device."""
-        if self._events is not None:
+        if self._events:
             return float(self._events[0].elapsed_time(self._events[1])) / 1000.0  # milliseconds
         return self.host_s
 
 
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
 # ------------------------------------------------------------------------------------------ strategies
 
-_SAVE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Each rank loads the whole state and keeps its part of it; rank 0 saves it from its CPU.
 LOAD_WHOLE = StateDictOptions(full_state_dict=True)
-"""Each rank loads the whole state and keeps its part of it."""
+SAVE_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def strategy_name(name: str, process: ProcessRank) -> str:
-    """Return the strategy that ``training.strategy`` names for this number of ranks.
-
-    Raises:
-        ConfigError: there are several ranks, and the strategy is ``single``.
-    """
+    """Return the strategy that ``training.strategy`` names for this number of ranks."""
     if name == "auto":
         return "ddp" if process.replicas > 1 else "single"
     if name == "single" and process.replicas > 1:
@@ -254,7 +203,9 @@ class Strategy:
 
     def computing(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
-        return autocast(self.device, self.dtype)
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def settle(self) -> None:
         """Copy buffers, such as the means of batch norm, from rank 0 to all ranks."""
@@ -288,7 +239,8 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # The wrapper only normalises images: shard the network inside.
     network = model.network if isinstance(model, NormalisedNetwork) else model
-    in_type = dtype if dtype != torch.float32 and not _has_batch_norm(network) else None
+    norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))  # noqa: SLF001  # the base of all
+    in_type = None if dtype == torch.float32 or any(True for _ in norms) else dtype
     wide = None if in_type is None else torch.float32
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP cuts contiguous ones
     for block in _blocks(network):
@@ -296,10 +248,6 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
     policy = MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide, output_dtype=wide)
     fully_shard(network, mesh=mesh, mp_policy=policy)
     return dtype if in_type is None else torch.float32
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())  # noqa: SLF001  # the base of all
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -314,21 +262,3 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
                 blocks.append(part)
                 inside.update(part.modules())
     return blocks
-
-
-def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the complete state of model and optimiser on rank 0's CPU; all ranks take part."""
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=_SAVE)
-    return of_model, dict(of_optimizer)
-
-
-def load_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    model_state: dict[str, Any],
-    optimizer_state: dict[str, Any],
-) -> None:
-    """Load the result of `whole_state`, complete on each rank."""
-    set_state_dict(
-        model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=LOAD_WHOLE
-    )

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from superdl.experiments.records import CounterLaps, EpochSummary, LoaderCounters, PassTotals, added
 from superdl.experiments.spec import TrainingSpec
 from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
 from superdl.experiments.training.device import (
+    LOAD_WHOLE,
+    SAVE_WHOLE,
     compute_type,
-    load_state,
     make_strategy,
     random_states,
     restore_random_states,
     strategy_name,
     synchronise,
-    whole_state,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
 from superdl.experiments.training.steps import Batches, HeldStep, take_step
@@ -43,18 +44,13 @@ if TYPE_CHECKING:
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
 
-__all__ = ["Trainer", "of_all_ranks"]
-
 _log = logging.getLogger(__name__)
 
+# Steps whose losses stay on the device until fetched together, in one synchronisation.
 _STEPS_HELD = 20
-"""Steps whose losses stay on the device until fetched together, in one synchronisation."""
-
-
+# Steps queued on a GPU besides the current one. With more, the loop could wait for data while the GPU still
+# has work for long, and the measured waiting would mean nothing.
 _STEPS_QUEUED = 2
-"""Steps queued on a GPU besides the current one. With more, the loop could wait for data while the GPU still
-has work for long, and the measured waiting would mean nothing.
-"""
 
 
 class Trainer:
@@ -98,6 +94,7 @@ class Trainer:
         self._listeners = listeners
         self._read_gpu = read_gpu
         self._one_job = one_job
+        self._tell_stalls = tell_stalls
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest()
         self._first_epoch = 0
@@ -110,13 +107,8 @@ class Trainer:
         self._stalls = {
             split: StallMeter(loader, process.rank, process.replicas) for split, loader in loaders.items()
         }
-        self._tell_stalls = tell_stalls
-        self._strategy = make_strategy(
-            strategy_name(self._training.strategy, process),
-            model,
-            device,
-            compute_type(self._training.precision, device),
-        )
+        name = strategy_name(self._training.strategy, process)
+        self._strategy = make_strategy(name, model, device, compute_type(self._training.precision, device))
         self._updater = Updater(
             self._strategy.model,
             optimizer,
@@ -126,28 +118,46 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train the epochs that remain, and validate at the intervals of the spec.
-
-        Raises:
-            Terminated: SIGTERM was received; the checkpoint includes the last step.
-        """
+        """Train the epochs that remain, and validate at the intervals of the spec."""
         self._stop.begin()
         summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
         self._stop.end()
         return summaries
 
-    def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line on the place.
+    def _epoch(self, epoch: int) -> EpochSummary:
+        self._strategy.model.train()
+        trained, validated = self._pass(epoch, "train", self._batches), None
+        self._strategy.settle()
+        if self._val is not None and self._validates(epoch):
+            self._strategy.evaluated.eval()
+            with torch.inference_mode():
+                validated = self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
+        self._keep_epoch(epoch, validated)
+        summary = EpochSummary(epoch, trained, validated)
+        for listener in self._listeners:
+            listener.on_epoch_end(summary)
+        return summary
 
-        Raises:
-            ConfigError: nothing is left to train, or the loader cannot resume there.
-        """
+    def _validates(self, epoch: int) -> bool:
+        every = self._training.validate_every
+        return self._val is not None and every > 0 and (epoch + 1) % every == 0
+
+    # ------------------------------------------------------------------------------------- checkpoints
+
+    def resume(self, checkpoint: Checkpoint) -> str:
+        """Resume from a checkpoint in the next `fit`, and return a line on the place."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
                 f"training.resume: all {self._epochs} epochs were trained already, and their schedule has "
                 "an end; its weights are taken by model.weights"
             )
-        load_state(self._strategy.model, self._updater.optimizer, checkpoint.model, checkpoint.optimizer)
+        set_state_dict(
+            self._strategy.model,
+            self._updater.optimizer,
+            model_state_dict=checkpoint.model,
+            optim_state_dict=checkpoint.optimizer,
+            options=LOAD_WHOLE,
+        )
         self._updater.load_state_dict(checkpoint.schedule, checkpoint.scaler)
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
@@ -167,7 +177,7 @@ class Trainer:
         """Write the state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
-        model, optimizer = whole_state(self._strategy.model, self._updater.optimizer)
+        model, optimizer = get_state_dict(self._strategy.model, self._updater.optimizer, options=SAVE_WHOLE)
         states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
             return
@@ -178,7 +188,7 @@ class Trainer:
             batches=self._batches.state_dict(over=over),
             best=self.best,
             model=model,
-            optimizer=optimizer,
+            optimizer=dict(optimizer),
             chance=states,
             **self._updater.state_dict(),
         )
@@ -217,36 +227,7 @@ class Trainer:
         self._ranks.barrier()  # else torchrun would end the rank that writes
         raise Terminated
 
-    def _validates(self, epoch: int) -> bool:
-        every = self._training.validate_every
-        return self._val is not None and every > 0 and (epoch + 1) % every == 0
-
-    def _epoch(self, epoch: int) -> EpochSummary:
-        self._strategy.model.train()
-        trained = self._pass(epoch, "train", self._batches)
-        self._strategy.settle()
-        validated = self._validate(epoch) if self._validates(epoch) else None
-        self._keep_epoch(epoch, validated)
-        summary = EpochSummary(epoch, trained, validated)
-        for listener in self._listeners:
-            listener.on_epoch_end(summary)
-        return summary
-
-    def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass: of an unfinished one and samples produced ahead.
-
-        Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
-        """
-        laps = [meter.lap() for meter in self._meters.values()]
-        answered = [lap for lap in laps if lap is not None]
-        return added(answered) if len(answered) == len(laps) else None
-
-    def _validate(self, epoch: int) -> PassSummary | None:
-        if self._val is None:
-            return None
-        self._strategy.evaluated.eval()
-        with torch.inference_mode():
-            return self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
+    # --------------------------------------------------------------------------------------- one pass
 
     def _pass(self, epoch: int, split: str, batches: Batches) -> PassSummary:
         """Run over the batches of an epoch."""
@@ -259,20 +240,18 @@ class Trainer:
         batches.begin()
         try:
             while (batch := batches.next()) is not None:
-                held.append(
-                    take_step(
-                        self._strategy,
-                        batch,
-                        self._device,
-                        self._updater if split == "train" else None,
-                        step=batches.step - 1,
-                        wait_s=time.perf_counter() - step_start_s,
-                        gpu=self._read_gpu(),
-                    )
+                step = take_step(
+                    self._strategy,
+                    batch,
+                    self._updater if split == "train" else None,
+                    step=batches.step - 1,
+                    wait_s=time.perf_counter() - step_start_s,
+                    gpu=self._read_gpu(),
                 )
+                held.append(step)
                 if len(held) > _STEPS_QUEUED:
                     held[-1 - _STEPS_QUEUED].span.wait()
-                held[-1].known["total_s"] = time.perf_counter() - step_start_s
+                step.known["total_s"] = time.perf_counter() - step_start_s
                 if len(held) == most_held:
                     self._release(epoch, split, held, totals)
                 self._after_step(epoch, split, batches)
@@ -319,6 +298,15 @@ class Trainer:
         self._tell_stalls(stalled_steps)
         return totals.summary(wall_s, job, stalls)
 
+    def rest(self) -> LoaderCounters | None:
+        """Return the counts since the last pass: of an unfinished one and samples produced ahead.
+
+        Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
+        """
+        laps = [meter.lap() for meter in self._meters.values()]
+        answered = [lap for lap in laps if lap is not None]
+        return added(answered) if len(answered) == len(laps) else None
+
 
 _SUMMED = ("samples", "hits", "misses", "straight", "size_bytes", "loss", "correct", "correct5")
 _MEANS = ("wait_s", "read_s", "compute_s")
@@ -330,9 +318,8 @@ def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
     The first batch is the latest one; batches are this rank's, since all have the same number.
     """
     own = asdict(totals)
-    sums = dict(
-        zip((*_SUMMED, *_MEANS), ranks.sums([own[name] for name in (*_SUMMED, *_MEANS)]), strict=True)
-    )
+    names = (*_SUMMED, *_MEANS)
+    sums = dict(zip(names, ranks.sums([own[name] for name in names]), strict=True))
     whole: dict[str, Any] = {name: type(own[name])(sums[name]) for name in _SUMMED}
     whole |= {name: sums[name] / ranks.process.replicas for name in _MEANS}
     first, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])

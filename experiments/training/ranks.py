@@ -3,9 +3,9 @@
 `torchrun` or the launcher starts them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. All communication is
 collectives of plain tensors, so that nothing from another process is unpickled.
 
-The rank that fails first stores its reason in torch's store. A thread of each other rank polls the store,
-over a separate connection, and ends a process that waits in vain. On SIGTERM, which clusters send before
-taking a machine, all ranks stop after the same step.
+The rank that fails first stores its reason in torch's store, where the others, whose collectives break, find
+it; torchrun ends those that still wait. On SIGTERM, which clusters send before taking a machine, all ranks
+stop after the same step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are
 
 from superdl.super_wire.errors import ConfigError, SuperError
 
@@ -29,19 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
-__all__ = [
-    "FailureWatch",
-    "OtherRankError",
-    "ProcessRank",
-    "Ranks",
-    "StopRequest",
-    "Terminated",
-    "join_ranks",
-    "process_rank",
-]
-
+# Limit for one collective: a rank may be writing a data set, or warming a cache, while others wait.
 _GROUP_TIMEOUT = timedelta(minutes=30)
-"""Limit for one collective: a rank may be writing a data set, or warming a cache, while others wait."""
+_STORE_TIMEOUT = timedelta(seconds=20)
+_FAILURE = "failure"
 
 
 class OtherRankError(SuperError):
@@ -76,10 +66,9 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 class Ranks:
-    """Collectives among the ranks, for one of them; free for a process alone."""
+    """Collectives among the ranks, for one of them; free for a process alone. See `join_ranks`."""
 
     def __init__(self, process: ProcessRank) -> None:
-        """Wrap a process; use :func:`join_ranks`."""
         self.process = process
 
     @property
@@ -150,45 +139,28 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def join_ranks(
-    process: ProcessRank, device: torch.device, *, alone: bool = False, group: str = ""
-) -> Iterator[Ranks]:
+def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
-    A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`. A
-    process that waits in a collective for the failed rank is ended.
-
-    Args:
-        process: this one.
-        device: the device it computes on.
-        alone: make a group for a single process too; FSDP needs one.
-        group: a name, for a group of processes started by ranks; they meet through the ranks' store.
+    A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`.
+    ``alone`` makes a group for a single process too; FSDP needs one.
 
     Raises:
         ConfigError: the group cannot be made.
         OtherRankError: another rank failed first.
     """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if process.replicas == 1:
-        if not alone:
-            yield Ranks(process)
-            return
-        # A store in memory needs no port.
-        dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
+        if alone:  # a store in memory needs no port
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         try:
             yield Ranks(process)
         finally:
-            dist.destroy_process_group()
+            if alone:
+                dist.destroy_process_group()
         return
-    watch = FailureWatch(process.rank, group)
     try:
-        dist.init_process_group(
-            _backend(device),
-            timeout=_GROUP_TIMEOUT,
-            store=_store_of(group) if group else None,
-            rank=process.rank if group else -1,  # else from the environment
-            world_size=process.replicas if group else -1,
-        )
-        watch.start()
+        dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
@@ -198,102 +170,35 @@ def join_ranks(
         yield Ranks(process)
         dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
     except BaseException as error:
-        # torchrun interrupts the other ranks after a failure.
-        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        first = watch.tell(reason) if isinstance(error, Exception) else watch.told()
+        # torchrun interrupts the other ranks after a failure: that is no reason of theirs.
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ") if isinstance(error, Exception) else ""
+        first = _first_failure(process.rank, reason)
         if first is not None:
             raise OtherRankError(first) from error
         raise
-    finally:
-        watch.stop()
 
 
-def _backend(device: torch.device) -> str:
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
-# ------------------------------------------------------------------------------------ ending together
-
-_KEY = "failure"
-_LOOK_EVERY_S = 1.0
-_GRACE_S = 10.0
-"""Time for a rank to fail on its own, since its collective has broken, and to write its report."""
-_STORE_TIMEOUT = timedelta(seconds=20)
-_EXIT_CODE = 1
-
-
-def _store_of(group: str) -> Store:
-    """Connect to the ranks' store separately, with a key prefix for the group."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-    # After a restart by torchrun, earlier failures must not count.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
-
-
-class FailureWatch:
-    """A thread that watches for another rank's failure."""
-
-    def __init__(self, rank: int, group: str = "") -> None:
-        """Prepare to watch for ``rank`` of a ``group``; it connects when started."""
-        self._rank = rank
-        self._group = group
-        self._stopped = threading.Event()
-        self._store: Store | None = None
-        self._thread = threading.Thread(target=self._run, name="superdl-ranks", daemon=True)
-
-    def start(self) -> None:
-        """Start watching; the group must exist, and so its store."""
-        self._store = _store_of(self._group)
-        self._thread.start()
-
-    def tell(self, reason: str) -> str | None:
-        """Report that this rank failed; return None if it is the first, else the first's reason."""
-        mine = f"rank {self._rank} failed: {reason}"
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the store ended with rank 0
-                # Only the first rank sets the key; the others then read its reason.
-                self._store.compare_set(_KEY, "", mine)
-        first = self.told()
-        return None if first == mine else first
-
-    def told(self) -> str | None:
-        """Return the first failed rank's reason; None without one, or without the store."""
-        with contextlib.suppress(RuntimeError):
-            return self._failure()
-        return None
-
-    def _failure(self) -> str | None:
-        if self._store is None or not self._store.check([_KEY]):
-            return None
-        return bytes(self._store.get(_KEY)).decode()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        reason = None
-        while reason is None:
-            if self._stopped.wait(_LOOK_EVERY_S):
-                return
-            try:
-                reason = self._failure()
-            except RuntimeError as error:
-                reason = f"the store of the ranks has gone ({error})"
-        if not self._stopped.wait(_GRACE_S):
-            sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
-            sys.stderr.flush()
-            os._exit(_EXIT_CODE)  # nothing interrupts the main thread's collective
+def _first_failure(rank: int, reason: str) -> str | None:
+    """Store this rank's ``reason``, if it has any; return that of another rank which failed first."""
+    mine = f"rank {rank} failed: {reason}"
+    with contextlib.suppress(RuntimeError):  # the store has ended with its rank
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        # After a restart by torchrun, earlier failures must not count.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        failures = PrefixStore(f"superdl/{attempt}", store)
+        if reason:
+            failures.compare_set(_FAILURE, "", mine)  # only the first rank sets the key
+        if failures.check([_FAILURE]):
+            first = bytes(failures.get(_FAILURE)).decode()
+            return None if first == mine else first
+    return None
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM was received."""
 
     def __init__(self) -> None:
-        """Set the message."""
         super().__init__("the process was asked to end (SIGTERM)")
 
 
@@ -307,12 +212,10 @@ class StopRequest:
     def __init__(self, *, several: bool = False) -> None:
         """Start without a request, on a single rank or one of ``several``."""
         self._several = several
-        self._training = False
-        self._asked = False
+        self._training = self._requested = False
         self._flag = torch.zeros(1)
         self._pending: Any = None
         self._before: Any = None
-        self._child_before: Any = None
 
     def __enter__(self) -> Self:
         """Install the handler, if in the main thread; other threads cannot handle signals."""
@@ -321,21 +224,15 @@ class StopRequest:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Restore the previous handlers."""
+        """Restore the previous handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
-        if self._child_before is not None:
-            signal.signal(signal.SIGCHLD, self._child_before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         if not self._training:
             raise Terminated
-        self._asked = True
-        # A worker killed by the same signal must not raise, by torch's handler, in the last step or while its
-        # checkpoint is written; a batch that can no longer come still raises when it is waited for.
-        if self._child_before is None:
-            self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._requested = True
 
     def begin(self) -> None:
         """Begin training: from now on SIGTERM stops after a step."""
@@ -354,12 +251,12 @@ class StopRequest:
         With several ranks it is the answer to the previous step's request, which has arrived meanwhile.
         """
         if not self._several:
-            return self._asked
+            return self._requested
         if self._pending is not None:
             self._pending.wait()
             if self._flag.item() > 0:
                 self._pending = None
                 return True
-        self._flag.fill_(float(self._asked))
+        self._flag.fill_(float(self._requested))
         self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
         return False

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.loaders.workers import starting_workers
+from superdl.experiments.loaders.decoding import starting_workers
 from superdl.experiments.records import StepRecord
 from superdl.experiments.training.device import ComputeSpan
 from superdl.super_wire.errors import ConfigError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
     from superdl.experiments.training.updates import Updater
-
-__all__ = ["Batches", "HeldStep", "correct_within", "take_step"]
 
 _TOP = 5
 _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
@@ -54,7 +52,6 @@ class HeldStep:
 def take_step(
     strategy: Strategy,
     batch: Batch,
-    device: torch.device,
     updater: Updater | None,
     *,
     step: int,
@@ -65,7 +62,7 @@ def take_step(
 
     On CUDA everything here is only queued.
     """
-    images, labels, figures = batch
+    (images, labels, figures), device = batch, strategy.device
     model = strategy.evaluated if updater is None else strategy.model
     lr, applied = None if updater is None else updater.lr, True
     with ComputeSpan(device) as span:
@@ -114,15 +111,15 @@ def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
 
 
 class Batches:
-    """The steps of an epoch over one loader, and the current position."""
+    """The steps of an epoch over one loader, and the current position.
+
+    ``steps`` restarts the loader as needed; None: an epoch is one pass. ``passes`` of it count as done.
+    """
 
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
     ) -> None:
-        """Agree with the other ranks on the number of steps: ``steps``, else the smallest.
-
-        ``passes`` of the loader count as done.
-        """
+        # All ranks take as many steps: ``steps``, else the smallest number. ``passes`` count as done.
         self._loader = loader
         self._split = split
         self._again = steps is not None
@@ -165,11 +162,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next batch; None after the last, which is earlier if some were left out.
-
-        Raises:
-            ConfigError: the loader ended before its length, or without any batch.
-        """
+        """Return the next batch; None after the last, which is earlier if some were left out."""
         if self.step == self.steps:
             return None
         batch = self._begin() if self._iterator is None else next(self._iterator, None)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from superdl.experiments.spec import OptimizerSpec
 
-__all__ = ["Updater", "learning_rate_factor"]
-
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
     """Return the factor on ``spec.lr`` at a step from 0: linear warm-up, then schedule.
@@ -48,7 +46,12 @@ class Updater:
 
         ``scaled_on`` is the device type whose float16 needs scaled losses; None: no scaling.
         """
-        self.optimizer = _optimizer(model, spec)
+        common: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(model.parameters(), momentum=spec.momentum, nesterov=spec.nesterov, **common)
+            if spec.name == "sgd"
+            else torch.optim.AdamW(model.parameters(), **common)
+        )
         total = epochs * epoch_steps
         self._schedule: LRScheduler
         if spec.schedule == "one_cycle":  # cycles AdamW's momentum; SGD's is set by the spec
@@ -91,15 +94,3 @@ class Updater:
         self._schedule.load_state_dict(dict(schedule))
         if scaler and self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(scaler))
-
-
-def _optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    if spec.name == "sgd":
-        return torch.optim.SGD(
-            model.parameters(),
-            spec.lr,
-            momentum=spec.momentum,
-            nesterov=spec.nesterov,
-            weight_decay=spec.weight_decay,
-        )
-    return torch.optim.AdamW(model.parameters(), spec.lr, weight_decay=spec.weight_decay)

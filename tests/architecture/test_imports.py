@@ -122,9 +122,9 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("experiments/models.py", "safetensors"): "reads weights of that form, and needs [timm]",
     ("experiments/monitoring/readings.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/page.py", "matplotlib"): "draws the plots of reports, and needs [train]",
-    ("experiments/loaders/streaming_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
-    ("experiments/loaders/streaming_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
-    ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
+    ("experiments/loaders/shard_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
+    ("experiments/loaders/shard_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
+    ("experiments/loaders/shard_loaders.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/making.py", "sklearn"): "its wheel carries the digits that make run trains on",
     (
         "experiments/run/listeners.py",

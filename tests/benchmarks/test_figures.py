@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import function, read, store, train
-from benchmarks.function import BARE, S3, FunctionFigures
+from benchmarks import read, train
 from benchmarks.harness.arm import Lap
 from benchmarks.harness.image_sets import Loading
 from benchmarks.harness.results import Run
-from benchmarks.loaders.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
+from benchmarks.loaders.contenders import PILLOW, SOCKET, SUPER
 from benchmarks.train import Alone
 
 ARM = Lap(
@@ -49,11 +48,6 @@ def test_read_tells_medians_in_milliseconds_per_image():
     assert all(column.cell(row) for column in read.COLUMNS)
 
 
-def test_read_counts_the_opening_of_a_loader_where_its_first_epoch_is_measured():
-    (row,) = read.rows_of([reading(SUPER, 0, replace(ARM, opening_s=2.0), "first")])
-    assert (row["images_per_s"], row["first_batch_ms"]) == pytest.approx((250, 2100))
-
-
 def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_main_process():
     cpu_s = {
         (PILLOW, 0): 3.0, (SOCKET, 0): 0.04, (SUPER, 0): 0.05, (PILLOW, 2): 2.8, (SUPER, 2): 0.1,
@@ -66,22 +60,6 @@ def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_mai
     assert rows[SUPER, 1]["times_less_than_pillow"] is None  # there is none with one worker
     assert [rows[SUPER, 2][name] for name in ratios] == pytest.approx([28, 2.5])
     assert rows[PILLOW, 0]["times_less_than_pillow"] == 1
-
-
-def test_read_tells_the_share_of_the_fastest_webdataset_in_the_same_epoch():
-    arms = [
-        (contender, workers, epoch)
-        for contender, workers in ((WEBDATASET, 0), (WEBDATASET, 2), (SUPER_LOADER, 0))
-        for epoch in read.EPOCHS[read.SHARDS]
-    ]
-    walls_s = (4.0, 4.0, 1.0, 2.0, 2.0, 0.1)
-    runs = [
-        reading(contender, workers, replace(ARM, wall_s=wall_s), epoch)
-        for (contender, workers, epoch), wall_s in zip(arms, walls_s, strict=True)
-    ]
-    shares = [row["share_of_webdataset"] for row in read.rows_of(runs)]
-    assert shares == pytest.approx([0.25, 0.5, 1, 1, 0.5, 20])
-    assert [row["share_of_webdataset"] for row in read.rows_of(runs[4:])] == [None, None]
 
 
 def trained(contender: str, *epochs: Lap) -> list[Run[Lap]]:
@@ -111,47 +89,3 @@ def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
     # More cores for functions raise the bound, until computing is it.
     assert [alone.gain_bound(4.2, 3.0 / cores) for cores in (1, 2, 4)] == pytest.approx([1.4, 2.8, 4.2])
     assert alone.decode_to_compute == 3
-
-
-def test_train_compares_losses_step_by_step():
-    same, other = (trained(PILLOW, EPOCH, replace(EPOCH, losses=losses)) for losses in ([2, 1], [2, 1.25]))
-    assert train.loss_difference([*same, *same]) == 0
-    assert train.loss_difference([*same, *other]) == 0.25
-
-
-def test_function_tells_its_share_of_the_bare_loop_and_what_fetch_and_push_leave_to_decoding():
-    runs = [
-        Run({"images": "photos", "cores": 1, "way": way}, 1, FunctionFigures(1000, wall_s, cpu_s, 0.2, 0.1))
-        for way, wall_s, cpu_s in ((BARE, 1.0, 1.0), (S3, 2.0, 1.25))
-    ]
-    bare, measured = function.rows_of(runs)
-    assert (measured["images_per_s"], measured["share_of_bare"]) == (500, 0.5)
-    assert (measured["cpu_ms_per_image"], measured["cpu_share_of_bare"]) == pytest.approx((1.25, 0.8))
-    assert measured["decode_cpu_ms_per_image"] == pytest.approx(0.95)
-    assert bare["share_of_bare"] is bare["cpu_share_of_bare"] is None
-
-
-def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop():
-    ours, loop = (
-        [{"images_per_s": speed, "cpu_ms": cpu_ms} for speed, cpu_ms in epochs]
-        for epochs in (((1, 9), (6, 3), (8, 1), (10, 2)), ((1, 9), (16, 1)))
-    )
-    rows = list(store.rows_of([("SUPER", ours), ("not installed", []), ("bare preadv and hash", loop)]))
-    assert [(row["arm"], row["epochs"]) for row in rows] == [
-        ("SUPER", "first"), ("SUPER", "later"), ("not installed", "first"),
-        ("bare preadv and hash", "first"), ("bare preadv and hash", "later"),
-    ]  # fmt: skip
-    assert (rows[1]["images_per_s"], rows[1]["cpu_ms"]) == (8, 2)
-    assert (rows[1]["speed_of_bare"], rows[1]["cpu_times_bare"]) == (0.5, 2)
-    assert (rows[0]["cpu_times_bare"], rows[4]["cpu_times_bare"]) == (9, 1)
-    assert rows[2]["images_per_s"] is rows[2]["speed_of_bare"] is rows[1]["decodes"] is None
-
-
-def test_store_tells_the_figures_of_an_epoch_for_each_image_and_leaves_out_what_was_not_used():
-    lap = replace(ARM, produced=500, store_requests=10, disk_bytes=4_000_000)
-    assert store.epoch_figures(lap) == pytest.approx(
-        {"images_per_s": 500, "decodes": 0.5, "gets": 0.01, "disk_kb": 4, "first_batch_ms": 100}
-        | {"cpu_ms": 0.1, "cpu_of_all_ms": 0.19}
-    )
-    alone = store.epoch_figures(replace(ARM, coordinator_cpu_s=0.0))
-    assert alone["decodes"] is alone["gets"] is alone["disk_kb"] is None

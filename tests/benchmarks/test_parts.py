@@ -1,80 +1,30 @@
-"""What benchmarks are made of: CPU clocks, child processes, orders, reports."""
+"""What benchmarks are made of: contenders, orders, arms, reports."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import os
-import subprocess
-import sys
-import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks.harness.processes import (
-    BenchmarkError,
-    children_cpu_s,
-    descendants_cpu_s,
-    held_to,
-    process_cpu_s,
-    run_child,
-)
+from benchmarks.harness.arm import ArmSpec, checksum, drop_pages, measure_arm
+from benchmarks.harness.image_sets import Loading
+from benchmarks.harness.processes import held_to
 from benchmarks.harness.results import BenchmarkReport, Column, measured, print_report
-from benchmarks.loaders.loading import PlannedOrder
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, RAM, convert_once
+from benchmarks.loaders.opening import PlannedOrder, open_in_planned_order
+from benchmarks.train import TrainerSpec, warmed
 from superdl.coordinator.core import Plan
-
-BURN_S = 0.05
-BURNER = f"""
-import sys, time
-while time.process_time() < {BURN_S}:
-    pass
-print("burnt", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
-    before = time.process_time()
-    assert before <= process_cpu_s(os.getpid()) <= time.process_time()
-    with subprocess.Popen(
-        [sys.executable, "-c", BURNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout.readline() == b"burnt\n"
-        assert process_cpu_s(child.pid) >= BURN_S
-        assert descendants_cpu_s(os.getpid()) >= BURN_S
-        alive = children_cpu_s()
-        child.communicate()
-    # The clock of the ended is coarser where the system counts in ticks.
-    assert children_cpu_s() >= alive - 0.02
-    for clock in (process_cpu_s, descendants_cpu_s):
-        with pytest.raises(ProcessLookupError):
-            clock(child.pid)
-
-
-def test_a_thread_is_held_to_cores_until_the_block_ends():
-    before = os.sched_getaffinity(0)
-    with held_to([min(before)]):
-        assert os.sched_getaffinity(0) == {min(before)}
-    assert os.sched_getaffinity(0) == before
-
-
-def speak(number: int) -> tuple[int, str]:
-    if number < 0:
-        raise LookupError("below zero")
-    sys.stdout.write("words of a loader\n")
-    return os.getpid(), os.environ["SUPER_BENCH_TEST"]
-
-
-def test_a_child_is_a_process_of_its_own_whose_words_are_not_the_reports(capfd):
-    environment = {"SUPER_BENCH_TEST": "here"}
-    pid, value = run_child(speak, 1, name="speaking", environment=environment)
-    assert pid != os.getpid()
-    assert value == "here"
-    assert "SUPER_BENCH_TEST" not in os.environ
-    assert capfd.readouterr().out == ""
-    with pytest.raises(BenchmarkError, match="speaking failed: LookupError: .*below zero"):
-        run_child(speak, -1, name="speaking", environment=environment)
+from superdl.super_wire.record import payload_hash
+from superdl.super_wire.store import DirectoryStore
+from tests.fixtures.images import images, write_images
+from tests.super_dataset.stored_batches import images as arrays_of
+from tests.super_dataset.stored_batches import packed, ref_of
 
 
 def test_the_planned_order_is_the_plans_epoch_by_epoch():
@@ -121,3 +71,81 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert content["environment"]["packages"]["no-such-package"] is None
     assert content["rows"][0]["cpu_ms"] == 0.12345
     assert content["settings"] == {"rounds": 1, "images_of": "a"}
+
+
+COUNT, SIDE = 21, 24
+
+
+@pytest.fixture
+def loading(tmp_path):
+    directory = write_images(tmp_path / "set" / "train", COUNT)
+    return Loading("set", str(directory), COUNT, SIDE, SIDE, batch_size=8)
+
+
+def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
+    """Images and checksum of one epoch."""
+    contender = CONTENDERS[name].open(loading)
+    try:
+        batches = list(contender)
+    finally:
+        contender.close()
+    return sum(len(labels) for _, labels in batches), sum(checksum(*batch) for batch in batches)
+
+
+def test_the_array_holds_what_pillow_decodes(loading):
+    said: list[str] = []
+    for _ in range(2):
+        convert_once(RAM, loading, said.append)
+    assert len(said) == 1
+    assert [path.name for path in loading.format_directory("array").parent.iterdir()] == ["array"]
+    expected = epoch_of(PILLOW, loading)
+    assert expected[0] == COUNT
+    assert epoch_of(RAM, loading) == expected
+    assert epoch_of(RAM, replace(loading, num_workers=1)) == expected
+
+
+def test_the_checksum_tells_labels_that_were_exchanged(loading):
+    contender = CONTENDERS[PILLOW].open(loading)
+    images, labels = next(iter(contender))
+    assert checksum(images, labels) != checksum(images, labels.flip(0))
+    assert checksum(images, labels) == checksum(images.flip(0), labels.flip(0))
+
+
+__all__ = ["images"]
+
+COUNT, EPOCHS = 11, 2
+
+
+@pytest.fixture(params=[8, 160], ids=["small records", "records on pages"])
+def store(request, tmp_path):
+    """A store, and the sum of its payloads' hashes."""
+    made, arrays = DirectoryStore.open(tmp_path / "store", create=True), arrays_of(COUNT, request.param)
+    packed(made, ref_of(COUNT, "redis://x"), arrays)
+    return made.address, sum(payload_hash(array.tobytes()) for array in arrays)
+
+
+def test_an_arm_trains_on_each_batch_and_tells_steps_losses_and_waiting(images):
+    loading = Loading("images", str(images), 150, 32, 32, batch_size=60)
+    spec = TrainerSpec(loading, 2, min(os.sched_getaffinity(0)))
+    arm = ArmSpec(open_in_planned_order, loading, [1, 1], checked=True, trainer=partial(warmed, spec))
+    with held_to(sorted(os.sched_getaffinity(0))):  # the trainer holds this process to a core
+        laps = measure_arm(arm)
+    assert [(lap.images, lap.steps, len(lap.losses)) for lap in laps] == [(150, 3, 3)] * 2
+    assert all(0 < lap.wait_s < lap.wall_s for lap in laps)
+    assert laps[0].losses != laps[1].losses
+    assert laps[0].checksum == laps[1].checksum > 0
+
+
+def test_dropped_pages_are_read_from_the_disk_again(store):
+    address, _ = store
+    pack = next(Path(address, "packs").iterdir())
+    content = pack.read_bytes()
+    drop_pages(address)
+    with pack.open("rb") as file:
+        try:
+            assert os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+            pytest.skip("this filesystem keeps files in memory")
+        except BlockingIOError:
+            assert file.read() == content
+        except OSError:
+            pytest.skip("this filesystem cannot tell what memory holds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 
 import pytest
 import torch
@@ -43,33 +42,6 @@ def test_models_take_uint8_in_either_layout_and_have_their_size(name, side, para
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
-def test_images_are_normalised_as_torchvision_does_it():
-    from torchvision.transforms.functional import normalize
-
-    model = build_model("vit_mini", 5, CPU, side=16).eval()
-    images = random_images(16, 3)
-    normalised = normalize(images.float() / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    torch.testing.assert_close(model(images), model.network(normalised))
-
-
-def test_what_cannot_be_made_is_named(monkeypatch):
-    with pytest.raises(ConfigError, match="the data has 1 class"):
-        build_model("small_cnn", 1, CPU)
-    with pytest.raises(
-        ConfigError, match=r"patches of 8 pixels: set recipe\.crop to a multiple of it, not 60"
-    ):
-        build_model("vit_mini", 10, CPU, side=60)
-    with pytest.raises(ConfigError, match="made for images of 32 x 32 pixels .* got 40 x 40"):
-        build_model("vit_mini", 10, CPU, side=32)(random_images(40))
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    with pytest.raises(ConfigError, match=r"pip install 'superdl\[vision\]'"):
-        build_model("resnet18", 10, CPU)
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"timm:resnet18 is timm's, .* pip install 'superdl\[timm\]'"):
-        build_model("timm:resnet18", 10, CPU)
-
-
 # ----------------------------------------------------------------------------------- pretrained weights
 
 
@@ -101,42 +73,6 @@ def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
     torch.save(older if nested is None else {nested: saved.state_dict()}, tmp_path / "weights.pt")
     assert load_weights(model, str(tmp_path / "weights.pt")) == f"weights of {tmp_path / 'weights.pt'}"
     assert same(model, saved)
-
-
-def test_safetensors_load_and_who_lacks_them_learns_where_to_get_them(tmp_path, monkeypatch):
-    safetensors = pytest.importorskip("safetensors.torch")
-    path = tmp_path / "model.safetensors"
-    saved, model = model_of(1, 1000), model_of(2)
-    safetensors.save_file(contiguous(saved.network), path)
-    assert "but for the classifier (fc.weight, fc.bias)" in load_weights(model, str(path))
-    assert same(model, saved, but="fc.")
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match="nor safetensors by its name"):
-        load_weights(model, str(path))
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'superdl\[timm\]'"):
-        load_weights(model, str(path))
-    with pytest.raises(ConfigError, match=r"absent; get it at https://host/file, or set model\.weights=null"):
-        load_weights(model, str(tmp_path / "absent"), "https://host/file")
-
-
-def test_models_of_timm_have_their_own_normalisation_and_classifier(tmp_path):
-    pytest.importorskip("timm")
-    safetensors = pytest.importorskip("safetensors.torch")
-    name = "timm:vit_tiny_patch16_224"
-    model = model_of(1, name=name, side=32).eval()
-    images = random_images(32)
-    torch.testing.assert_close(model(images), model.network(images.float() / 127.5 - 1))
-    with pytest.raises(ConfigError, match="made for images of 32 x 32 pixels .* got 40 x 40"):
-        model(random_images(40))
-    published = model_of(2, 1000, name, side=32)
-    path = tmp_path / "model.safetensors"
-    safetensors.save_file(contiguous(published.network), path)
-    assert "but for the classifier (head.weight, head.bias)" in load_weights(model, str(path))
-    assert same(model, published, but="head.")
-    assert model_of(1, name="timm:resnet18", side=40)(random_images(40)).shape == (2, 5)
-    with pytest.raises(ConfigError, match="has no model vit_tiny_patch17; close to it: .*vit_tiny"):
-        build_model("timm:vit_tiny_patch17", 5, CPU)
 
 
 @pytest.mark.parametrize(

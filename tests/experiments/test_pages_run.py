@@ -40,6 +40,7 @@ CHANGED = {
     "runs/resnet50_heterogeneous-ALONE": "$(ls -d runs/* | head -1)",
     "runs/resnet50_heterogeneous-ADDED": "$(ls -d runs/* | tail -1)",
     "superdl compare": "superdl compare --warmup-epochs 0",
+    "superdl run vit_cifar10 --find-batch-size": "true",  # it needs a GPU
 }
 SHRUNK = {
     "resnet18_ddp_finetune": "recipe.resize=36 recipe.crop=32",

@@ -1,11 +1,24 @@
-"""What a job's container names is where a run reads and writes, unless the spec names places itself."""
+"""Where a run writes and on what it runs: places of a job, files, machine and commit."""
 
 from __future__ import annotations
 
-import pytest
+import getpass
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
 
+import pytest
+import torch
+
+from superdl.experiments.machine import commit_of, describe_run
+from superdl.experiments.output import RowLog, new_directory, strict_json
 from superdl.experiments.places import placed
 from superdl.experiments.spec import load_spec
+from superdl.super_wire.errors import ConfigError
 
 
 def test_channels_are_the_data_of_a_spec_that_names_none():
@@ -38,3 +51,66 @@ def test_a_job_that_was_taken_its_machine_goes_on_from_its_newest_run(tmp_path, 
     found = placed(load_spec("digits"), {"SM_CHECKPOINT_DIR": str(tmp_path), "SM_OUTPUT_DATA_DIR": "/out"})
     assert (found.output, found.training.checkpoint_every) == (str(tmp_path), 1)
     assert found.training.resume == (str(tmp_path / "digits-20260301-000000") if earlier else None)
+
+
+def test_rows_are_there_before_the_log_is_closed(tmp_path):
+    log = RowLog(tmp_path, "steps")
+    log.write([{"step": 0, "loss": 0.1}])
+    log.write([])
+    log.write([{"step": 1, "loss": math.nan}, {"step": 2, "loss": 1e-300}])
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text("utf-8").splitlines()]
+    log.close()
+    assert lines == [{"step": 0, "loss": 0.1}, {"step": 1, "loss": None}, {"step": 2, "loss": 1e-300}]
+
+
+def test_numbers_that_are_not_finite_become_null():
+    text = strict_json({"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "nan", "e": None})
+    assert text == '{"a": [null, 1.5, [null]], "b": {"c": null}, "d": "nan", "e": null}'
+
+
+def test_each_run_has_a_directory_of_its_own(tmp_path):
+    assert len({new_directory(tmp_path, "name") for _ in range(3)}) == 3
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="set output to a directory that you may write"):
+        new_directory(tmp_path / "file", "name")
+
+
+def test_it_names_versions_and_hardware_and_nobody():
+    known = describe_run(torch.device("cpu"))
+    assert known["python"] == platform.python_version()
+    assert known["packages"]["torch"] == torch.__version__
+    assert known["packages"]["superdl"]
+    assert known["hardware"]["logical_cores"] == os.cpu_count()
+    assert known["hardware"]["memory_bytes"] > 1 << 28
+    assert len(known["hardware"]["gpus"]) == torch.cuda.device_count()
+    text = json.dumps(known)
+    assert f"{Path.home()}/" not in text
+    for name in (platform.node(), getpass.getuser()):
+        if len(name) > 4:  # shorter ones are parts of words
+            assert name not in text
+
+
+def git(directory, *words):
+    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false")
+    command = [shutil.which("git"), "-C", directory, *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_a_commit_and_whether_tracked_files_differ(tmp_path, monkeypatch):
+    git(tmp_path, "init", "--quiet")
+    assert commit_of(tmp_path) == (None, None), "no commit yet"
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "one")
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_DIR", "/nowhere")  # a hook sets it, and it is not about this checkout
+        found = commit_of(tmp_path)
+    assert found == (git(tmp_path, "rev-parse", "HEAD"), False)
+    (tmp_path / "untracked").write_text("x")
+    assert commit_of(tmp_path)[1] is False
+    (tmp_path / "file").write_text("two")
+    assert commit_of(tmp_path)[1] is True
+    (tmp_path / "site-packages").mkdir()
+    assert commit_of(tmp_path / "site-packages") == (None, None), "a repository further up is not ours"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert commit_of(tmp_path) == (None, None), "no git"

@@ -1,10 +1,15 @@
-"""The arithmetic of summaries: sums, means over samples, and counters between epochs."""
+"""The arithmetic of summaries, counters between epochs, and the causes of stalls."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import NamedTuple
 
-from superdl.experiments.records import CounterLaps, LoaderCounters, PassTotals
+import pytest
+
+from superdl.experiments.records import CauseTotal, CounterLaps, LoaderCounters, PassTotals
+from superdl.experiments.stalls import StallMeter, cause_of
 from superdl.super_wire.errors import CoordinatorUnreachableError
 from tests.experiments.step_records import step_record
 
@@ -39,47 +44,6 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
 
 
-def test_a_pass_without_steps_or_statistics_is_no_division_by_zero():
-    summary = PassTotals().summary(0.0, None)
-    assert (summary.images_per_s, summary.loss, summary.accuracy) == (0.0, 0.0, 0.0)
-    assert summary.invocations is None
-    assert summary.decode_s is None
-
-
-def test_laps_are_differences_and_the_first_begins_with_the_job():
-    meter = CounterLaps(
-        ScriptedSource(
-            LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8),
-            LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8, cache_hits=8),
-            LoaderCounters(invocations=5, decode_s=2.0, cache_misses=9, cache_hits=15),
-        ),
-    )
-    assert meter.lap() == LoaderCounters(invocations=3, decode_s=1.5, cache_misses=8)
-    assert meter.lap() == LoaderCounters(cache_hits=8)
-    assert meter.lap() == LoaderCounters(invocations=2, decode_s=0.5, cache_misses=1, cache_hits=7)
-
-
-def test_a_counter_that_was_reset_counts_from_zero():
-    meter = CounterLaps(
-        ScriptedSource(
-            LoaderCounters(invocations=10, cache_hits=5), LoaderCounters(invocations=4, cache_hits=6)
-        )
-    )
-    meter.lap()
-    assert meter.lap() == LoaderCounters(invocations=4, cache_hits=1)
-
-
-def test_a_share_of_costs_may_fall_without_a_reset():
-    """Other jobs that read the samples take over a part of what they cost."""
-    alone = LoaderCounters(invocations=7, usd=1.0)
-    shared = LoaderCounters(invocations=7, usd=0.5)
-    restarted = LoaderCounters(invocations=2, usd=0.25)
-    meter = CounterLaps(ScriptedSource(alone, shared, restarted))
-    laps = [meter.lap() for _ in range(3)]
-    assert [lap.usd for lap in laps if lap] == [1.0, -0.5, 0.25]
-    assert [lap.invocations for lap in laps if lap] == [7, 0, 2]
-
-
 def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
     meter = CounterLaps(
         ScriptedSource(
@@ -93,3 +57,76 @@ def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
         assert meter.lap() is None
     assert "nobody at 127.0.0.1:1" in caplog.text
     assert meter.lap() == LoaderCounters(invocations=4)
+
+
+STEP = step_record(fetch_s=0.0, decode_s=0.0, epoch=1, step=3, total_s=1.0, hits=0, misses=0)
+STEP = replace(STEP, plan_epoch=7, position=9)
+
+
+class Told(NamedTuple):
+    rank: int
+    epoch: int
+    position: int
+    cause: str
+
+
+class Job:
+    """Tells stalls, or fails."""
+
+    def __init__(self, *stalls: Told, error: Exception | None = None) -> None:
+        self.stalls = stalls
+        self.error = error
+        self.asked = 0
+
+    def job_stats(self):
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        stalls = self.stalls
+
+        class Stats(LoaderCounters):
+            @property
+            def recent_stalls(self):
+                return stalls
+
+        return Stats()
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"misses": 2, "hits": 6}, "limits"),
+        ({"misses": 2, "position": 8}, "unknown"),
+        ({"misses": 2, "plan_epoch": None}, "unknown"),
+        ({"hits": 8}, "cache"),
+        ({"straight": 8, "decode_s": 9.0}, "storage"),
+        ({"straight": 6, "misses": 2}, "limits"),
+        ({"hits": 8, "step": 0}, "starting"),
+        ({"step": 0}, "starting"),
+        ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decoding"),
+        ({"fetch_s": 0.2, "decode_s": 0.1}, "storage"),
+        ({"fetch_s": 0.1, "decode_s": 0.2}, "decoding"),
+        ({}, "unknown"),
+    ],
+)
+def test_each_stall_has_one_cause(changes, cause):
+    assert cause_of(replace(STEP, **changes), {(7, 9): "throttle"}) == cause
+
+
+def test_a_pass_is_summed_up_and_the_next_begins_with_nothing():
+    job = Job(Told(0, 7, 9, "decode"), Told(1, 7, 10, "retry"), Told(0, 7, 10, "cold_start"))
+    meter = StallMeter(job)
+    slow, missed = replace(STEP, hits=8, wait_s=2.0), replace(STEP, misses=8, wait_s=0.25)
+    meter.add([slow, missed, replace(STEP, wait_s=0.0)])
+    meter.add([replace(missed, position=10)])
+    summary, stalls = meter.lap()
+    assert (summary.steps, summary.stalled, summary.wait_s) == (4, 3, 2.5)
+    assert list(summary.causes.items()) == [
+        ("cache", CauseTotal(1, 2.0)),
+        ("decoding", CauseTotal(1, 0.25)),
+        ("starting", CauseTotal(1, 0.25)),
+    ]
+    assert [stall.cause for stall in stalls] == ["cache", "decoding", "starting"]
+    assert job.asked == 1
+    assert meter.lap() == (replace(summary, steps=0, stalled=0, wait_s=0.0, causes={}), [])
+    assert job.asked == 1, "nothing was missed, so there was nothing to ask"

@@ -1,16 +1,28 @@
-"""Arms and trials as whole specs: what they inherit, what is refused by name, and in which order they run."""
+"""Arms and trials as whole specs, runs made elsewhere, and processes that are ended."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import os
+import signal
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.experiments.comparing import processes
 from superdl.experiments.comparing.arms import arms_of, rounds_of
+from superdl.experiments.comparing.comparison import compare_runs
+from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.spec import parse_spec
 from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 ARMS = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
@@ -51,71 +63,6 @@ def test_trials_share_services_only_where_functions_run_and_nobody_names_a_coord
     assert named.sharing is None
 
 
-def test_how_functions_run_is_no_matter_of_an_arm_without_functions():
-    _, plain = arms_of(spec_of(executor="workers"))
-    assert plain.trials[0].spec.executor == "auto"
-    _, plain = arms_of(spec_of(loader={"coordinator": "host:50051"}))
-    assert plain.trials[0].spec.loader.coordinator is None
-
-
-def test_chosen_arms_are_those_of_the_spec_or_loaders():
-    spec = spec_of(compare={"arms": {"wide": {"loader.batch_size": 64}, "torch": {"loader.kind": "torch"}}})
-    assert [arm.name for arm in arms_of(spec, ["torch", "wide"])] == ["torch", "wide"]
-    (threads,) = arms_of(spec, ["super-threads"])
-    assert threads.trials[0].spec.loader.kind == "super-threads"
-
-
-ARM = "compare.arms.a: "
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"loader.kindd": "torch"}, f"{ARM}unknown key loader.kindd"),
-        ({"loader.kind": "tf"}, f"{ARM}loader.kind must be one of"),
-        ({"output": "x"}, f"{ARM}output is what the comparison"),
-        ({"compare.repeats": 1}, f"{ARM}compare.repeats is what"),
-        ({"loader": {"kind": "torch"}}, "write dotted keys, as in loader.kind:"),
-        ({"launch": 3}, f"{ARM}launch is a command .* not 3"),
-        ({"launch": "torchrun '"}, f"{ARM}launch is a command .*No closing quotation"),
-        ({"loader": 3}, f"{ARM}loader must be a mapping"),
-        ({"epochs": 1}, rf"{ARM}of 1 epoch\(s\), compare.warmup_epochs=1"),
-    ],
-)
-def test_what_an_arm_may_not_set_is_refused_by_name(sections, message):
-    with pytest.raises(ConfigError, match=message):
-        arms_of(spec_of(compare={"arms": {"a": sections}}))
-
-
-@pytest.mark.parametrize(
-    ("sections", "chosen", "message"),
-    [
-        (
-            {"trials": {"t": {"loader.batch_size": 0}}},
-            None,
-            r"trials.t in compare.arms.super: loader.batch_size",
-        ),
-        ({"trials": {"t": {"name": "x"}}}, None, r"trials.t: name is what the comparison decides"),
-        (
-            {"trials": {"t": {"executor": "local"}, "u": {}}},
-            None,
-            r"compare.arms.super: its trials share one",
-        ),
-        (
-            {"trials": {"t": {}, "u": {}}, "compare": {"arms": {"a": {"launch": "torchrun"}}}},
-            None,
-            r"compare.arms.a: launch starts one run, and this spec has trials",
-        ),
-        ({}, ["supper"], r"--arms names 'supper'.*there are super, torch, super-threads"),
-        ({}, ["torch", "torch"], r"--arms names each arm once"),
-        ({}, [""], r"--arms names ''"),
-    ],
-)
-def test_what_is_refused_says_where_it_stands(sections, chosen, message):
-    with pytest.raises(ConfigError, match=message):
-        arms_of(spec_of(**sections), chosen)
-
-
 @given(ARMS, st.integers(1, 12))
 def test_arms_are_interleaved_and_every_repeat_has_every_arm_once(arms, repeats):
     rounds = rounds_of(arms, repeats)
@@ -125,10 +72,94 @@ def test_arms_are_interleaved_and_every_repeat_has_every_arm_once(arms, repeats)
         assert sorted(one.arm for one in rounds if one.repeat == repeat) == sorted(arms)
 
 
-@given(ARMS, st.integers(1, 12))
-def test_no_arm_has_one_place_more_than_once_more_than_another(arms, repeats):
-    rounds = rounds_of(arms, repeats)
-    for place in range(len(arms)):
-        there = Counter(rounds[repeat * len(arms) + place].arm for repeat in range(repeats))
-        counts = [there[arm] for arm in arms]
-        assert max(counts) - min(counts) <= 1
+def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -> str:
+    """The directory of a run of which only the report is there."""
+    place.mkdir(parents=True)
+    one = {"samples": 4000, "batches": 500, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
+    report = {
+        "format": 2,
+        "name": "found",
+        "ranks": 1,
+        "status": "finished",
+        "wall_s": 30.0,
+        "train_samples": 4000,
+        "val_samples": None,
+        "epochs": [
+            {"epoch": first + at, "train": one | {"wall_s": wall_s}, "val": None}
+            for at, wall_s in enumerate(walls_s)
+        ],
+        "spec": {
+            "loader": {"kind": "torch", "batch_size": 8},
+            "cost": {"cache_node": None},
+            "compare": {"warmup_epochs": 1},
+        },
+        "environment": {},
+        "utilization": None,
+        "first_batch_s": None,
+        "bill": None,
+        "executor": None,
+        "loader_settings": {"num_workers": 2},
+    }
+    (place / "report.json").write_text(json.dumps(report | changes))
+    return str(place)
+
+
+def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path: Path) -> None:
+    """Of a run that went on the first epoch is cold, whatever its number."""
+    alone = found_run(tmp_path / "alone", 140.0, 40.0, executor="as the coordinator at x decides")
+    ranks = found_run(tmp_path / "ranks", 10.0, 20.0, ranks=4, environment={"machine": "other"})
+    on = found_run(tmp_path / "on", 140.0, 50.0, first=3)
+    found = compare_runs([f"alone={alone}", f"ranks={ranks}", f"alone={on}"])
+    assert [arm.name for arm in found.arms] == ["alone", "ranks"]
+    assert [one.images_per_s for one in found.figures_of("alone")] == [100.0, 80.0]
+    notes = " ".join(found.notes)
+    for words in (
+        "ranks had 4 ranks: their CPU is not compared",
+        "of 2 different machines",
+        "alone used a coordinator that it did not start",
+        "on went on with epoch 4: its warm-up is counted from there",
+    ):
+        assert words in notes
+    assert "went on" not in " ".join(compare_runs([alone]).notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"status": "failed"}, "is failed: leave it out"),
+        ({"epochs": []}, r"1 warm-up epoch\(s\) leave nothing to compare"),
+        ({"format": 1}, "is not of format 2, which this version reads"),
+    ],
+)
+def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path: Path, changes, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare_runs([found_run(tmp_path / "run", 1.0, 1.0, **changes)])
+
+
+_RUN = """#!{python}
+import signal, sys
+spec = sys.argv[-1]
+if spec.endswith("fails"):
+    open("{fifo}").close()  # until the other one no longer listens
+    sys.exit(3)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open("{fifo}", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def test_a_run_that_does_not_end_when_asked_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in a collective, or in a call of C, whose turn to look at signals never comes."""
+    fifo, stand_in = tmp_path / "fifo", tmp_path / "run"
+    os.mkfifo(fifo)
+    stand_in.write_text(_RUN.format(python=sys.executable, fifo=fifo))
+    stand_in.chmod(0o700)
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(stand_in)))
+    runs = [RunProcess(name, tmp_path / name, tmp_path / f"{name}.txt") for name in ("fails", "hangs")]
+    run_together(runs, lambda: None, end_wait_s=0.1)
+    failed, hung = runs
+    assert (failed.code, failed.was_ended) == (3, False)
+    assert (hung.code, hung.was_ended) == (-signal.SIGKILL, True)

@@ -1,22 +1,29 @@
-"""Making a set: whole or not at all, the same again, only where there is room, read by the real catalog."""
+"""Making a set: whole or not at all, the same again, read by the real catalog; its pictures."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import cross_entropy
 
 from superdl.coordinator.catalog import list_source
-from superdl.experiments.data import MADE_SETS, make_set
-from superdl.super_wire.errors import ConfigError, SourceError
-from tests.experiments.data.small_sets import few_classes, files_of
+from superdl.experiments.data import make_digits, make_set
+from superdl.experiments.data.pictures import (
+    picture_file,
+)
+from superdl.experiments.image_sets import MADE_SETS
+from superdl.experiments.models import build_model
+from tests.experiments.data.small_sets import drawn, few_classes, files_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_set_is_class_folders_that_the_catalog_reads(tmp_path):
@@ -46,21 +53,6 @@ def test_threads_draw_what_one_draws_and_seeds_differ(tmp_path):
     assert told[-1].startswith("111 of 111 images")
 
 
-def test_what_is_there_is_taken_and_what_is_not_ours_left_alone(tmp_path):
-    made = few_classes()
-    place = make_set(made, tmp_path, samples=8)  # an empty directory is as good as none
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    assert make_set(made, tmp_path, samples=8) == place
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
-    with pytest.raises(SourceError, match="something else .*'train': 8.* there, .*'train': 9.* is wanted"):
-        make_set(made, tmp_path, samples=9)
-    with pytest.raises(SourceError, match="seed is 0 there, 3 is wanted"):
-        make_set(made, tmp_path, samples=8, seed=3)
-    next((place / "train" / "2").iterdir()).unlink()
-    with pytest.raises(SourceError, match=r"damaged: there are \{'train': 7, 'val': 4\} images"):
-        make_set(made, tmp_path, samples=8)
-
-
 def test_two_who_write_one_set_at_once_write_it_once(tmp_path):
     told = []
     with ThreadPoolExecutor(2) as pool:
@@ -72,44 +64,78 @@ def test_two_who_write_one_set_at_once_write_it_once(tmp_path):
     assert sum("drawing" in line for line in told) == 1
 
 
-def test_a_set_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def broken(*_):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a folder")
-
-    monkeypatch.setattr("superdl.experiments.data.pictures.picture_file", broken)
-    with pytest.raises(ConfigError, match="cannot write .*No such file or directory: a folder"):
-        make_set(few_classes(), tmp_path / "set", samples=80, threads=2)
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_digits(tmp_path_factory.mktemp("data") / "nested" / "digits")
 
 
-KILLED = """
-import os, signal, sys
-from dataclasses import replace
-from superdl.experiments.data import MADE_SETS, make_set, pictures
-made = replace(MADE_SETS["tiny-imagenet-like"], classes=4)
-pictures.picture_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-make_set(made, sys.argv[1], samples=80)
-"""
+def test_every_scan_is_written_once_and_each_class_split_80_to_20(digits):
+    files = sorted(digits.glob("*/*/*.jpg"))
+    assert Counter(path.parts[-3] for path in files) == {"train": 1438, "val": 359}
+    assert len({path.name for path in files}) == 1797
+    by_class = Counter(path.parts[-3:-1] for path in files)
+    assert sorted({label for _, label in by_class}) == list("0123456789")
+    for label in "0123456789":
+        train, val = by_class["train", label], by_class["val", label]
+        assert val == round((train + val) * 0.2)
+    for path in files[::100]:
+        with Image.open(path) as image:
+            assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (64, 64))
+            low, high = image.convert("L").getextrema()
+            assert high - low > 100, "it shows something"
+    assert digits.stat().st_mode & 0o755 == 0o755, "functions of another user may read them"
 
 
-def test_what_a_killed_process_left_is_never_taken_and_cleared_by_the_next(tmp_path):
-    place = tmp_path / "set"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(place)], check=False, timeout=60, capture_output=True
-    )
-    assert killed.returncode == -signal.SIGKILL
-    (remains,) = tmp_path.iterdir()
-    assert remains.name.startswith(".set-")
-    make_set(few_classes(), place, samples=8)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+def test_making_them_again_changes_nothing_and_two_copies_are_equal(digits, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
+    assert make_digits(digits) == digits
+    assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before
+    (tmp_path / "second").mkdir()  # an empty directory is as good as none
+    assert files_of(make_digits(tmp_path / "second")) == files_of(digits)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["second"]  # nothing temporary stays
 
 
-def test_room_is_looked_for_first_and_too_few_samples_are_refused(tmp_path, monkeypatch):
-    made = MADE_SETS["imagenet-like"]
-    with pytest.raises(ConfigError, match="100 classes: 99 training images cannot have one of each"):
-        make_set(made, tmp_path, samples=99)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**10, 10**10, 3 * 10**8))
-    message = r"imagenet-like of 14,100 images takes about 1,588 MB in .*/set, where 300 MB are free, .*disk"
-    with pytest.raises(ConfigError, match=message):
-        make_set(made, tmp_path / "set")
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture
+def one_thread():
+    """Torch's threads wait for each other by spinning, which takes ages where other tests run too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_seed_split_and_index_decide_a_picture_and_nothing_else_does():
+    made = MADE_SETS["cifar10-like"]
+    first = picture_file(made, 0, "train", 7)
+    picture_file(made, 1, "val", 3)
+    assert picture_file(made, 0, "train", 7) == first
+    others = {picture_file(made, *one) for one in ((1, "train", 7), (0, "val", 7), (0, "train", 17))}
+    assert len(others | {first}) == 4
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_classes_are_learnt_by_a_small_network_and_not_by_mean_colours():
+    """Ten classes: chance is 0.1."""
+    made = MADE_SETS["cifar10-like"]
+    images, labels = drawn(made, "train", 1000)
+    val_images, val_labels = drawn(made, "val", 200)
+
+    def means(of):
+        return of.mean(axis=(2, 3))
+
+    centres = np.stack([means(images[labels == label]).mean(axis=0) for label in range(10)])
+    nearest = np.linalg.norm(means(val_images)[:, None] - centres[None], axis=2).argmin(axis=1)
+    assert (nearest == val_labels).mean() < 0.25
+
+    torch.manual_seed(0)
+    model = build_model("small_cnn", 10, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(0)).repeat(2)  # two epochs
+    for chosen in order.split(25):
+        optimizer.zero_grad()
+        cross_entropy(model(torch.from_numpy(images)[chosen]), torch.from_numpy(labels)[chosen]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        guessed = model(torch.from_numpy(val_images)).argmax(dim=1).numpy()
+    assert (guessed == val_labels).mean() > 0.45

@@ -1,4 +1,4 @@
-"""Published sets in their layouts: found, taken as they are, never written into; what is wrong is named."""
+"""From the data section of a spec to source URLs; published sets in their layouts are never written into."""
 
 from __future__ import annotations
 
@@ -12,14 +12,52 @@ import pytest
 from PIL import Image
 
 from superdl.coordinator.catalog import list_source
-from superdl.experiments.data import prepare_data
+from superdl.experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
 from superdl.experiments.data.sources import find_published
 from superdl.experiments.spec import DataSpec
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import SourceError
 from tests.experiments.data.small_sets import files_of, write_images
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def test_without_a_source_the_digits_are_written(tmp_path):
+    prepared = prepare_data(DataSpec(directory=str(tmp_path / "digits")))
+    assert prepared.train.url == f"file://{tmp_path}/digits/train"
+    assert prepared.val == Source(f"file://{tmp_path}/digits/val")
+    assert (tmp_path / "digits" / "train" / "7").is_dir()
+
+
+def test_a_drawn_set_is_made_where_it_is_asked_for_and_taken_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = []
+    prepared = prepare_data(DataSpec(kind="mnist-like", samples=20), told.append)
+    place = tmp_path / "data" / "mnist-like-20"
+    assert prepared == PreparedData(Source(f"file://{place}/train"), Source(f"file://{place}/val"))
+    assert told[0].startswith("drawing mnist-like: 20 training and 10 validation images")
+    # One that is there serves without its size being named, with any seed.
+    make_set(MADE_SETS["mnist-like"], tmp_path / "mine", samples=30, seed=7)
+    prepared = prepare_data(DataSpec(kind="mnist-like", directory="mine"), told.append)
+    assert prepared.train.url == f"file://{tmp_path}/mine/train"
+    with pytest.raises(SourceError, match="holds something else than mnist-like"):
+        prepare_data(DataSpec(kind="mnist-like", directory="mine", samples=31))
+    with pytest.raises(SourceError, match="name is 'mnist-like' there"):
+        prepare_data(DataSpec(kind="cifar10-like", directory="mine"))
+
+
+@pytest.mark.parametrize("directory", [None, "absent", "empty"])
+def test_where_a_published_set_is_not_a_drawn_one_stands_in_and_says_so(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    data = DataSpec(kind="mnist", directory=directory, samples=20)
+    prepared = prepare_data(data)
+    place = tmp_path / (directory or "data/mnist-like-20")
+    assert prepared.train.url == f"file://{place}/train"
+    assert "mnist as published is not in" in prepared.note
+    assert "the images are mnist-like, which are drawn" in prepared.note
+    assert prepare_data(data) == prepared
+
 
 WNIDS = ("n01443537", "n02124075")
 
@@ -64,25 +102,6 @@ def test_tiny_imagenet_has_its_folders_and_a_key_list_for_validation(tiny_imagen
     assert [entry.name for entry in key_list.parent.iterdir()] == ["val.csv"]
 
 
-def test_damaged_annotations_are_named(tiny_imagenet):
-    with (tiny_imagenet / "val" / "val_annotations.txt").open("a") as file:
-        file.write("val_9.JPEG n01443537\n")
-    with pytest.raises(SourceError, match=r"val_annotations\.txt has no file and class in each line"):
-        find_published("tiny-imagenet", tiny_imagenet)
-    assert not tiny_imagenet.with_name("tiny-imagenet-200-superdl").exists()
-
-
-def test_where_a_key_list_cannot_be_written_a_link_is_the_remedy(tiny_imagenet, tmp_path):
-    (tmp_path / "tiny-imagenet-200-superdl").write_text("a file in its way")
-    with pytest.raises(ConfigError, match=r"cannot be written to .*; link the set into a directory"):
-        find_published("tiny-imagenet", tiny_imagenet)
-    link = tmp_path / "mine" / "link"
-    link.parent.mkdir()
-    link.symlink_to(tiny_imagenet)
-    found = find_published("tiny-imagenet", link)
-    assert found.val.key_list == f"file://{tmp_path}/mine/link-superdl/val.csv"
-
-
 @pytest.mark.parametrize(
     ("kind", "names", "val"),
     [
@@ -102,26 +121,6 @@ def test_class_folders_are_taken_as_they_are(tmp_path, kind, names, val):
     assert train.classes == validation.classes
     assert len(train.keys) + len(validation.keys) == len(names)
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
-
-
-def test_a_set_without_validation_images_says_so(tmp_path):
-    write_images(tmp_path, ["train/n01/1.JPEG", "train/n02/2.JPEG"])
-    prepared = prepare_data(DataSpec(kind="imagenet", directory=str(tmp_path), samples=5))
-    assert prepared.val is None
-    assert "no validation images" in prepared.note
-    assert "data.samples is for sets that are drawn" in prepared.note
-
-
-def test_what_is_another_thing_is_refused(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(SourceError, match=r"not cifar10 as it is published \(cifar-10-batches-bin/\*\.bin"):
-        find_published("cifar10", tmp_path)
-    write_images(tmp_path, ["train/n01/1.JPEG", "val/ILSVRC2012_val_1.JPEG"])
-    with pytest.raises(SourceError, match="in no class folders, and nothing tells their classes"):
-        find_published("imagenet", tmp_path)
-    with pytest.raises(SourceError, match="cannot look for imagenet in .*: Not a directory"):
-        find_published("imagenet", tmp_path / "train" / "n01" / "1.JPEG")
-    assert find_published("imagenet", tmp_path / "absent") is None
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -154,38 +153,6 @@ def test_mnist_becomes_png_files_once(tmp_path, below, zipped):
     with Image.open(tmp_path / "mnist-superdl" / "val" / "1" / "00003.png") as image:
         assert image.mode == "L"
         assert (np.asarray(image) == images[11]).all()
-
-
-def test_damaged_mnist_is_named_and_leaves_nothing(tmp_path):
-    write_mnist(tmp_path / "mnist", zipped=False)
-    file = tmp_path / "mnist" / "train-images-idx3-ubyte"
-    whole = file.read_bytes()
-    for message, content in {
-        "begins with 0x903": bytes((0, 0, 9, 3)) + whole[4:],
-        "train-images-idx3-ubyte cannot be read": whole[:-1],
-        "do not fit together": idx(np.zeros((9, 28, 28), dtype=np.uint8)),
-    }.items():
-        file.write_bytes(content)
-        with pytest.raises(SourceError, match=message):
-            find_published("mnist", tmp_path / "mnist")
-        assert [entry.name for entry in tmp_path.iterdir()] == ["mnist"]
-    file.unlink()
-    with pytest.raises(SourceError, match=r"not there, as \.gz or unpacked: train-images-idx3-ubyte"):
-        find_published("mnist", tmp_path / "mnist")
-
-
-def test_a_truncated_gzip_and_another_mnist_than_the_one_that_was_written_are_refused(tmp_path):
-    write_mnist(tmp_path / "mnist")
-    find_published("mnist", tmp_path / "mnist")
-    file = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
-    whole = file.read_bytes()
-    file.write_bytes(gzip.compress(idx(np.zeros((4, 28, 28), dtype=np.uint8))))
-    with pytest.raises(SourceError, match="holds something else than mnist as PNG files"):
-        find_published("mnist", tmp_path / "mnist")
-    shutil.rmtree(tmp_path / "mnist-superdl")
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(SourceError, match=r"t10k-images-idx3-ubyte\.gz cannot be read"):
-        find_published("mnist", tmp_path / "mnist")
 
 
 def test_cifar_10_becomes_png_files_once_and_damage_is_named(tmp_path):

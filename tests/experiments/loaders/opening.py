@@ -76,7 +76,7 @@ def opened(  # what a spec says
             rank=rank,
             replicas=replicas,
             converted=place / "converted",
-            tell=tell,
+            print_line=tell,
         ),
     )
 

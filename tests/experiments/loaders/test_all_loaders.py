@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-
 import pytest
 import torch
 
-from superdl.super_wire.errors import ConfigError
 from tests.experiments.loaders.opening import (
     BATCH,
     COUNT,
@@ -92,39 +88,3 @@ def test_validation_comes_in_the_order_of_an_image_folder_each_time(kind, worker
     loader = opened(kind, directory, place, training=False, workers=workers)
     assert [keys_of(loader, known) for _ in range(2)] == [expected, expected]
     loader.close()
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", ALL)
-def test_workers_that_are_not_forked_can_be_handed_the_dataset(kind, training, directory, place):
-    batches = opened(kind, directory, place, training=training)._batches
-    dataset, collate = pickle.loads(pickle.dumps((batches.dataset, batches.collate_fn)))
-    assert type(dataset) is type(batches.dataset)
-    assert collate is not None
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_settings_can_be_printed(kind, directory, place):
-    settings = opened(kind, directory, place).settings
-    assert json.loads(json.dumps(dict(settings))) == settings
-    assert (settings["num_workers"], settings["persistent_workers"]) == (0, False)
-    if kind != "torch":
-        assert settings["conversion_s"] >= 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "module"), [("webdataset", "webdataset"), ("mds", "streaming"), ("litdata", "litdata")]
-)
-def test_a_missing_package_is_named_with_its_extra(kind, module, directory, place, monkeypatch):
-    monkeypatch.setattr("superdl.experiments.loaders.conversion.find_spec", lambda _: None)
-    with pytest.raises(
-        ConfigError,
-        match=rf"loader\.kind {kind} needs the package {module}, .*: pip install 'superdl\[{kind}\]'",
-    ):
-        opened(kind, directory, place)
-
-
-@pytest.mark.parametrize("kind", ["webdataset", "mds", "litdata"])
-def test_several_ranks_of_shards_are_refused(kind, directory, place):
-    with pytest.raises(ConfigError, match=f"loader.kind {kind} is for one rank"):
-        opened(kind, directory, place, replicas=2)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.experiments.loaders.samples import Samples
-from superdl.experiments.loaders.torch_loader import DecodingLoader
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BATCHES = [(torch.zeros(1), torch.tensor([place]), WorkerFigures(b"", 0.0, 0.0, 
 
 def opened(tell: Callable[[int], None] | None = None, samples: int = 5) -> DecodingLoader:
     split = Samples("file:///x", ["key"] * samples, [0] * samples, ("a", "b"), b"")
-    return DecodingLoader(BATCHES, length=5, samples=split, settings={}, tell_epoch=tell)
+    return DecodingLoader(BATCHES, length=5, samples=split, settings={}, choose_epoch=tell)
 
 
 def places(loader: DecodingLoader) -> list[int]:

@@ -9,7 +9,6 @@ from superdl.experiments.loaders import open_loader
 from superdl.experiments.loaders.interface import LoaderRequest
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
 from tests.experiments.loaders.opening import BATCH, Source, counted, keys_of, need, opened, samples_of
@@ -57,31 +56,6 @@ def test_random_steps_give_what_functions_give_in_each_epoch(kind, workers, dire
     for known in expected:
         assert counted(keys_of(loader, known)) == counted([list(known.values())])
     loader.close()
-
-
-def test_a_name_decides_random_steps_as_in_functions(directory, tmp_path):
-    source = Source(f"file://{directory}", alias="pets")
-    known = functions_give(directory, 0, "alias://pets")
-    assert not known.keys() & functions_give(directory, 0).keys()
-    loader = opened("torch", source, tmp_path, recipe=RECIPE)
-    assert counted(keys_of(loader, known)) == counted([list(known.values())])
-    loader.close()
-
-
-def test_images_of_different_sizes_are_refused_by_their_sizes(directory, tmp_path):
-    recipe = RecipeSpec(steps=({"op": "resize", "size": 20},))
-    with pytest.raises(
-        ConfigError, match=r"different heights and widths, \(20, .*: end recipe\.steps with a"
-    ):
-        list(opened("torch", directory, tmp_path, recipe=recipe))
-
-
-def test_steps_that_cannot_be_are_refused_when_a_loader_is_opened(directory, tmp_path):
-    with pytest.raises(RecipeError, match="blur"):
-        opened("torch", directory, tmp_path, recipe=RecipeSpec(steps=({"op": "blur"},)))
-    custom = RecipeSpec(steps=({"op": "custom", "name": "os:getcwd@1"},))
-    with pytest.raises(ConfigError, match="SUPER_STEP_MODULES"):
-        opened("torch", directory, tmp_path, recipe=custom)
 
 
 def test_a_shipped_custom_step_runs_in_the_workers(directory, tmp_path, monkeypatch):

@@ -12,8 +12,6 @@ from superdl.experiments.data import Source
 from superdl.experiments.spec import RecipeSpec
 from superdl.super_wire.errors import (
     BadSampleError,
-    ConfigError,
-    SourceError,
     SourceNotFoundError,
 )
 from tests.experiments.loaders.opening import opened
@@ -83,16 +81,3 @@ def test_a_key_list_names_images_and_classes(folders):
         )
     loader = opened("torch", source, folders)
     assert (tuple(loader.classes), loader.sample_count) == (("ape", "zebra"), 3)
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        ("key,label\nants/1.png,3\n", ConfigError, r"are no class names, .* set loader\.kind=super"),
-        ("key,label\nants/100.png,ant\n", SourceError, r"1 of its 1 keys are not in .*ants/100\.png"),
-    ],
-)
-def test_a_key_list_that_cannot_be_taken_is_named(folders, content, error, message):
-    (folders / "keys.csv").write_text(content)
-    with pytest.raises(error, match=message):
-        opened("torch", Source(f"file://{folders}", f"file://{folders}/keys.csv"), folders)

@@ -6,11 +6,9 @@ import os
 import signal
 
 import psutil
-import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset
 
-from superdl.experiments.loaders.workers import end_workers, starting_workers
+from superdl.experiments.loaders.decoding import end_workers, starting_workers
 from superdl.experiments.training.ranks import StopRequest
 
 BATCHES = 40
@@ -49,33 +47,4 @@ def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
         stop.end()
     assert seen == list(range(BATCHES))
     end_workers(batches)
-    assert not any(worker.is_running() for worker in workers)
-
-
-def test_a_worker_that_dies_of_the_signal_raises_nothing_into_the_last_step():
-    batches = opened()
-    before = None
-    with StopRequest() as stop:
-        stop.begin()
-        next(iter(batches))
-        before = signal.getsignal(signal.SIGCHLD)
-        worker = batches._iterator._workers[0]
-        os.kill(os.getpid(), signal.SIGTERM)
-        worker.kill()
-        worker.join()  # where torch's handler raised
-        torch.zeros(9).sum()
-        assert stop.due()
-        stop.end()
-    assert signal.getsignal(signal.SIGCHLD) == before
-    end_workers(batches)
-
-
-def test_a_worker_that_hangs_is_killed():
-    batches = opened()
-    next(iter(batches))
-    workers = workers_of(batches)
-    workers[0].suspend()  # SIGSTOP: it answers neither the loader nor SIGTERM
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-        end_workers(batches)
     assert not any(worker.is_running() for worker in workers)

@@ -1,24 +1,24 @@
-"""The monitor over this very process: phases, files, its thread, a full disk."""
+"""The monitor over this very process: phases, files, its thread; processes sorted into groups."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
-from superdl.experiments.monitoring.monitor import (
-    UTILIZATION_COLUMNS,
-    GroupUsage,
-    PhaseUsage,
-    Sample,
-    phase_usage,
-    rest_after,
-)
-from superdl.experiments.monitoring.readings import GroupReading
+from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
+from superdl.experiments.monitoring.readings import ProcessGroups, group_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
+BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
 
 
 class CountingGpu:
@@ -84,41 +84,39 @@ def test_the_thread_samples_and_the_last_reading_of_the_gpu_is_told(tmp_path):
     assert monitor.utilization().phases[-1].gpu_memory_bytes_max == rows[-1]["gpu_memory_bytes"]
 
 
-def test_however_dear_a_sample_is_a_hundredth_of_a_core_is_not_passed():
-    assert rest_after(0.001, 1.0) == 1.0
-    for sample_s in (0.02, 0.5, 3.0):
-        assert sample_s / (sample_s + rest_after(sample_s, 1.0)) <= 0.01
+@pytest.mark.parametrize(
+    ("name", "command", "group"),
+    [
+        ("superdl", TRAINER, "workers"),
+        ("python", ["python", "-c", "from multiprocessing.forkserver import main; main(5)"], "workers"),
+        ("python", ["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "other"),
+        ("python", ["python", "-P", "-m", "superdl.coordinator", "--listen", "unix:/x"], "coordinator"),
+        ("python", ["python", "-P", "-m", "superdl.lambda_prefetch.worker", "--slots", "2"], "functions"),
+        ("python", ["python", "-P", "-m", "superdl.lambda_prefetch.worker.slot", "a:b", "0"], "functions"),
+        ("valkey-server", ["/v/bin/valkey-server unixsocket:/x"], "cache"),
+        ("git", ["git", "-m"], "other"),
+        ("gone", [], "other"),
+    ],
+)
+def test_the_group_of_a_process(name, command, group):
+    assert group_of(name, command, TRAINER) == group
 
 
-def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
-    (tmp_path / "utilization.jsonl").symlink_to("/dev/full")
-    monitor = UtilizationMonitor(tmp_path, interval_s=60.0)
-    monitor.on_pass_start(0, "train", 1)
-    monitor.close()
-    assert "No space left on device" in monitor.failure
-    assert len(monitor.utilization().phases) == 2
-
-
-def sample(clock_s: float, groups: dict[str, tuple], gpu: GpuReading | None = None) -> Sample:
-    return Sample(clock_s, 1e9 + clock_s, {name: GroupReading(*row) for name, row in groups.items()}, gpu)
-
-
-def test_a_phase_has_the_difference_of_cpu_and_the_highest_memory_and_the_gpu_without_what_it_did_before():
-    usage = phase_usage(
-        3,
-        "train",
-        [
-            sample(10.0, {"trainer": (1, 5.0, 100, 90)}, GpuReading(100.0, 9, 10)),
-            sample(
-                11.0, {"trainer": (1, 5.5, 300, None), "workers": (2, 0.2, 50, 40)}, GpuReading(20.0, 5, 10)
-            ),
-            sample(
-                14.0, {"trainer": (1, 7.0, 200, 80), "workers": (0, 0.4, 0, None)}, GpuReading(None, 7, 10)
-            ),
-        ],
-    )
-    trainer, workers = GroupUsage(1, 2.0, 0.5, 300, 90), GroupUsage(2, 0.4, 0.1, 50, 40)
-    groups = {"trainer": trainer, "workers": workers}
-    assert usage == PhaseUsage(3, "train", 4.0, 3, groups, 20.0, 7, ended_at_s=1e9 + 14.0)
-    same = sample(1.0, {"trainer": (1, 5.0, 100, 90)})
-    assert phase_usage(None, "start", [same, same]).groups["trainer"].cpu_cores == 0.0
+def test_cpu_time_is_counted_from_the_begin_and_stays_when_a_process_ends():
+    groups = ProcessGroups()
+    before = groups.read()
+    assert before["trainer"].cpu_s < 1.0, "what the tests did before is not in it"
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"done\n"
+        running = groups.read()["other"]
+        assert running.processes >= 1
+        assert running.cpu_s >= 0.19  # the system counts by ticks of 10 ms
+        assert running.rss_bytes > 1_000_000
+        process.communicate(b"\n")
+    ended = groups.read()
+    assert ended["other"].cpu_s >= running.cpu_s
+    assert ended["other"].processes == running.processes - 1
+    assert ended["trainer"].processes == 1
+    assert set(ended) == {*before, "other"}, "what is not there is absent, not zero"

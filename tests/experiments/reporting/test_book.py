@@ -100,7 +100,7 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
     (runs / "deep").mkdir()
     (runs / "deep/report.json").write_text('{"spec": ' + "[" * 100_000)
     (runs / "link").symlink_to(runs / "whole")
-    (runs / "killed/utilization.jsonl").write_text("[]\n")
+    (runs / "killed/steps.jsonl").write_text("[]\n")
     assert main(["report", "--book", str(runs)]) == 0
     told = capsys.readouterr()
     assert told.out == f"{runs / 'book.html'}\n{runs / 'book.csv'}\n"
@@ -113,7 +113,7 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
         "deep: ",
         "cell: it holds no run of this version (TypeError: a figure is ['x']",
         "cut: report.json cannot be read",
-        "killed: utilization.jsonl has 1 line(s) that are no rows",
+        "killed: steps.jsonl has 1 line(s) that are no rows",
     ):
         assert words in told.err
     page = read_page((runs / "book.html").read_text(encoding="utf-8"))

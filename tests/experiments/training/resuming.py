@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from superdl.experiments.run import run
-from superdl.experiments.run.listeners import StepLog
+from superdl.experiments.run.state import RunState
 from superdl.experiments.spec import Spec, load_spec
 from superdl.experiments.training.checkpoints import Checkpoints
 
@@ -75,7 +75,7 @@ def same(one: Any, other: Any) -> bool:
 
 def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
-    write, seen = StepLog.on_steps, []
+    write, seen = RunState.on_steps, []
 
     def asked(self, steps):
         write(self, steps)
@@ -83,7 +83,7 @@ def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if len(seen) >= count and len(seen) - len(steps) < count:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(StepLog, "on_steps", asked)
+    monkeypatch.setattr(RunState, "on_steps", asked)
 
 
 def every_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -12,13 +12,9 @@ from PIL import Image
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model
-from superdl.experiments.monitoring import GpuReading
 from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import seed_everything
-from superdl.experiments.training.ranks import ProcessRank, Ranks
-from superdl.experiments.training.steps import Batches, correct_within
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,13 +111,6 @@ def test_steps_before_a_failure_are_told(stripes, error):
     assert [step.step for step in recorder.steps] == list(range(7))
 
 
-def test_a_failure_is_the_one_that_came_first(stripes, caplog, monkeypatch):
-    monkeypatch.setattr(Recorder, "on_steps", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
-    with pytest.raises(RuntimeError, match="of the model"):
-        trained(stripes, epochs=1, listeners=[Recorder()], read_gpu=failing(RuntimeError("of the model"), 7))
-    assert "the last steps of epoch 1, train, are lost" in caplog.text
-
-
 def test_a_model_learns_and_listeners_hear_of_it_in_order(stripes):
     recorder = Recorder()
     epochs = trained(stripes, epochs=2, listeners=[recorder])
@@ -141,52 +130,3 @@ def test_a_model_learns_and_listeners_hear_of_it_in_order(stripes):
     assert [(step.epoch, step.split, step.step) for step in recorder.steps] == [
         (epoch, split, step) for epoch in range(2) for split in ("train", "val") for step in range(24)
     ]
-
-
-def test_summaries_are_the_sums_of_their_steps_epoch_by_epoch(stripes):
-    recorder = Recorder()
-    epochs = trained(stripes, epochs=2, listeners=[recorder], read_gpu=lambda: GpuReading(37.0, 5, 80))
-    for epoch in epochs:
-        steps = [one for one in recorder.steps if (one.epoch, one.split) == (epoch.epoch, "train")]
-        assert epoch.train.samples == sum(step.samples for step in steps) == 120
-        assert epoch.train.wait_s == pytest.approx(sum(step.wait_s for step in steps))
-        assert epoch.train.compute_s == pytest.approx(sum(step.compute_s for step in steps))
-        assert epoch.train.decode_s == pytest.approx(sum(step.decode_s for step in steps))
-        assert epoch.train.job is not None
-        assert epoch.train.job.samples_produced == 120
-        assert epoch.train.wall_s >= epoch.train.wait_s + epoch.train.compute_s
-        assert all(step.total_s >= step.wait_s + step.compute_s for step in steps)
-        assert all(len(bytes.fromhex(step.batch_id)) == 16 for step in steps)
-        assert epoch.train.top5_accuracy is None
-    assert {(step.gpu_percent, step.gpu_memory_bytes) for step in recorder.steps} == {(37.0, 5)}
-
-
-def test_validation_changes_no_weight(stripes):
-    model = build_model("small_cnn", 2, CPU)
-    loader = opened(stripes, training=False)
-    trainer = Trainer(model, loader, loader, optimizer=OptimizerSpec(), epochs=1, device=CPU)
-    trainer.fit()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert trainer._validate(1).samples == 120
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_loaders_without_enough_batches_are_refused(stripes):
-    loader = opened(stripes, training=True)
-    batches = Batches(loader, "train", Ranks(ProcessRank()))
-    batches.steps += 1
-    batches.begin()
-    assert all(batches.next() is not None for _ in range(24))
-    with pytest.raises(ConfigError, match="the loader of train ended after 24 batches, and 25 were to come"):
-        batches.next()
-    loader.close()
-    with pytest.raises(ConfigError, match="gives no batch"):
-        Trainer(
-            build_model("small_cnn", 2, CPU), loader, None, optimizer=OptimizerSpec(), epochs=1, device=CPU
-        )
-
-
-def test_top_5_is_of_models_with_more_than_five_classes():
-    logits = torch.arange(6.0).repeat(6, 1)  # class 0 is the least likely, always
-    assert int(correct_within(5, logits, torch.arange(6))) == 5
-    assert correct_within(5, logits[:, :5], torch.arange(6)) is None

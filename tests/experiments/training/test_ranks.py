@@ -12,9 +12,6 @@ from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
-from superdl.experiments.training.device import strategy_name
-from superdl.experiments.training.ranks import ProcessRank, Ranks, process_rank
-from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.ranks_of_a_run import Ended, launch
 
 TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad
@@ -48,31 +45,6 @@ def about(colours: Path, *more: str) -> list[str]:
         "optimizer.lr=0.001",
         *more,
     ]
-
-
-def test_the_place_is_read_from_the_environment():
-    assert process_rank({}) == ProcessRank(0, 1, 0)
-    assert process_rank({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == ProcessRank(3, 4, 1)
-    for wrong in ({"RANK": "x"}, {"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}):
-        with pytest.raises(ConfigError, match=f"RANK={wrong['RANK']}, .* name no place in a run"):
-            process_rank(wrong)
-
-
-def test_a_process_alone_needs_no_other():
-    alone = Ranks(ProcessRank())
-    assert alone.sums([1.0, 2.0]) == alone.largest([1.0, 2.0]) == alone.smallest([1.0, 2.0]) == [1.0, 2.0]
-    assert alone.text_of_first(lambda: "text") == "text"
-    assert alone.bytes_of_first(b"bytes") == b"bytes"
-    with alone.one_of_each_host_first():
-        alone.barrier()
-
-
-def test_a_strategy_fits_the_ranks():
-    assert strategy_name("auto", ProcessRank()) == strategy_name("single", ProcessRank()) == "single"
-    assert strategy_name("auto", ProcessRank(0, 2, 0)) == "ddp"
-    assert strategy_name("fsdp", ProcessRank()) == "fsdp"
-    with pytest.raises(ConfigError, match=r"training\.strategy is single, but there are 2 ranks"):
-        strategy_name("single", ProcessRank(0, 2, 0))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.resuming import (
@@ -93,12 +92,6 @@ def test_the_validation_that_a_stop_left_out_is_made_up_for(digits, tmp_path, mo
     assert not any("judged from here on" in note for note in rest.notes)
 
 
-def test_a_stop_after_the_last_step_of_all_has_nothing_to_stop(digits, tmp_path, monkeypatch):
-    interrupted_after(7, monkeypatch)
-    about = ("training.print_every=1", "training.validate_every=0", "epochs=1", *EVERY)
-    assert done(spec_of(digits, tmp_path / "runs", *about)).status == "finished"
-
-
 def test_a_loader_that_cannot_go_on_in_mid_epoch_goes_on_from_the_epoch_before(digits, tmp_path, monkeypatch):
     pytest.importorskip("webdataset")
     monkeypatch.chdir(tmp_path)  # its shards go below it
@@ -156,37 +149,6 @@ def test_the_best_checkpoint_is_kept_and_brought_along(digits, tmp_path):
     assert done(spec_of(digits, tmp_path / "tuned", "epochs=1", weights)).status == "finished"
 
 
-def test_a_run_that_goes_on_has_the_best_until_then_if_it_is_there(digits, tmp_path):
-    done(spec_of(digits, tmp_path / "runs", *EVERY))
-    folder = the_run(tmp_path / "runs") / "checkpoints"
-    last = torch.load(folder / "last.pt", weights_only=True)
-    schedule = {**last["schedule"], "last_epoch": 14, "_step_count": 15}
-    torch.save({**last, "epoch": 2, "best": 1.0, "schedule": schedule}, folder / "last.pt")
-    about = (*EVERY, f"training.best_to={tmp_path / 'shelf'}", f"training.resume={folder.parent}")
-    done(spec_of(digits, tmp_path / "with", *about))
-    taken = the_run(tmp_path / "with") / "checkpoints" / "best.pt"
-    assert taken.read_bytes() == (folder / "best.pt").read_bytes(), "nothing is better than 1"
-    (folder / "best.pt").unlink()
-    report = done(spec_of(digits, tmp_path / "without", *about))
-    assert state_in(the_run(tmp_path / "without"), "best.pt")["best"] == report.val_accuracy
-    assert any("there is no best.pt beside it" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("training.best_to=shelf", "training.validate_every=5"), r"validate_every from 1 up to epochs"),
-        (("training.best_to=shelf", "data.val=null"), "validation tells which checkpoint is the best"),
-        (("training.best_to=gs://bucket/prefix",), r"best_to is s3://bucket/prefix or a directory, not 'gs:"),
-    ],
-)
-def test_where_the_best_cannot_be_told_or_brought_the_run_does_not_begin(
-    digits, tmp_path, overrides, message
-):
-    with pytest.raises(ConfigError, match=message):
-        done(spec_of(digits, tmp_path / "runs", *overrides))
-
-
 @pytest.mark.parametrize("kind", ["torch", "super"])
 def test_a_checkpoint_of_another_training_is_refused_by_what_differs(digits, tmp_path, kind):
     data = tmp_path / "other"  # its own place too, since a coordinator that runs lists one place once
@@ -212,17 +174,3 @@ def test_a_checkpoint_of_another_training_is_refused_by_what_differs(digits, tmp
         "(a fingerprint differs when files were added, removed, changed, moved or rewritten)",
     ):
         assert told in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_loader_of_another_kind_goes_on_at_the_end_of_an_epoch_only(digits, tmp_path, monkeypatch):
-    about = ("epochs=2", "training.checkpoint_steps=3", "training.validate_every=0")
-    with monkeypatch.context() as patch:
-        kept = every_checkpoint(tmp_path, patch)
-        done(spec_of(digits, tmp_path / "runs", *about))
-    threads = ("loader.kind=super-threads", "epochs=2", "training.validate_every=0")
-    with pytest.raises(ConfigError, match=r"no state of a SuperSampler"):
-        done(spec_of(digits, tmp_path / "middle", *threads, f"training.resume={kept[0]}"))
-    report = done(spec_of(digits, tmp_path / "end", *threads, f"training.resume={kept[2]}"))
-    assert [epoch.epoch for epoch in report.epochs] == [1]
-    assert any("the spec is another one" in note for note in report.notes)

@@ -1,4 +1,4 @@
-"""Optimisers, schedules and loss scaling are torch's, as specs name them; what is spent is told once."""
+"""Updates, random states, and devices are torch's, as specs name them; what is spent is counted once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from superdl.experiments.spec import OptimizerSpec
-from superdl.experiments.training.updates import Updater, learning_rate_factor
+from superdl.experiments.training.device import (
+    pick_device,
+    random_states,
+    restore_random_states,
+)
+from superdl.experiments.training.ranks import ProcessRank, Ranks
+from superdl.experiments.training.updates import Updater
+from superdl.super_wire.errors import ConfigError
 from tests.experiments.training.resuming import done, spec_of, the_run
 
 EPOCHS = 6
@@ -16,38 +23,6 @@ EPOCHS = 6
 
 def updater(model: torch.nn.Module, spec: OptimizerSpec, scaled_on: str | None = None) -> Updater:
     return Updater(model, spec, epoch_steps=4, epochs=3, scaled_on=scaled_on)
-
-
-def test_the_schedules_are_what_they_are_called():
-    def rates(**spec: object) -> list[float]:
-        made = OptimizerSpec(lr=1.0, **spec)
-        return [round(learning_rate_factor(made, step, 4, 12), 3) for step in range(13)]
-
-    assert rates(schedule="constant") == [1.0] * 13
-    steps = rates(schedule="step", step_epochs=1, step_factor=0.5)
-    assert steps == [*[1.0] * 4, *[0.5] * 4, *[0.25] * 4, 0.125]
-    warm = rates(schedule="cosine", warmup_epochs=1)
-    assert warm[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert (warm[8], warm[12]) == (0.5, 0.0)
-    torchs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(torchs, 12)
-    for rate in rates(schedule="cosine"):
-        assert torchs.param_groups[0]["lr"] == pytest.approx(rate, abs=1e-3)
-        torchs.step()
-        cosine.step()
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-@pytest.mark.parametrize("schedule", ["one_cycle", "cosine"])
-def test_the_optimiser_is_the_one_that_is_named_with_its_settings(name, schedule):
-    spec = OptimizerSpec(name=name, lr=0.3, weight_decay=0.02, nesterov=name == "sgd", schedule=schedule)
-    made = updater(torch.nn.Linear(2, 2), spec)
-    group = made.optimizer.param_groups[0]
-    assert type(made.optimizer).__name__.lower() == name
-    assert group["weight_decay"] == 0.02
-    if name == "sgd":
-        assert (group["momentum"], group["nesterov"]) == (0.9, True), "a one-cycle schedule leaves it alone"
-    assert made.lr == pytest.approx(0.3 / 25 if schedule == "one_cycle" else 0.3)
 
 
 def test_a_step_whose_gradients_are_not_finite_changes_nothing_and_is_not_counted_by_the_schedule():
@@ -93,3 +68,29 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
     ratios = {row["fetch_s"] / row["decode_s"] for row in rows}
     assert len(ratios) >= len({row["batch_id"] for row in rows}), "no shares of what several have cost"
     assert all((row["lr"] is None) == (row["split"] == "val") for row in rows)
+
+
+CPU = torch.device("cpu")
+
+
+def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert pick_device("auto", ProcessRank(3, 4, 1)) == torch.device("cuda", 1)
+    assert taken == [torch.device("cuda", 1)]
+    assert pick_device("cpu", ProcessRank(3, 4, 1)) == torch.device("cpu")
+    assert pick_device("cuda", ProcessRank()) == torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"rank 2 is number 2 of its host, which has 2 GPU\(s\)"):
+        pick_device("auto", ProcessRank(2, 3, 2))
+
+
+@pytest.mark.parametrize("damage", [{}, {"cpu": None}, {"cpu": [torch.zeros(3)]}])
+def test_random_states_that_are_damaged_are_told_as_such(damage):
+    alone, device = Ranks(ProcessRank()), CPU
+    whole = random_states(device, alone)
+    assert restore_random_states(whole, device, alone)
+    with pytest.raises(ConfigError, match="the checkpoint's random states are damaged"):
+        restore_random_states(whole | damage if damage else damage, device, alone)
+    assert restore_random_states(whole, device, alone)

@@ -77,7 +77,7 @@ def test_mds(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_litdata(kind, tmp_path, capsys):
     pytest.importorskip("litdata")
-    from superdl.experiments.loaders.streaming_loaders import write_chunks
+    from superdl.experiments.loaders.shard_loaders import write_chunks
 
     contents = pictures()
     directory = tmp_path / "chunks"

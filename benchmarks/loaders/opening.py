@@ -1,7 +1,7 @@
-"""The interface of a compared loader, and the loaders of SUPER and of specs.
+"""Open the compared loaders: SUPER, those that a spec may name, and raw ones of previously decoded pixels.
 
 SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. Loaders
-that a spec may name are opened as for training, without their figures.
+that a spec may name are opened by `experiments.loaders` as for training, without their figures.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, Dataset, Sampler
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 from benchmarks.harness.arm import Contender
 from superdl.coordinator.core import Plan
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
+from superdl.experiments.loaders.decoding import stack
 from superdl.experiments.loaders.samples import decode_image, list_samples
-from superdl.experiments.loaders.workers import stack
+from superdl.experiments.loaders.shard_loaders import write_chunks, write_shards
+from superdl.experiments.models import declare_operators
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
@@ -30,23 +33,11 @@ if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
-__all__ = [
-    "Pair",
-    "Pairs",
-    "PlannedOrder",
-    "collate",
-    "convert_named",
-    "data_loader",
-    "open_boto3",
-    "open_in_planned_order",
-    "open_named",
-    "open_planned",
-    "open_super",
-    "open_super_loader",
-]
-
 Pair = tuple["npt.NDArray[np.uint8]", int]
 """Pixels of shape (height, width, 3), and the label."""
+
+_CHUNK_BYTES = 64_000_000
+_IMAGES, _LABELS = "images.npy", "labels.npy"
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
@@ -55,7 +46,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
     return kind(dataset, **workers, **options)
 
 
-# --------------------------------------------------------------------------------------------- SUPER
+# ------------------------------------------------------------------- SUPER, and the loaders of specs
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
@@ -90,17 +81,14 @@ def open_super_loader(loading: Loading) -> Contender:
     return Contender(SuperLoader(dataset, sampler), sampler=sampler)
 
 
-# ----------------------------------------------------------------------- the loaders that specs name
-
-
 def open_named(kind: str, loading: Loading) -> Contender:
     """Open a loader of this kind over the files, which are converted if need be."""
     return _opened(kind, loading, loading.format_directory(kind))
 
 
-def convert_named(kind: str, loading: Loading, target: Path) -> None:
-    """Write the images into an empty directory, in the format of this kind."""
-    _opened(kind, loading, target).close()
+def convert_webdataset(loading: Loading, target: Path) -> None:
+    """Write the images as tars for WebDataset into an empty directory."""
+    _opened("webdataset", loading, target).close()
 
 
 def open_boto3(loading: Loading) -> Contender:
@@ -122,7 +110,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
     return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))
 
 
-# ------------------------------------------------------------------------------------ decoded images
+# ---------------------------------------------------------------------------------- decoded images
 
 
 class Pairs(Dataset[Pair]):
@@ -176,3 +164,91 @@ def open_in_planned_order(loading: Loading) -> Contender:
 def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     """Stack with one copy, into shared memory in a worker."""
     return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])
+
+
+def _items(loading: Loading) -> Iterator[dict[str, Any]]:
+    pairs = Pairs(loading)
+    for index in range(len(pairs)):
+        pixels, label = pairs[index]
+        yield {"image": pixels.copy(), "label": label}
+
+
+def _image_and_label(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch["image"].permute(0, 3, 1, 2), batch["label"].to(torch.int64)
+
+
+def write_mds(loading: Loading, target: Path) -> None:
+    """Write MDS shards of pixels of one shape."""
+    declare_operators()
+    columns = {"image": f"ndarray:uint8:{loading.crop},{loading.crop},3", "label": "int"}
+    write_shards(_items(loading), columns, target)
+
+
+def open_mds(loading: Loading) -> Contender:
+    """Open MosaicML Streaming, collated by torch's own collate."""
+    declare_operators()
+    from streaming import StreamingDataset
+
+    dataset = StreamingDataset(
+        local=str(loading.format_directory("mds-raw")),
+        batch_size=loading.batch_size,
+        shuffle=True,
+        shuffle_seed=loading.seed,
+    )
+    batches = data_loader(dataset, loading, batch_size=loading.batch_size)
+    return Contender(batches, pair=_image_and_label)
+
+
+def write_litdata(loading: Loading, target: Path) -> None:
+    """Write LitData chunks of pixels."""
+    declare_operators()
+    write_chunks(_items(loading), _CHUNK_BYTES, target)
+
+
+def open_litdata(loading: Loading) -> Contender:
+    """Open LitData, image by image: batches of chunks cost more without decoding."""
+    declare_operators()
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    directory = str(loading.format_directory("litdata-raw"))
+    dataset = StreamingDataset(directory, shuffle=True, seed=loading.seed, batch_decode=False)
+    batches = data_loader(dataset, loading, StreamingDataLoader, batch_size=loading.batch_size)
+    return Contender(batches, pair=_image_and_label)
+
+
+def write_array(loading: Loading, target: Path) -> None:
+    """Write one array file of shape (images, height, width, 3), and one of their labels."""
+    pairs = Pairs(loading)
+    shape = (len(pairs), loading.crop, loading.crop, 3)
+    images = np.lib.format.open_memmap(target / _IMAGES, mode="w+", dtype=np.uint8, shape=shape)
+    labels = np.empty(len(pairs), dtype=np.int64)
+    for index in range(len(pairs)):
+        images[index], labels[index] = pairs[index]
+    images.flush()
+    np.save(target / _LABELS, labels)
+
+
+def open_array(loading: Loading) -> Contender:
+    """Open an array in memory, from which numpy gathers a batch by its indices: a bound.
+
+    It costs no decoding, network or per-image work, only the copy of a batch and, with workers, its transfer
+    to the main process. numpy requests huge pages from the system; torch does not.
+    """
+    batches = _ArrayBatches(loading.format_directory("array"))
+    order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
+    indices = BatchSampler(order, loading.batch_size, drop_last=False)
+    return Contender(data_loader(batches, loading, sampler=indices, batch_size=None))
+
+
+class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
+    """A dataset indexed by lists of indices. Forked workers share the images' memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._images = np.load(directory / _IMAGES)
+        self._labels = torch.from_numpy(np.load(directory / _LABELS))
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self._images[indices]).permute(0, 3, 1, 2), self._labels[indices]

@@ -1,50 +1,138 @@
-"""A loader whose workers decode; in its plain form by Pillow, map-style.
+"""Loaders whose workers decode; in its plain form, ``torch``, by Pillow and map-style.
 
-The plain form is the baseline for SUPER. It reads files, or objects of a bucket.
+The plain form is the baseline for SUPER. It reads files, or objects of a bucket. Workers leave SIGTERM, which
+schedulers send to a whole process group (torchrun, Slurm, systemd), to the run: it needs them for its last
+step and checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import signal
 import time
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import Dataset, DistributedSampler, Sampler
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
+from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
-from superdl.experiments.loaders.workers import DecodedSample, collate, data_loader, decoded, end_workers
 from superdl.experiments.records import LoaderCounters
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy.typing as npt
+    from torch import Tensor
+
     from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
     from superdl.experiments.loaders.samples import Samples
-
-__all__ = ["DecodingLoader", "EpochSampler", "SourceImages", "epoch_sampler", "open_torch"]
 
 _log = logging.getLogger(__name__)
 _FORMAT = "counted batches"
 
 
+# ------------------------------------------------------------------------------------------ in a worker
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSample:
+    """Pixels of shape (height, width, 3), label, key, and seconds to fetch and decode."""
+
+    pixels: npt.NDArray[np.uint8]
+    label: int
+    key: str
+    fetch_s: float
+    decode_s: float
+
+
+def decoded(
+    content: bytes | memoryview, label: int, key: str, epoch: int, make: ImageMaker, fetch_s: float
+) -> DecodedSample:
+    """Decode one file that took ``fetch_s`` to fetch; errors are those of ``make``."""
+    start_s = time.perf_counter()
+    pixels = make(content, key, epoch)
+    return DecodedSample(pixels, label, key, fetch_s, time.perf_counter() - start_s)
+
+
+def collate(samples: Sequence[DecodedSample]) -> Batch:
+    """Stack samples into a batch."""
+    shapes = sorted({sample.pixels.shape[:2] for sample in samples})
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"the images of a batch have different heights and widths, {shapes[0]} and {shapes[-1]}: "
+            "end recipe.steps with a crop"
+        )
+    images, labels = stack([sample.pixels for sample in samples], [sample.label for sample in samples])
+    keys = "\0".join(sample.key for sample in samples)
+    figures = WorkerFigures(
+        batch_id=hashlib.blake2b(keys.encode(), digest_size=16).digest(),
+        fetch_s=sum(sample.fetch_s for sample in samples),
+        decode_s=sum(sample.decode_s for sample in samples),
+        size_bytes=images.numel(),
+    )
+    return images, labels, figures
+
+
+def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Stack images of one shape and their labels with one copy, never transposed."""
+    shape = (len(pixels), *pixels[0].shape)
+    if get_worker_info() is None:
+        images = torch.empty(shape, dtype=torch.uint8)
+    else:  # into shared memory, as torch's own collate
+        size = len(pixels) * pixels[0].nbytes
+        storage: Any = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        images = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,)).view(shape)
+    np.stack(pixels, out=images.numpy())
+    return images.permute(0, 3, 1, 2), torch.tensor(labels, dtype=torch.int64)
+
+
+# --------------------------------------------------------------------------------- in the main process
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Block SIGTERM in this thread, which the workers that it starts inherit.
+
+    They leave the signal to the run, and end when their loader is closed or deleted. Other threads of this
+    process still receive it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_workers(batches: Any) -> None:
+    """Stop a DataLoader's workers at once; kill one that hangs, unlike torch."""
+    # Torch does this when the last reference goes, without a public name.
+    iterator = getattr(batches, "_iterator", None)
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is None:
+        return
+    shut_down()
+    for process in getattr(iterator, "_workers", ()):
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
 class DecodingLoader:
-    """A DataLoader whose workers decode; they count as a job's functions do.
+    """A DataLoader whose workers decode; they count as a job's functions do. See `Loader`.
 
     It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
     and logs this. A loader that cannot repeat an order raises an error instead.
 
-    Args:
-        batches: a DataLoader that yields one rank's batches of an epoch each time it is iterated.
-        length: the number of batches.
-        samples: those of the split, all ranks together.
-        settings: the settings of the loader, for the report.
-        tell_epoch: sets the epoch of the next iteration of ``batches``; None: they count from 0.
-        pads: whether this rank's last sample only pads it to the length of other ranks.
-        requests: the billed requests to a bucket for each sample.
+    ``batches`` yields one rank's ``length`` batches each time it is iterated, of the epoch that
+    ``choose_epoch`` sets; without that, they count from 0. ``pads``: this rank's last sample only pads it to
+    the length of other ranks. ``requests`` to a bucket are billed for each sample.
     """
 
     def __init__(
@@ -54,15 +142,13 @@ class DecodingLoader:
         length: int,
         samples: Samples,
         settings: Mapping[str, object],
-        tell_epoch: Callable[[int], None] | None = None,
+        choose_epoch: Callable[[int], None] | None = None,
         pads: bool = False,
         requests: int = 0,
     ) -> None:
         self._batches = batches
         self._length = length
-        self._split = samples
-        self.settings = settings
-        self._tell_epoch = tell_epoch
+        self._choose_epoch = choose_epoch
         self._pads = pads
         self._requests = requests
         self._fetch_s = self._decode_s = 0.0
@@ -70,26 +156,11 @@ class DecodingLoader:
         self._epoch = self._batch = 0  # start of the next iteration
         self._begun = 0  # iterations so far
         self._began_at = (0, 0)  # epoch and batch at which the latest iteration began
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes."""
-        return self._split.classes
-
-    @property
-    def sample_count(self) -> int:
-        """The number of samples in the split."""
-        return len(self._split)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the listing."""
-        return self._split.fingerprint.hex()
-
-    @property
-    def resumes_within_epochs(self) -> bool:
-        """True if it can repeat an epoch's order, dropping the first batches."""
-        return self._tell_epoch is not None
+        self.settings = settings
+        self.classes = samples.classes
+        self.sample_count = len(samples)
+        self.fingerprint = samples.fingerprint.hex()
+        self.resumes_within_epochs = choose_epoch is not None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch; 0 once closed."""
@@ -100,9 +171,9 @@ class DecodingLoader:
         if epoch != self._epoch:
             self._epoch, self._batch = epoch, 0
 
-    def _facts(self) -> dict[str, int]:
+    def _facts(self) -> dict[str, Any]:
         """Return the facts that determine the samples of a batch."""
-        return {"samples": len(self._split), "batches": self._length}
+        return {"samples": self.sample_count, "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
         """Return the place after ``batches`` batches of the latest iteration."""
@@ -110,11 +181,7 @@ class DecodingLoader:
         return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration at ``state``.
-
-        Raises:
-            ConfigError: the state has another loader, samples or batches, or an unrepeatable order.
-        """
+        """Begin the next iteration at ``state``."""
         if state.get("format") != _FORMAT:
             raise ConfigError(
                 "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
@@ -135,8 +202,8 @@ class DecodingLoader:
     def _begin(self) -> int:
         """Begin the next iteration, and return the number of its batches to drop."""
         epoch, batch = self._epoch, self._batch
-        if self._tell_epoch is not None:
-            self._tell_epoch(epoch)
+        if self._choose_epoch is not None:
+            self._choose_epoch(epoch)
         elif epoch != self._begun:
             _log.warning(
                 "this loader cannot begin at epoch %d: its order is that of epoch %d", epoch, self._begun
@@ -181,6 +248,9 @@ class DecodingLoader:
         end_workers(batches)
 
 
+# ----------------------------------------------------------------------------------------------- torch
+
+
 class SourceImages(Dataset[DecodedSample]):
     """The images of a source, decoded on access by epoch and index."""
 
@@ -203,10 +273,19 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """A DistributedSampler that adds the epoch to indices; each iteration is an epoch."""
+    """A rank's order, whose indices carry their epoch; each iteration is an epoch.
 
-    def __init__(self, indices: DistributedSampler[Any]) -> None:
-        self._indices = indices
+    Training gets a new shuffle per epoch, else the order is that of the keys.
+    """
+
+    def __init__(self, dataset: Dataset[Any], request: LoaderRequest) -> None:
+        self._indices: DistributedSampler[Any] = DistributedSampler(
+            dataset,
+            num_replicas=request.replicas,
+            rank=request.rank,
+            shuffle=request.training,
+            seed=request.seed,
+        )
         self._epoch = -1
 
     def __len__(self) -> int:
@@ -225,43 +304,24 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return ((self._epoch, index) for index in self._indices)
 
 
-def epoch_sampler(dataset: Dataset[Any], request: LoaderRequest) -> EpochSampler:
-    """Return a rank's order: a new shuffle per epoch for training, else key order."""
-    return EpochSampler(
-        DistributedSampler(
-            dataset,
-            num_replicas=request.replicas,
-            rank=request.rank,
-            shuffle=request.training,
-            seed=request.seed,
-        )
-    )
-
-
 def open_torch(request: LoaderRequest) -> Loader:
-    """Open a split of a directory or a bucket.
-
-    Raises:
-        SourceError: it cannot be listed.
-        ConfigError: the labels of its key list are not class names.
-    """
+    """Open a split of a directory or a bucket with torch's DataLoader."""
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples))
-    sampler = epoch_sampler(dataset, request)
+    sampler, batch_size = EpochSampler(dataset, request), request.loader.batch_size
+    options = request.worker_options()
     return DecodingLoader(
-        data_loader(
-            dataset, request, batch_size=request.loader.batch_size, sampler=sampler, collate_fn=collate
-        ),
-        length=ceil(len(sampler) / request.loader.batch_size),
+        DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate, **options),
+        length=ceil(len(sampler) / batch_size),
         samples=samples,
         settings={
-            **request.worker_options(),
+            **options,
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",
             "repeated_samples": len(sampler) * request.replicas - len(samples),
             "reads": "objects of a bucket" if in_bucket else "files",
         },
-        tell_epoch=sampler.set_epoch,
+        choose_epoch=sampler.set_epoch,
         pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler pads these ranks
         requests=int(in_bucket),
     )

@@ -1,0 +1,217 @@
+"""Choose images, measure loaders in separate processes, and present the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from superdl.experiments.console import print_rows, say
+from superdl.experiments.data import MADE_SETS, Source, make_set
+from superdl.experiments.demo.measuring import PILLOW, SUPER, Epoch, Task
+from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.reporting.quantities import count, number, seconds
+from superdl.experiments.spec import RecipeSpec
+from superdl.super_wire.errors import BadSampleError, ConfigError, SuperError
+from superdl.super_wire.host import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from superdl.experiments.console import Console
+
+_MADE_IN, _MADE_SET = "data/demo", "imagenet-like"
+_IMAGES, _FEWEST = 1500, 64
+_DECODING_S = 50.0  # of all epochs; limits the number of large photos
+_DECODING_EPOCHS = 4
+_PROBED = 8
+_BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
+_BUSY = 0.5
+_ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
+_FEW = 1.5  # smaller factors are shown as a percentage
+
+_COLUMNS = ("first epoch", "second epoch", "fresh process")
+_NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
+_REASONS = (
+    "It starts its services, and decodes each image for the only time.",
+    "Nothing is decoded.",
+    "It starts its services again, and reads what is stored.",
+)
+_LINES = """\
+from superdl import Recipe, SuperDataset, SuperLoader
+
+dataset = SuperDataset(
+    {directory},
+    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, and kept
+    transform=None,  # yours comes here, such as Augment({crop}); it is fresh in each epoch
+)
+loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
+for epoch in range(3):
+    for images, labels in loader:  # uint8 [{batch_size}, 3, {crop}, {crop}], int64 [{batch_size}]
+        images = images.float() / 255
+        ...  # your model's step
+"""
+
+
+def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
+    """Measure both loaders; print the figures, and return them for JSON.
+
+    Args:
+        named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
+        images: the number of images to read; None: 1,500, or fewer if decoding is slow.
+        console: receives all output.
+
+    Raises:
+        SuperError: the images cannot be read, or a process failed; the message has its reason.
+    """
+    print_line, cores = partial(say, console), usable_cores()
+    load, _, _ = os.getloadavg()
+    if load > _BUSY * cores:
+        print_line(
+            f"this machine is busy (load {load:.1f} on {cores} cores): the figures will be of a busy machine"
+        )
+    directory = _directory(named, print_line)
+    epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
+    with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
+        key_list, chosen, total = _chosen(directory, images, cores, Path(scratch))
+        read = f"{chosen:,} images" if chosen == total else f"{chosen:,} of {total:,} images"
+        print_line(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
+        workers = min(cores, -(-chosen // _BATCH_SIZE))
+        task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
+        # Fresh processes have lost the cache, and keep the store.
+        for epoch_count, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
+            print_line(f"  {loader}: {'two epochs' if epoch_count > 1 else 'an epoch'} in a fresh process")
+            measured = _measured(replace(task, loader=loader, epochs=epoch_count), f"{scratch}/store")
+            epochs[loader] += measured
+    Results(chosen, task, epochs).print(console)
+    figures = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
+    return {"directory": str(directory), **figures}
+
+
+def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
+    """Return the user's folder, or that of drawn images, which are made once."""
+    if named is not None:
+        directory = Path(named).expanduser().absolute()
+        if not directory.is_dir():
+            raise ConfigError(f"{named} is no folder of this machine; the demo reads files alone")
+        return directory
+    return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=print_line) / "train"
+
+
+def _chosen(directory: Path, most: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
+    """Choose evenly spaced images; return a key list (None: all), number and total.
+
+    Each is read here, so that both loaders find it in the page cache.
+    """
+    samples = list_samples(Source(f"file://{directory}"), "torch")
+    total = len(samples)
+    if most is None:
+        make = ImageMaker(RecipeSpec(resize=_RESIZE, crop=_CROP), samples)
+        probed = range(0, total, -(-total // _PROBED))
+        began_s = time.perf_counter()
+        for index in probed:
+            with suppress(BadSampleError):  # both loaders skip it
+                make(samples.read(index), samples.keys[index], 0)
+        each_s = (time.perf_counter() - began_s) / len(probed)
+        most = min(_IMAGES, max(_FEWEST, int(_DECODING_S * cores / _DECODING_EPOCHS / each_s)))
+    chosen = [place * total // most for place in range(most)] if most < total else range(total)
+    for index in chosen:
+        samples.read(index)
+    if len(chosen) == total:
+        return None, total, total
+    key_list = scratch / "images.jsonl"
+    rows = [{"key": samples.keys[index], "label": samples.classes[samples.labels[index]]} for index in chosen]
+    key_list.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(key_list), most, total
+
+
+def _measured(task: Task, store: str) -> list[Epoch]:
+    """Run a task in a fresh process, and wait until its services have ended."""
+    # The user's own coordinator, cache or store would be measured too.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    command = [sys.executable, "-P", "-m", "superdl.experiments.demo.measuring", json.dumps(asdict(task))]
+    process = subprocess.run(
+        command, env=environment | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        raise SuperError(f"{task.loader} failed: {process.stderr.strip()}")
+    output = json.loads(process.stdout)
+    services = []
+    for pid in output["services"]:
+        with suppress(psutil.NoSuchProcess):  # it has ended already
+            services.append(psutil.Process(pid))
+    psutil.wait_procs(services, timeout=_ENDING_S)
+    return [Epoch(**epoch) for epoch in output["epochs"]]
+
+
+# --------------------------------------------------------------------------------------------- results
+
+
+_FIGURES: dict[str, Callable[[Epoch], float]] = {
+    "images/s": lambda epoch: epoch.images / epoch.wall_s,
+    "CPU, ms/image": lambda epoch: 1e3 * epoch.cpu_s / epoch.images,
+    "images decoded": lambda epoch: epoch.decodes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The measurements of ``count`` images; epochs by loader."""
+
+    count: int
+    task: Task
+    epochs: Mapping[str, Sequence[Epoch]]
+
+    def lines(self) -> str:
+        """Return the lines of a script that reads as SUPER did in the demo."""
+        fields = asdict(self.task)
+        return _LINES.format(**fields | {"directory": json.dumps(self.task.directory, ensure_ascii=False)})
+
+    def print(self, console: Console) -> None:
+        """Print everything."""
+        print_rows(console, ("", *_COLUMNS), self._rows(), title=_NOTHING_TRAINED)
+        say(console, "\n".join(self._sentences()))
+        say(console, f"\nIn your script:\n\n{self.lines()}")
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = []
+        for title, figure in _FIGURES.items():
+            write = count if title == "images decoded" else number
+            for loader, epochs in self.epochs.items():
+                rows.append((f"{title}: {loader}", *(write(figure(epoch)) for epoch in epochs)))
+        return rows
+
+    def _sentences(self) -> Iterator[str]:
+        pairs = zip(self.epochs[SUPER], self.epochs[PILLOW], strict=True)
+        for column, (ours, theirs), reason in zip(_COLUMNS, pairs, _REASONS, strict=True):
+            rate, cpu, _ = (_ratio(figure(ours), figure(theirs)) for figure in _FIGURES.values())
+            speed = f"{SUPER} reads {rate} the images/s of {PILLOW} for {cpu} its CPU"
+            yield f"{column.capitalize()}: {speed}. {reason}"
+        first, second, fresh = self.epochs[SUPER]
+        yield (
+            f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is in the first and the last "
+            "column: the more images, the less it counts. CPU is that of all processes; imports are in none."
+        )
+        ten = {name: epochs[0].wall_s + 9 * epochs[1].wall_s for name, epochs in self.epochs.items()}
+        yield "Ten such epochs: " + ", ".join(f"{seconds(s)} with {name}" for name, s in ten.items()) + "."
+        if bad := self.count - first.images:
+            yield (
+                f"{count(bad, 'image')} cannot be decoded, and both skip it: superdl doctor "
+                f"{shlex.quote(self.task.directory)} --all names such files."
+            )
+
+
+def _ratio(part: float, whole: float) -> str:
+    value = part / whole
+    return f"{number(value, 2)} times" if value >= _FEW else f"{number(100 * value, 2)}% of"
