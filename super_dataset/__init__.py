@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from superdl.super_dataset.augment import Augment
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.listed_source import coordinate_by
 from superdl.super_dataset.loader import SuperLoader
 from superdl.super_dataset.mixing import SuperMix
 from superdl.super_dataset.per_sample import PerSample
@@ -27,6 +26,5 @@ __all__ = [
     "SuperLoader",
     "SuperMix",
     "SuperTrainerMixin",
-    "coordinate_by",
     "split_transform",
 ]

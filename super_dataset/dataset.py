@@ -256,7 +256,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
         place = place_of(ref, self)
-        with sampler_of_one(self._ask(f"sample {place}"), self, place) as sampler:
+        with sampler_of_one(self._asking(f"sample {place}"), place) as sampler:
             (planned,) = sampler
             images, labels, info = self._read(planned, "raise")
         if self._transform is not None and not isinstance(self._transform, PerSample):

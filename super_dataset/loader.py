@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.listed_source import coordination
 from superdl.super_dataset.memory import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
 from superdl.super_dataset.reading import BatchLeftOut
@@ -176,7 +175,8 @@ class SuperLoader(Generic[_Ref]):
         else:
             if batch_size is None and not of_batches:
                 raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
-            make = coordination("a SuperLoader without a sampler").SuperSampler
+            from superdl.sampler import SuperSampler
+
             options = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
@@ -184,7 +184,9 @@ class SuperLoader(Generic[_Ref]):
                 **({} if own_order is None else {"sampler": own_order}),
                 **of_sampler,
             }
-            self.sampler = self._made = make(dataset, **options)
+            given: Any = dataset  # SuperSampler refuses what is no SuperDataset
+            self._made = SuperSampler(given, **options)
+            self.sampler = self._made
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
