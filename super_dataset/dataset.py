@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading import (
         BadSample,
+        Batch,
         BatchInfo,
-        BatchProgress,
         OnBadSample,
         Padding,
         SampleTensors,
@@ -309,9 +309,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
                 self._note_bad(read, _HANDLED[on_bad_sample])
         return images, map_tensors(labels, send_by_value), info
 
-    def _instead_of(
-        self, read: BatchProgress, info: BatchInfo
-    ) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
+    def _instead_of(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
         """Fill a batch without a good sample from the last batch that had some.
 
         Raises:
@@ -331,7 +329,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         # Skipped padding leaves one sample of a batch that is nothing else.
         return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
 
-    def _note_bad(self, read: BatchProgress, handled: str) -> None:
+    def _note_bad(self, read: Batch, handled: str) -> None:
         if self._bad_samples is not None:
             self._bad_samples.add(read.ref, read.bad, handled)
 

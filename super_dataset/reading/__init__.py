@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BadSample, BadSamples, BatchLeftOut
+from superdl.super_dataset.reading.batch import Batch, bad_sample_error
 from superdl.super_dataset.reading.checks import Verify
 from superdl.super_dataset.reading.delivery import (
     BatchInfo,
@@ -18,16 +19,15 @@ from superdl.super_dataset.reading.delivery import (
     sample_tensors,
 )
 from superdl.super_dataset.reading.packs import announce
-from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 
 __all__ = [
     "LEAVES_OUT",
     "BadSample",
     "BadSamples",
+    "Batch",
     "BatchInfo",
     "BatchLeftOut",
-    "BatchProgress",
     "BatchReader",
     "LastGood",
     "OnBadSample",

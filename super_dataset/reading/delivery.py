@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory import cut_up, in_one_block
+from superdl.super_dataset.reading.batch import bad_sample_error
 from superdl.super_dataset.reading.checks import layout_columns
-from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_fields_of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_dataset.reading.progress import BatchProgress
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.record_kinds import ArrayPlace
@@ -278,7 +278,7 @@ class BatchInfo:
         return self
 
 
-def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
+def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
     """Return the info for the samples at ``order``; ``None``: all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None

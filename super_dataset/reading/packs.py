@@ -12,15 +12,14 @@ import contextlib
 import errno
 import logging
 import math
-import mmap
 import os
-import struct
 from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from superdl.super_dataset.reading.buffer import PAYLOAD_BYTES
 from superdl.super_dataset.reading.open_packs import OPEN_PACKS, OpenPack, OpenPacks
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.errors import StoreError
@@ -30,8 +29,6 @@ from superdl.super_wire.sizes import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.record_kinds import Pointer
@@ -40,10 +37,8 @@ __all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_place
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
-_TOLD_AND_COUNT = struct.Struct("<dq")
 
 _AHEAD = 64  # records that the kernel fetches while others are read
-_PAYLOAD_BYTES = slice(8, 16)  # place of the payload's length in a header
 _FAR = 2**62  # no file is that long
 
 _ANNOUNCED_BYTES = 64 * 2**20  # announced ahead within a batch
@@ -54,43 +49,31 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class StoreTroubleLog:
-    """A log of failed reads from a store, once a minute for a process and its forks."""
+    """A log of failed reads from a store, at most once a minute in a process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # In memory shared with forks. Concurrent counts may lose some, which does no harm.
-        self._told_and_count = mmap.mmap(-1, _TOLD_AND_COUNT.size)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, -math.inf, 0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoreTroubleLog, (self._clock,)
+        self._logged_s = -math.inf
+        self._count = 0  # of samples since then
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
         """Count the samples of a batch that could not be read, and log them if it is time."""
-        logged_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
-        now_s, count = self._clock(), count + len(failed)
-        is_due = not now_s - logged_s < _LOG_EVERY_S  # a half-written time may be NaN
-        state = (now_s, 0) if is_due else (logged_s, count)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *state)
-        if not is_due:
+        self._count += len(failed)
+        if self._clock() - self._logged_s < _LOG_EVERY_S:
             return
-        first = min(failed)
+        count, self._count, self._logged_s = self._count, 0, self._clock()
+        first, pack = min(failed), "by a pointer"
+        if ref.places is not None and (number := int(np.frombuffer(ref.places.pack_of, dtype="<u4")[first])):
+            name = ref.places.packs[number - 1] if number <= len(ref.places.packs) else "unknown"
+            pack = f"pack {name}, byte {np.frombuffer(ref.places.offsets, dtype='<u8')[first]}"
         _LOG.warning(
             "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
             counted(count, "sample"),
             ref.store or "another place",
             ref.name_of(first),
-            _place_name(ref, first),
+            pack,
             failed[first],
         )
-
-
-def _place_name(ref: BatchRef, offset: int) -> str:
-    places = ref.places
-    if places is None or not (number := int(np.frombuffer(places.pack_of, dtype="<u4")[offset])):
-        return "by a pointer"
-    name = places.packs[number - 1] if number <= len(places.packs) else "unknown"
-    return f"pack {name}, byte {np.frombuffer(places.offsets, dtype='<u8')[offset]}"
 
 
 _Place: TypeAlias = tuple[int, str, int, int]
@@ -218,13 +201,9 @@ class _Reading:
                 row += HEADER_BYTES
             else:
                 self._later(place, pack)
-        self._finish(came, headers[: len(came)], digests)
-
-    def _finish(self, came: list[int], headers: NDArray[np.uint8], digests: dict[int, int]) -> None:
-        if came:
-            self._buffer.note_records(came, headers, digests)
-            self.came += came
-        self._packs.waits_for_disks = bool(self._waiting)
+        buffer.note_records(came, headers[: len(came)], digests)
+        self.came += came
+        packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
 
     def _read_waiting(self) -> None:
@@ -273,7 +252,7 @@ class _NotThereError(Exception):
 
 
 def _check_length(header: bytearray, length: int) -> None:
-    record_bytes = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
+    record_bytes = HEADER_BYTES + int.from_bytes(header[PAYLOAD_BYTES], "little")
     if record_bytes != length:
         raise _NotThereError(f"a record of {record_bytes} bytes is where one of {length} should be")
 
