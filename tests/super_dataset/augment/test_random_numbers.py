@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.super_dataset.augment.random_numbers import BatchRandom, below, philox4x32, unit_interval
 from tests.super_dataset.augmenting import ids_of
@@ -28,33 +26,6 @@ SAMPLES = 20_000
 def test_gives_the_published_numbers(counter, key, expected):
     made = philox4x32(np.array(counter, dtype=np.uint64), np.array(key, dtype=np.uint64))
     assert made.tolist() == expected
-
-
-@given(
-    numbers=st.lists(st.integers(0, 50), min_size=1, max_size=12),
-    seed=st.integers(-(2**63), 2**63 - 1),
-    epoch=st.integers(0, 2**40),
-    count=st.integers(1, 23),
-)
-def test_a_sample_draws_the_same_in_any_batch(numbers, seed, epoch, count):
-    together = BatchRandom(ids_of(*numbers), seed=seed, epoch=epoch).bits("crop", count)
-    assert together.shape == (count, len(numbers))
-    assert together.max() < 2**32
-    for at, number in enumerate(numbers):
-        alone = BatchRandom(ids_of(number), seed=seed, epoch=epoch).bits("crop", count)
-        assert alone[:, 0].tolist() == together[:, at].tolist()
-
-
-def test_every_seed_epoch_purpose_and_sample_is_a_stream_of_its_own():
-    streams = [
-        BatchRandom(ids_of(number), seed=seed, epoch=epoch).bits(purpose, 8)[:, 0].tolist()
-        for number in range(3)
-        for seed in (-1, 0, 1)
-        for epoch in range(3)
-        for purpose in ("crop", "flip", "jitter")
-    ]
-    drawn = [word for stream in streams for word in stream]
-    assert len(set(drawn)) == len(drawn)
 
 
 def test_whole_numbers_below_a_bound_are_all_as_likely():
