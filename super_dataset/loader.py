@@ -175,7 +175,8 @@ class SuperLoader(Generic[_Ref]):
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
             }
-            self.sampler = self._made = SuperSampler(given, **order, **of_sampler)
+            self._made = SuperSampler(given, **order, **of_sampler)
+            self.sampler = self._made
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
         load = Load(
