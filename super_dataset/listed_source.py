@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from superdl.super_dataset.reading import check_label_dtype
+from superdl.super_dataset.reading.delivery import check_label_dtype
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.source_url import file_url, join_url, split_url
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.memory import mover_to
+from superdl.super_dataset.memory.device import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
-from superdl.super_dataset.reading import BatchLeftOut
+from superdl.super_dataset.reading.bad_samples import BatchLeftOut
 from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_dataset.worker_processes import (
     Load,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from superdl.super_dataset.reading import BadSample
+    from superdl.super_dataset.reading.bad_samples import BadSample
     from superdl.super_dataset.reading_threads import ThreadPass
     from superdl.super_dataset.worker_processes import ProcessPass
 

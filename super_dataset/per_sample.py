@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import finished_elsewhere_here
+from superdl.super_dataset.memory.batch_memory import finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
 from superdl.super_dataset.stacking import batched, rows_of, unfinished
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from superdl.super_dataset.pictures import End
-    from superdl.super_dataset.reading import BatchInfo
+    from superdl.super_dataset.reading.delivery import BatchInfo
 
 __all__ = ["PerSample", "for_batches"]
 

@@ -12,14 +12,15 @@ from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_dataset.memory import receiving_into
-from superdl.super_dataset.reading import LEAVES_OUT, announce
+from superdl.super_dataset.memory.batch_memory import receiving_into
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT
+from superdl.super_dataset.reading.packs import announce
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.super_dataset.memory import Mover
+    from superdl.super_dataset.memory.device import Mover
     from superdl.super_dataset.worker_processes import Load
 
 __all__ = ["ReadingThreads", "ThreadPass"]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.loader import SuperLoader
 from superdl.super_dataset.mixing import SuperMix
-from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.reading.delivery import BatchInfo
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:

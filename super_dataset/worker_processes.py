@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from superdl.super_dataset.memory import map_tensors, memory_here, receiving_into
-from superdl.super_dataset.reading import LEAVES_OUT, BatchLeftOut
+from superdl.super_dataset.memory.batch_memory import memory_here, receiving_into
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BatchLeftOut
 from superdl.super_dataset.splitting import unknown
 from superdl.super_wire.errors import UsageError
 from superdl.super_wire.host import usable_cores
@@ -19,7 +20,8 @@ from superdl.super_wire.host import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from superdl.super_dataset.memory import Memory, Mover
+    from superdl.super_dataset.memory.batch_memory import Memory
+    from superdl.super_dataset.memory.device import Mover
 
 __all__ = [
     "Load",

@@ -12,8 +12,8 @@ import torch
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
-from superdl.super_dataset.memory import empty_batch
-from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.memory.batch_memory import empty_batch
+from superdl.super_dataset.reading.delivery import BatchInfo
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 

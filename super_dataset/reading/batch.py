@@ -89,12 +89,12 @@ class Batch:
     size_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.missing = list(range(len(self.ref)))
+        self.missing = list(range(self.buffer.size))
 
     @property
     def hits(self) -> int:
         """Return the number of samples that the first answered GET found."""
-        return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
+        return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
         """Check records from packs; return failures with reasons, still to be requested."""
@@ -108,7 +108,7 @@ class Batch:
         good = [offset for offset in came if offset not in spoilt] if spoilt else came
         self.straight += len(good) - len(self.not_hit.intersection(good))
         self.straight_bytes += int(buffer.record_bytes[good].sum())
-        whole = len(good) == len(self.ref)
+        whole = len(good) == buffer.size
         self.missing = [] if whole else sorted(set(self.missing).difference(good))
         return spoilt
 
@@ -173,7 +173,7 @@ class Batch:
             rank=ref.rank,
             epoch=ref.epoch,
             position=ref.position,
-            samples=len(ref),
+            samples=self.buffer.size,
             hits=self.hits + self.straight,
             wait_us=int(self.wait_s * 1e6),
             read_us=int(self.read_s * 1e6),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.super_dataset.memory import FreshMemory
+from superdl.super_dataset.memory.batch_memory import FreshMemory
 from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, payload_hash
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.memory import Memory
+    from superdl.super_dataset.memory.batch_memory import Memory
 
 __all__ = ["PAYLOAD_BYTES", "BatchBuffer", "Incoming", "ReplyKind"]
 

@@ -139,7 +139,7 @@ class CacheLink:
         """Send a read report without waiting for the reply. Losing it is harmless."""
         node = None
         if not self.connected and not batch.astray:
-            if batch.straight < len(batch.ref):
+            if batch.straight < batch.buffer.size:
                 return
             timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
         try:
@@ -284,11 +284,6 @@ class _Share:
         self.connection.send(CRLF.join([*parts, b""]))
         scatter.requested += len(upcoming)
 
-    def receive(self, *, alone: bool) -> None:
-        """Wait for bytes and put them where they belong; unless ``alone``, wait for the socket only once."""
-        receive = self.connection.receive if alone else self.connection.receive_some
-        self.scatter.received(receive(self.scatter.buffers()))
-
     def settle(self) -> None:
         """Record what has come; called once, whatever happened."""
         self.scatter.settle()
@@ -310,16 +305,19 @@ def _receive(shares: Mapping[Node, _Share], batch: Batch) -> dict[Node, CacheUnr
         ready = list(active) if poll is None else _ready(active, poll, batch)
         for node in ready:
             share = active[node]
+            connection, scatter = share.connection, share.scatter
             try:
-                share.receive(alone=poll is None)
-                if not share.scatter.finished:
+                # Beside others, wait for a socket only once: encrypted bytes may yield none yet.
+                receive = connection.receive if poll is None else connection.receive_some
+                scatter.received(receive(scatter.buffers()))
+                if not scatter.finished:
                     share.ask()
                     continue
             except CacheUnreachableError as error:
                 failed[node] = error
             del active[node]
             if poll is not None:
-                poll.unregister(share.connection)
+                poll.unregister(connection)
         if active and (not ready or batch.clock() > batch.deadline_s):
             for node, share in active.items():
                 text = f"the cache at {share.connection.address} sends too slowly"

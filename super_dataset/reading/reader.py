@@ -31,7 +31,7 @@ from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.super_dataset.memory import Memory
+    from superdl.super_dataset.memory.batch_memory import Memory
     from superdl.super_dataset.reading.checks import Verify
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.cache import Credentials

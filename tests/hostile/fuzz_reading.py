@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from superdl.super_dataset.reading import announce
 from superdl.super_dataset.reading.delivery import sample_tensors
+from superdl.super_dataset.reading.packs import announce
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
 from superdl.super_wire.errors import (

@@ -167,18 +167,6 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
     assert isinstance(caught.value.__cause__, OSError), "as the sampler raised it"
 
 
-def test_threads_end_with_the_loader_and_hold_no_batch(refs):
-    loader = SuperLoader(bound_dataset(), refs, threads=2)
-    batches = iter(loader)
-    batch, _ = next(batches)
-    threads = threads_of_loaders()
-    assert len(threads) == 2
-    del loader, batches
-    gc.collect()
-    join(threads)
-    check(batch, torch.arange(100, 100 + SIZE), 0)
-
-
 class Pair(NamedTuple):
     left: object
     right: object

@@ -153,13 +153,6 @@ def test_a_pass_that_another_has_replaced_says_so():
         assert [one[0] + other[0] for one, other in zip(loader, loader, strict=True)] == [*range(0, 20, 2)]
 
 
-def test_a_sampler_that_it_was_given_stays_open(refs):
-    sampler = Planned(refs)
-    with SuperLoader(bound_dataset(), sampler, batch_size=SIZE, shuffle=False) as loader:
-        assert loader.sampler is sampler
-    assert sampler.closed == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

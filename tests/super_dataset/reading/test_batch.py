@@ -10,26 +10,18 @@ from superdl.super_dataset.reading.batch import Batch
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.checks import HASHED_SHARE, SeenRecords, check_records
 from superdl.super_wire.record import HEADER_BYTES
-from tests.super_dataset.stored_batches import bound_to, images, record, ref_of, tombstone
+from tests.super_dataset.stored_batches import bound_to, images, receive, received, record, ref_of, tombstone
 
 IDS = bytes(range(128)) * 5
 """Of 40 samples; each record here is of the sample at its offset."""
 GOOD = record(images(1)[0])
 
 
-def put(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
-    incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
-    incoming.payload[:] = whole[HEADER_BYTES:]
-    buffer.note_record(incoming)
-
-
 def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
     """Which records of a batch were hashed as they came, and which were found corrupt."""
     ids = IDS[: 16 * len(records)]
-    buffer = BatchBuffer(len(records))
-    buffer.to_hash = seen.to_hash(ids, epoch)
-    for offset, whole in enumerate(records):
-        put(buffer, offset, bound_to(ids[16 * offset : 16 * offset + 16], whole))
+    wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
+    buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
     checked = check_records(buffer, ids, range(len(records)), seen)
     return sorted(buffer.digests), sorted(checked.corrupt)
 
@@ -67,14 +59,14 @@ SIX = record(np.arange(6, dtype=np.uint8))
 
 def test_only_a_sound_data_record_decides_the_size():
     buffer = BatchBuffer(4)
-    put(buffer, 0, tombstone("key"))
-    put(buffer, 1, b"X" * 100)
-    put(buffer, 2, SIX + b"one byte too many")
+    receive(buffer, 0, tombstone("key"))
+    receive(buffer, 1, b"X" * 100)
+    receive(buffer, 2, SIX + b"one byte too many")
     assert buffer.block is None
-    put(buffer, 3, SIX)
+    receive(buffer, 3, SIX)
     assert buffer.item_bytes == 6
     assert sorted(buffer.own) == [0, 1, 2]
-    put(buffer, 1, SIX)  # good when it was requested again
+    receive(buffer, 1, SIX)  # good when it was requested again
     assert sorted(buffer.own) == [0, 2]
     assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
 
@@ -83,7 +75,7 @@ def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
     large = record(np.zeros(2**20, dtype=np.uint8))
     for expected_bytes in (None, 2**20):
         buffer = BatchBuffer(100, expected_bytes=expected_bytes)
-        put(buffer, 0, large)
+        receive(buffer, 0, large)
         assert (buffer.block is None) is (expected_bytes is None)
 
 

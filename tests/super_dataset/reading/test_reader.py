@@ -109,16 +109,6 @@ def test_what_is_missing_or_spoilt_is_reported_asked_for_again_alone_and_heals(v
     ]
 
 
-def test_what_lies_in_packs_is_read_there_and_reported(valkey, tmp_path):
-    arrays = images(20)
-    pack_store = DirectoryStore.open(tmp_path / "store", create=True)
-    read = reader_at(FakeTime()).read(packed(pack_store, ref_of(20, valkey.unix_url), arrays))
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.straight, read.hits, read.bad) == (20, 0, {})
-    (report,) = reports(valkey)
-    assert (report.straight, report.hits, report.size_bytes, report.done) == (20, 20, 0, 1)
-
-
 def test_a_pack_that_is_gone_is_a_miss_told_once_and_heals(valkey, tmp_path, caplog):
     arrays = images(6)
     pack_store = DirectoryStore.open(tmp_path / "store", create=True)
