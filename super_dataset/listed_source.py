@@ -38,7 +38,10 @@ class ListedSource:
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
-        self._looked_at: bytes | None = None
+        self.listed_as: bytes | None = None
+        """Fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which places refer;
+        ``None`` before any use.
+        """
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
         self._made_in = os.getpid()
@@ -94,13 +97,6 @@ class ListedSource:
             self._samples = self._targets = None
         self._binding, self._made_in = binding, os.getpid()
 
-    @property
-    def listed_as(self) -> bytes | None:
-        """Return the fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which
-        places refer. ``None`` before any use.
-        """
-        return self._looked_at
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_samples": None, "_targets": None}
 
@@ -110,7 +106,7 @@ class ListedSource:
 
             self.bind(describe(self._asking(fact)))
         known = cast("DatasetBinding", self._binding)
-        self._looked_at = known.fingerprint
+        self.listed_as = known.fingerprint
         return known
 
     def _asking(self, fact: str) -> Bindable:

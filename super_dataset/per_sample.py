@@ -304,8 +304,9 @@ def _parameters(transform: Any) -> _Parameters | None:
         return None
 
 
-def _is_required(one: inspect.Parameter) -> bool:
-    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_open
 
 
 def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:

@@ -140,12 +140,12 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
     return inputs
 
 
-def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
+def _of_labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
     """Compute metrics of labelled samples; of all if each has several labels."""
-    labels, predictions = found.label_ids, found.predictions
+    labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
-        found = type(found)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
-    return compute(found, **kwargs)
+        output = type(output)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
+    return compute(output, **kwargs)
 
 
 class _Batches(IterableDataset[Any]):
