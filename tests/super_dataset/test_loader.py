@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -165,11 +164,6 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
     with pytest.raises(RuntimeError, match="no more plan") as caught:
         next(batches)
     assert isinstance(caught.value.__cause__, OSError), "as the sampler raised it"
-
-
-class Pair(NamedTuple):
-    left: object
-    right: object
 
 
 @pytest.mark.parametrize(
