@@ -9,28 +9,29 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, get_args
 
 from torch.utils.data import Dataset
 
 from superdl.super_dataset.indexing import how_to_use, place_of, sampler_of_one
 from superdl.super_dataset.listed_source import ListedSource, normalise_url
-from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
+from superdl.super_dataset.memory.batch_memory import memory_here
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.memory.handover import send_by_value
 from superdl.super_dataset.per_sample import PerSample, for_batches
-from superdl.super_dataset.reading import (
-    LEAVES_OUT,
-    BadSamples,
-    BatchLeftOut,
-    BatchReader,
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BadSamples, BatchLeftOut
+from superdl.super_dataset.reading.batch import bad_sample_error
+from superdl.super_dataset.reading.checks import Verify
+from superdl.super_dataset.reading.delivery import (
     LastGood,
-    ReadSettings,
-    bad_sample_error,
+    OnBadSample,
+    Padding,
     batch_info,
-    check_policies,
     delivered_order,
     label_tensor,
     sample_tensors,
 )
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_dataset.splitting import unknown
 from superdl.super_dataset.stacking import checked_columns, in_columns, only_sample, rows_of
 from superdl.super_wire.batch_ref import BatchRef
@@ -43,15 +44,9 @@ from superdl.super_wire.record import HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from superdl.super_dataset.reading import (
-        BadSample,
-        BatchInfo,
-        BatchProgress,
-        OnBadSample,
-        Padding,
-        SampleTensors,
-        Verify,
-    )
+    from superdl.super_dataset.reading.bad_samples import BadSample
+    from superdl.super_dataset.reading.batch import Batch
+    from superdl.super_dataset.reading.delivery import BatchInfo, SampleTensors
     from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
 
@@ -163,8 +158,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if not isinstance(recipe, Recipe):
             msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
             raise ConfigError(msg)
-        check_policies(on_bad_sample, padding)
-        _check_reading(read_timeout, verify, in_flight_bytes)
+        _check_reading(read_timeout, in_flight_bytes)
+        _check_choices(on_bad_sample=on_bad_sample, padding=padding, verify=verify)
         self.source = normalise_url(source, name="source")  # default basis of sample ids
         self.naming = checked_naming(alias, versions)
         self.given_classes = () if classes is None else checked_classes(classes)
@@ -256,7 +251,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
         place = place_of(ref, self)
-        with sampler_of_one(self._ask(f"sample {place}"), self, place) as sampler:
+        with sampler_of_one(self._asking(f"sample {place}"), place) as sampler:
             (planned,) = sampler
             images, labels, info = self._read(planned, "raise")
         if self._transform is not None and not isinstance(self._transform, PerSample):
@@ -295,7 +290,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
         """Return images and labels before the transform, and the info if it is needed."""
         self._check_ours(ref)
-        read = self._reader.read(ref, memory_here())
+        memory = memory_here()
+        read = self._reader.read(ref, memory)
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
         needs_info = self._transform is not None or self._return_info or self._bad_samples is not None
         info = batch_info(read, order) if needs_info else None
@@ -307,11 +303,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
                 self._bad_samples.last_good = LastGood(images, labels, info)
             if read.bad:
                 self._note_bad(read, _HANDLED[on_bad_sample])
-        return images, map_tensors(labels, send_by_value), info
+        return images, map_tensors(labels, send_by_value) if memory.shared else labels, info
 
-    def _instead_of(
-        self, read: BatchProgress, info: BatchInfo
-    ) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
+    def _instead_of(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
         """Fill a batch without a good sample from the last batch that had some.
 
         Raises:
@@ -331,7 +325,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         # Skipped padding leaves one sample of a batch that is nothing else.
         return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
 
-    def _note_bad(self, read: BatchProgress, handled: str) -> None:
+    def _note_bad(self, read: Batch, handled: str) -> None:
         if self._bad_samples is not None:
             self._bad_samples.add(read.ref, read.bad, handled)
 
@@ -350,11 +344,17 @@ class SuperDataset(ListedSource, Dataset[Any]):
         )
 
 
-def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:
+def _check_reading(read_timeout: Any, in_flight_bytes: object) -> None:
     is_number = isinstance(read_timeout, int | float) and not isinstance(read_timeout, bool)
     if not (is_number and 0 < read_timeout < math.inf):
         raise ConfigError(f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}")
-    if verify not in ("auto", "all"):
-        raise ConfigError(f"verify is 'auto' or 'all'; not {verify!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
         raise ConfigError(f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}")
+
+
+def _check_choices(**given: object) -> None:
+    choices = {"on_bad_sample": OnBadSample, "padding": Padding, "verify": Verify}
+    for name, value in given.items():
+        known = get_args(choices[name])
+        if value not in known:
+            raise ConfigError(f"{name} is one of {', '.join(map(repr, known))}; not {value!r}")

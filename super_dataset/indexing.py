@@ -13,7 +13,8 @@ from superdl.super_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    from superdl.super_dataset.listed_source import Coordination
+    from superdl.sampler import SuperSampler
+    from superdl.super_wire.batch_ref import Bindable
 
 __all__ = ["how_to_use", "place_of", "sampler_of_one"]
 
@@ -49,9 +50,11 @@ def place_of(index: Any, dataset: Sized) -> int:
     return place % size
 
 
-def sampler_of_one(coordination: Coordination, dataset: Any, place: int) -> Any:
+def sampler_of_one(dataset: Bindable, place: int) -> SuperSampler:
     """Return a sampler of the one sample at ``place``, as in the first epoch of seed 0."""
-    return coordination.SuperSampler(
+    from superdl.sampler import SuperSampler
+
+    return SuperSampler(
         dataset,
         batch_size=1,
         shuffle=False,

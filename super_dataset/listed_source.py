@@ -1,7 +1,6 @@
 """Facts about a dataset's source: number of samples, classes, and each sample's path and label.
 
-A new sampler provides them. Before that, the coordinator is queried through functions that ``superdl``
-injects, because this package does not know the coordinator.
+A new sampler provides them. Before that, the sampler's package is asked to query the coordinator.
 """
 
 from __future__ import annotations
@@ -9,58 +8,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from superdl.super_dataset.reading import check_label_dtype
+from superdl.super_dataset.reading.delivery import check_label_dtype
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.source_url import file_url, join_url, split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from superdl.super_wire.batch_ref import Bindable, DatasetBinding
     from superdl.super_wire.labels import Labels, SampleList
 
-__all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination", "normalise_url"]
-
-
-class Coordination(Protocol):
-    """The functions that find and query coordinators: ``superdl.sampler``."""
-
-    @property
-    def SuperSampler(self) -> Callable[..., Any]:  # noqa: N802 # the name of the class
-        """Return the class that creates a sampler from a dataset and its arguments."""
-
-    @property
-    def describe(self) -> Callable[[Bindable], DatasetBinding]:
-        """Return the function that gets facts about a dataset, after listing the source."""
-
-    @property
-    def list_samples(self) -> Callable[[Bindable, bytes], SampleList]:
-        """Return the function that lists the samples of a dataset with a known fingerprint."""
-
-    @property
-    def list_labels(self) -> Callable[[Bindable, bytes], Labels]:
-        """Return the function that lists only the labels."""
-
-
-_coordination: Coordination | None = None
-
-
-def coordinate_by(given: Coordination | None) -> None:
-    """Query coordinators through ``given`` from now on; ``superdl`` sets it."""
-    global _coordination  # noqa: PLW0603 # of the process
-    _coordination = given
-
-
-def coordination(wanted: str) -> Coordination:
-    """Return the injected functions; ``UsageError`` naming ``wanted`` without."""
-    if _coordination is None:
-        raise UsageError(
-            f"{wanted}: the coordinator knows, and superdl.super_dataset alone finds none: import from "
-            "superdl, or make the sampler first: sampler = SuperSampler(dataset, batch_size=...)"
-        )
-    return _coordination
+__all__ = ["ListedSource", "normalise_url"]
 
 
 class ListedSource:
@@ -79,7 +37,10 @@ class ListedSource:
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
-        self._looked_at: bytes | None = None
+        self.listed_as: bytes | None = None
+        """Fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which places refer;
+        ``None`` before any use.
+        """
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
         self._made_in = os.getpid()
@@ -100,8 +61,10 @@ class ListedSource:
         sequence, fetched on first access.
         """
         if self._samples is None:
-            known = self._known("samples")
-            self._samples = self._ask("samples").list_samples(cast("Bindable", self), known.fingerprint)
+            from superdl.sampler import list_samples
+
+            fingerprint = self._known("samples").fingerprint
+            self._samples = list_samples(self._asking("samples"), fingerprint)
         return self._samples
 
     @property
@@ -112,8 +75,10 @@ class ListedSource:
         if self._samples is not None:
             return self._samples.labels
         if self._targets is None:
-            known = self._known("targets")
-            self._targets = self._ask("targets").list_labels(cast("Bindable", self), known.fingerprint)
+            from superdl.sampler import list_labels
+
+            fingerprint = self._known("targets").fingerprint
+            self._targets = list_labels(self._asking("targets"), fingerprint)
         return self._targets
 
     def __len__(self) -> int:
@@ -131,33 +96,29 @@ class ListedSource:
             self._samples = self._targets = None
         self._binding, self._made_in = binding, os.getpid()
 
-    @property
-    def listed_as(self) -> bytes | None:
-        """Return the fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which
-        places refer. ``None`` before any use.
-        """
-        return self._looked_at
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_samples": None, "_targets": None}
 
-    def _known(self, wanted: str) -> DatasetBinding:
+    def _known(self, fact: str) -> DatasetBinding:
         if self._binding is None:
-            self.bind(self._ask(wanted).describe(cast("Bindable", self)))
+            from superdl.sampler import describe
+
+            self.bind(describe(self._asking(fact)))
         known = cast("DatasetBinding", self._binding)
-        self._looked_at = known.fingerprint
+        self.listed_as = known.fingerprint
         return known
 
-    def _ask(self, wanted: str) -> Coordination:
+    def _asking(self, fact: str) -> Bindable:
+        """Return the dataset, to ask a coordinator for ``fact`` about it, if this process may."""
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
         if self._made_in != os.getpid() and not is_named:
             raise UsageError(
-                f"{wanted} of this SuperDataset is not known here, and copies in other processes ask no "
+                f"{fact} of this SuperDataset is not known here, and copies in other processes ask no "
                 "coordinator but one that coordinator= or SUPER_COORDINATOR names. Length and classes go "
                 "with a copy if they are asked for before it is made, or a sampler is made first; of samples "
                 "and targets hand over what it needs"
             )
-        return coordination(f"{wanted} of a SuperDataset is not known yet")
+        return cast("Bindable", self)
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:

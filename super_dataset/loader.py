@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.listed_source import coordination
-from superdl.super_dataset.memory import mover_to
+from superdl.super_dataset.memory.device import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
-from superdl.super_dataset.reading import BatchLeftOut
+from superdl.super_dataset.reading.bad_samples import BatchLeftOut
 from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_dataset.worker_processes import (
     Load,
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from superdl.super_dataset.memory import Mover
-    from superdl.super_dataset.reading import BadSample
+    from superdl.super_dataset.reading.bad_samples import BadSample
     from superdl.super_dataset.reading_threads import ThreadPass
     from superdl.super_dataset.worker_processes import ProcessPass
 
@@ -145,10 +144,9 @@ class SuperLoader(Generic[_Ref]):
         persistent_workers: bool = True,
         **of_sampler: Any,
     ) -> None:
-        of_workers = of_data_loader(of_sampler)
-        own_order, of_batches = None, of_sampler.get("batch_sampler") is not None
+        of_workers, of_batches = of_data_loader(of_sampler), of_sampler.get("batch_sampler") is not None
         if sampler is not None and batch_size is not None and not hasattr(sampler, "batch_size"):
-            sampler, own_order = None, sampler  # it yields indices
+            of_sampler["sampler"], sampler = sampler, None  # it yields indices
         self.dataset = dataset
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
         self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
@@ -164,46 +162,44 @@ class SuperLoader(Generic[_Ref]):
         self._made: Any = None
         """The sampler that is closed with the loader."""
         if sampler is not None:
-            if isinstance(sampler, int):
-                raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
-            if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
-                raise ConfigError(
-                    "the sampler beside a part of a dataset is made of that part: "
-                    f"{type(sampler).__name__}(part, ...); this one is of another"
-                )
-            _check_agreed(sampler, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
+            _check_agreed(sampler, dataset, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
+        elif batch_size is None and not of_batches:
+            raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
         else:
-            if batch_size is None and not of_batches:
-                raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
-            make = coordination("a SuperLoader without a sampler").SuperSampler
-            options = {
+            from superdl.sampler import SuperSampler
+
+            given: Any = dataset  # SuperSampler refuses what is no SuperDataset
+            order: dict[str, Any] = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
-                **({} if own_order is None else {"sampler": own_order}),
-                **of_sampler,
             }
-            self.sampler = self._made = make(dataset, **options)
+            self._made = SuperSampler(given, **order, **of_sampler)
+            self.sampler = self._made
             weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
         self._latest: _Progress | None = None
-        load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
-        # A wrapper may inspect the batches that it wraps, so it needs finished ones.
-        elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
+        load = Load(
+            whole,
+            collate_fn,
+            of_samples=batch_size is not None or of_batches,
+            # A wrapper may inspect the batches that it wraps, so it needs finished ones.
+            finished_elsewhere=type(whole) is SuperDataset and mover.finishes and collate_fn is None,
+        )
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
             self.num_workers = workers_that_help() if num_workers is None else num_workers
-            of_workers = self._of_processes(mover, of_workers)
-            self._readers = WorkerProcesses(
-                load, mover, self.num_workers, finished_elsewhere=elsewhere, how=of_workers
-            )
+            pins = mover.pins or (pin_memory and torch.accelerator.is_available())
+            options: dict[str, Any] = {"pin_memory": pins}
+            if self.num_workers:  # a DataLoader accepts the others only with workers
+                ahead = max(2, -(-prefetch // self.num_workers))
+                options |= {"persistent_workers": persistent_workers, "prefetch_factor": ahead, **of_workers}
+            self._readers = WorkerProcesses(load, mover, self.num_workers, options)
             readers = f"worker processes: {self.num_workers}"
         else:
             self.num_workers = num_workers or 0
-            count = threads or min(max(1, self.num_workers), self.prefetch + 1, _MAX_THREADS)
-            self._readers = ReadingThreads(
-                load, mover, count, finished_elsewhere=elsewhere, prefetch=self.prefetch
-            )
+            count = threads or min(max(1, self.num_workers), prefetch + 1, _MAX_THREADS)
+            self._readers = ReadingThreads(load, mover, count, prefetch)
             readers = f"threads: {count}"
         self._by = f"{readers}, since {why}"
         _LOG.info("a SuperLoader of %r reads by %s", dataset, self._by)
@@ -238,24 +234,6 @@ class SuperLoader(Generic[_Ref]):
             f"<SuperLoader: {len(self)} batches of {self.batch_size}, reads by {self._by}; "
             f"of {self.dataset!r} by {self.sampler!r}>"
         )
-
-    def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the DataLoader's arguments; it accepts most of them only with workers."""
-        pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
-        if not self.num_workers:
-            return {"pin_memory": pins}
-        ahead = max(2, -(-self.prefetch // self.num_workers))
-        return {
-            "pin_memory": pins,
-            "persistent_workers": self.persistent_workers,
-            "prefetch_factor": ahead,
-        } | given
-
-    def _begin(self, progress: _Progress) -> ThreadPass | ProcessPass:
-        """Begin a pass, which defines the loader's state from now on."""
-        reading = self._readers.begin(self.sampler)
-        self._latest = progress
-        return reading
 
     @property
     def batch_sampler(self) -> None:
@@ -330,12 +308,12 @@ class SuperLoader(Generic[_Ref]):
         return method
 
 
+@dataclass(slots=True)
 class _Progress:
     """A pass's progress: batches delivered, and whether the loop has seen its end."""
 
-    def __init__(self) -> None:
-        self.taken = 0
-        self.finished = False
+    taken: int = 0
+    finished: bool = False
 
 
 class _Pass(Iterator[Any]):
@@ -348,8 +326,10 @@ class _Pass(Iterator[Any]):
         self._none_good: BaseException | None = None  # raised if no batch has a good sample
 
     def __next__(self) -> Any:
-        if self._reading is None:
-            self._reading = self._loader._begin(self._progress)  # noqa: SLF001 # a part of SuperLoader
+        loader = self._loader
+        if self._reading is None:  # from now on this pass defines the loader's state
+            self._reading = loader._readers.begin(loader.sampler)  # noqa: SLF001 # a part of SuperLoader
+            loader._latest = self._progress  # noqa: SLF001 # the same
         while True:
             try:
                 item = self._reading.take()
@@ -375,6 +355,7 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
 
 def _check_agreed(
     sampler: object,
+    dataset: object,
     batch_size: int | None,
     of_sampler: dict[str, Any],
     *,
@@ -382,6 +363,13 @@ def _check_agreed(
     drop_last: bool,
 ) -> None:
     """Raise ``ConfigError`` for arguments that contradict the given sampler."""
+    if isinstance(sampler, int):
+        raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
+    if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
+        raise ConfigError(
+            "the sampler beside a part of a dataset is made of that part: "
+            f"{type(sampler).__name__}(part, ...); this one is of another"
+        )
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import finished_elsewhere_here
+from superdl.super_dataset.memory.batch_memory import finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
 from superdl.super_dataset.stacking import batched, rows_of, unfinished
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from superdl.super_dataset.pictures import End
-    from superdl.super_dataset.reading import BatchInfo
+    from superdl.super_dataset.reading.delivery import BatchInfo
 
 __all__ = ["PerSample", "for_batches"]
 
@@ -304,8 +304,9 @@ def _parameters(transform: Any) -> _Parameters | None:
         return None
 
 
-def _is_required(one: inspect.Parameter) -> bool:
-    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_open
 
 
 def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:

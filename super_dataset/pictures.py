@@ -1,13 +1,11 @@
 """Images for a pipeline of torchvision or timm: conversion to PIL, and from PIL to tensors.
 
-Both ends copy as little as possible. A crop copies only the pixels that it keeps. The conversion to tensors
-and normalisation work in the memory of the batch, or on the device. Every pixel equals the pipeline's, bit
-for bit.
+The conversion to tensors and normalisation work in the memory of the batch, or on the device. Every pixel
+equals the pipeline's, bit for bit.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -90,47 +88,7 @@ def to_pil(pixels: NDArray[np.uint8]) -> Image:
     """Return a PIL image of uint8 (height, width[, channels]) with 1, 3 or 4 channels."""
     from PIL import Image  # only needed if a transform takes PIL images
 
-    if pixels.shape[2:] == (_RGB,) and pixels.flags.c_contiguous:
-        return _stored_image()(pixels)
     return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-
-
-@functools.cache
-def _stored_image() -> Callable[[NDArray[np.uint8]], Image]:
-    from PIL import Image
-
-    class StoredImage(Image.Image):
-        """An RGB image that is loaded when needed, like one from ``Image.open``; a crop loads only its part.
-        Until it is loaded it keeps the memory of its batch.
-        """
-
-        def __init__(self, pixels: NDArray[np.uint8]) -> None:
-            super().__init__()
-            self._mode = "RGB"
-            self._size = (pixels.shape[1], pixels.shape[0])
-            self._pixels = pixels.reshape(-1).data
-
-        def load(self) -> Any:
-            if self._im is None:
-                self.im = self._part(0, 0, *self.size).im
-                del self._pixels
-            return super().load()
-
-        def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
-            left, upper, right, lower = (0, 0, *self.size) if box is None else map(round, box)
-            if self._im is None and 0 <= left < right <= self.width and 0 <= upper < lower <= self.height:
-                return self._part(left, upper, right, lower)
-            return super().crop(box)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Image.Image, (), self.__getstate__()
-
-        def _part(self, left: int, upper: int, right: int, lower: int) -> Image.Image:
-            row = _RGB * self.width
-            pixels = self._pixels[upper * row + _RGB * left :]
-            return Image.frombytes("RGB", (right - left, lower - upper), pixels, "raw", "RGB", row, 1)
-
-    return StoredImage
 
 
 def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:

@@ -12,14 +12,15 @@ from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_dataset.memory import receiving_into
-from superdl.super_dataset.reading import LEAVES_OUT, announce
+from superdl.super_dataset.memory.batch_memory import receiving_into
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT
+from superdl.super_dataset.reading.packs import announce
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from superdl.super_dataset.memory import Mover
+    from superdl.super_dataset.memory.device import Mover
     from superdl.super_dataset.worker_processes import Load
 
 __all__ = ["ReadingThreads", "ThreadPass"]
@@ -29,25 +30,13 @@ _CLOSED = "this SuperLoader was closed: make another"
 
 
 class ReadingThreads:
-    """``count`` threads, started when the first batch is requested, that run until :meth:`stop`.
+    """``count`` threads, started when the first batch is requested, that run until :meth:`stop`."""
 
-    With ``finished_elsewhere``, the mover may receive an ``Unfinished``.
-    """
-
-    def __init__(
-        self,
-        load: Load,
-        mover: Mover,
-        count: int,
-        *,
-        finished_elsewhere: bool,
-        prefetch: int,
-    ) -> None:
-        self._count = count
-        self._make = load
-        self._prefetch = prefetch
+    def __init__(self, load: Load, mover: Mover, count: int, prefetch: int) -> None:
         self.mover = mover
-        self._finished_elsewhere = finished_elsewhere
+        self._make = load
+        self._count = count
+        self._prefetch = prefetch
         self._lock = threading.Lock()
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._waiting: deque[Any] = deque()  # the refs of the tasks
@@ -104,15 +93,23 @@ class ReadingThreads:
 
     def _serve(self) -> None:
         LEAVES_OUT.set(True)
-        with receiving_into(self.mover.memory, finished_elsewhere=self._finished_elsewhere):
+        with receiving_into(self.mover.memory, finished_elsewhere=self._make.finished_elsewhere):
             while (task := self._tasks.get()) is not None:
-                _work(self._load, *task)
+                self._work(*task)
                 del task  # it holds a batch, which must be free while this waits for work
         self._tasks.put(None)  # for the next thread
 
-    def _load(self, ref: Any) -> Any:
-        self._look_ahead(ref)
-        return self.mover.send(self._make(ref))
+    def _work(self, ref: Any, future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            self._look_ahead(ref)
+            item = self.mover.send(self._make(ref))
+        except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
+            future.set_exception(error)
+            del future  # or error, traceback and future would keep one another and the batch alive
+        else:
+            future.set_result(item)
 
     def _look_ahead(self, ref: Any) -> None:
         """Announce the next batch: the disk can fetch it while this one is copied."""
@@ -197,15 +194,3 @@ def _end_threads() -> None:
     until_s = time.monotonic() + _EXIT_S
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
-
-
-def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        item = load(ref)
-    except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
-        future.set_exception(error)
-        del future  # or error, traceback and future would keep one another and the batch alive
-    else:
-        future.set_result(item)

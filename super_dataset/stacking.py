@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from superdl.super_dataset.memory import Unfinished, as_type_of, empty_batch, in_one_block, memory_here
+from superdl.super_dataset.memory.batch_memory import empty_batch, in_one_block, memory_here
+from superdl.super_dataset.memory.device import Unfinished, as_type_of
 from superdl.super_dataset.pictures import Planes
 from superdl.super_wire.errors import ConfigError, UsageError
 

@@ -17,10 +17,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.listed_source import coordination
 from superdl.super_dataset.loader import SuperLoader
 from superdl.super_dataset.mixing import SuperMix
-from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.reading.delivery import BatchInfo
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +78,8 @@ class SuperTrainerMixin:
             return loader
         loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
         if (id(given), training) not in loaders:
+            from superdl.sampler import SuperSampler
+
             args = self.args
             options: dict[str, Any] = {
                 "batch_size": args.train_batch_size if training else args.eval_batch_size,
@@ -88,7 +89,7 @@ class SuperTrainerMixin:
             }
             loaders[id(given), training] = SuperLoader(
                 given,
-                coordination("SuperTrainerMixin").SuperSampler(given, **options),
+                SuperSampler(given, **options),
                 num_workers=args.dataloader_num_workers or None,
                 collate_fn=partial(_inputs, label_name=self.label_names[0]),
                 pin_memory=args.dataloader_pin_memory,
@@ -139,12 +140,12 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
     return inputs
 
 
-def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
+def _of_labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
     """Compute metrics of labelled samples; of all if each has several labels."""
-    labels, predictions = found.label_ids, found.predictions
+    labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
-        found = type(found)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
-    return compute(found, **kwargs)
+        output = type(output)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
+    return compute(output, **kwargs)
 
 
 class _Batches(IterableDataset[Any]):

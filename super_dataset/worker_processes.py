@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from superdl.super_dataset.memory import map_tensors, memory_here, receiving_into
-from superdl.super_dataset.reading import LEAVES_OUT, BatchLeftOut
+from superdl.super_dataset.memory.batch_memory import memory_here, receiving_into
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BatchLeftOut
 from superdl.super_dataset.splitting import unknown
 from superdl.super_wire.errors import UsageError
 from superdl.super_wire.host import usable_cores
@@ -19,7 +20,8 @@ from superdl.super_wire.host import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from superdl.super_dataset.memory import Memory, Mover
+    from superdl.super_dataset.memory.batch_memory import Memory
+    from superdl.super_dataset.memory.device import Mover
 
 __all__ = [
     "Load",
@@ -75,11 +77,13 @@ class Load:
     """The function that loads a batch for each of a sampler's items. It pickles if its parts do.
 
     ``of_samples``: ``collate_fn`` is called with the list of a batch's samples, else with the dataset's item.
+    ``finished_elsewhere``: the batch may be an ``Unfinished``.
     """
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
     of_samples: bool
+    finished_elsewhere: bool
 
     def __call__(self, ref: Any) -> Any:
         """Return the batch; a ``StopIteration`` becomes a ``RuntimeError``."""
@@ -97,33 +101,19 @@ class Load:
 class WorkerProcesses:
     """``count`` processes that read for the passes of a loader; 0: read in the process itself.
 
-    Args:
-        load: loads a batch for an item of the sampler.
-        mover: moves batches to where they are used.
-        count: number of processes.
-        finished_elsewhere: whether the mover may receive an ``Unfinished``.
-        how: further arguments of torch's ``DataLoader``.
+    ``options`` are further arguments of torch's ``DataLoader``.
     """
 
-    def __init__(
-        self,
-        load: Load,
-        mover: Mover,
-        count: int,
-        *,
-        finished_elsewhere: bool,
-        how: dict[str, Any],
-    ) -> None:
+    def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
-        reading = _Reading(load, None if count else mover.memory, finished_elsewhere=finished_elsewhere)
         self._latest: Callable[[], ProcessPass | None] = lambda: None
         self._loader: DataLoader[Any] | None = DataLoader(
-            reading,
+            _Reading(load, None if count else mover.memory),
             sampler=_RefsOfPass(self),
             batch_size=None,
             num_workers=count,
             collate_fn=_as_it_is,
-            **how,
+            **options,
         )
         self._pid = os.getpid()
 
@@ -162,10 +152,11 @@ class ProcessPass:
 
     def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
         self.passed = 0
+        self.refs = refs
         self.batches: Iterator[Any] | None = None
+        self.trouble: Exception | None = None
+        """The sampler's error, raised at the end of the pass."""
         self._processes = processes
-        self._refs = refs
-        self._trouble: Exception | None = None
 
     def take(self) -> Any:
         """Return the next batch, ready for use; raise the error of its reading in its place. An error of the
@@ -180,23 +171,12 @@ class ProcessPass:
             self.passed += 1
             raise
         if batch is None:
-            raise self._trouble or StopIteration
+            raise self.trouble or StopIteration
         self.passed += 1
         if batch.left_out:
             raise BatchLeftOut from batch.cause
         mover = self._processes.mover
         return mover.receive(mover.send(batch.item))
-
-    def next_ref(self) -> Any:
-        """Return the sampler's next item; keep its error for the end of the pass."""
-        # A DataLoader would raise the error before the batches that are under way.
-        try:
-            return next(self._refs)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._trouble = error
-            raise StopIteration from error
 
 
 class _RefsOfPass:
@@ -216,8 +196,11 @@ class _RefsOfPass:
 def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
     while (begun := latest()) is not None:
         try:
-            ref = begun.next_ref()
+            ref = next(begun.refs)
         except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
+            begun.trouble = error
             return
         del begun  # hold no pass between items
         yield ref
@@ -240,14 +223,14 @@ class _Made:
 class _Reading(Dataset[Any]):
     """The dataset of the DataLoader, which reads in a worker or in the process itself."""
 
-    def __init__(self, load: Load, memory: Memory | None, *, finished_elsewhere: bool) -> None:
-        self._load, self._memory, self._finished_elsewhere = load, memory, finished_elsewhere
+    def __init__(self, load: Load, memory: Memory | None) -> None:
+        self._load, self._memory = load, memory
 
     def __getitem__(self, ref: Any) -> _Made:
         memory = self._memory if self._memory is not None and get_worker_info() is None else memory_here()
         leaves_out = LEAVES_OUT.set(True)
         try:
-            with receiving_into(memory, finished_elsewhere=self._finished_elsewhere):
+            with receiving_into(memory, finished_elsewhere=self._load.finished_elsewhere):
                 return _Made(self._load(ref))
         except BatchLeftOut as error:
             return _Made(left_out=True, cause=error.__cause__)

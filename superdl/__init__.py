@@ -39,20 +39,12 @@ __all__ = [
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
 """Modules of names that are not the dataset's."""
 
-_ASKING = frozenset({"SuperDataset", "SuperLoader", "SuperMix"})
-"""Names that query a coordinator before there is a sampler, or create one. The functions for that are
-injected here, since the dataset's package knows neither.
-"""
-
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module 'superdl' has no attribute {name!r}"
         raise AttributeError(msg)
-    home = import_module(_HOMES.get(name, "superdl.super_dataset"))
-    if name in _ASKING:
-        home.coordinate_by(import_module("superdl.sampler"))
-    return getattr(home, name)
+    return getattr(import_module(_HOMES.get(name, "superdl.super_dataset")), name)
 
 
 def __dir__() -> list[str]:

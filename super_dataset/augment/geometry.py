@@ -117,16 +117,16 @@ def crop_resize_by_products(
     return torch.matmul(down[:, None], rows).add_(_HALF_UP).floor_().clamp_(0, 255)
 
 
-def _weights(start: torch.Tensor, length: torch.Tensor, source: int, wanted: int) -> torch.Tensor:
-    """Return the weight of each of ``source`` pixels in each of ``wanted``: float32, (samples, wanted,
+def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int) -> torch.Tensor:
+    """Return the weight of each of ``source`` pixels in each of ``target``: float32, (samples, target,
     source).
 
     The filter is a triangle around the target pixel's centre, as wide as a source pixel or, when shrinking,
     as a target pixel; cut off at the box's edges; summing to 1.
     """
     start, length = start[:, None, None], length[:, None, None]
-    step = length / wanted
-    centres = (torch.arange(wanted, device=start.device)[:, None] + 0.5) * step
+    step = length / target
+    centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
     places = torch.arange(source, device=start.device) - start
     weights = (1 - ((places + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
     weights.mul_((places >= 0) & (places < length))

@@ -12,8 +12,8 @@ import torch
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
-from superdl.super_dataset.memory import empty_batch
-from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.memory.batch_memory import empty_batch
+from superdl.super_dataset.reading.delivery import BatchInfo
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 
@@ -156,13 +156,13 @@ class Augment:
         boxes: NDArray[np.int64],
         flips: NDArray[np.bool_],
         jitter: JitterValues | None,
-        made: torch.Tensor,
+        output: torch.Tensor,
     ) -> None:
         """Augment one sample after the other, each while it is in the processor's cache."""
-        height, width, channels = made.shape[1:]
+        height, width, channels = output.shape[1:]
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
-        for at, (image, target, place) in enumerate(zip(images, made, boxes.T.tolist(), strict=True)):
+        for at, (image, target, place) in enumerate(zip(images, output, boxes.T.tolist(), strict=True)):
             pixels = crop_resize(image, place, (height, width))
             if flips[at]:
                 pixels = pixels.flip(-1)
@@ -182,27 +182,27 @@ class Augment:
         boxes: NDArray[np.int64],
         flips: NDArray[np.bool_],
         jitter: JitterValues | None,
-        made: torch.Tensor,
+        output: torch.Tensor,
     ) -> None:
         """Augment as many samples at once as memory allows; from a list, one at a time."""
-        height, width = made.shape[1:3]
+        height, width = output.shape[1:3]
         first = 0
-        while first < len(made):
+        while first < len(output):
             image = images[first]
             pixels = image.numel() + image.shape[0] * height * width * 2
             at_once = max(1, _DEVICE_BYTES // (4 * pixels)) if isinstance(images, torch.Tensor) else 1
-            end = min(first + at_once, len(made))
+            end = min(first + at_once, len(output))
             part = images[first:end] if isinstance(images, torch.Tensor) else image[None]
             planes = part.to(torch.float32, memory_format=torch.contiguous_format)
-            mirrored = torch.from_numpy(flips[first:end]).to(made.device)
+            mirrored = torch.from_numpy(flips[first:end]).to(output.device)
             if self._size is None:
                 planes = torch.where(mirrored[:, None, None, None], planes.flip(-1), planes)
             else:
-                sides = torch.from_numpy(boxes[:, first:end]).to(made.device)
+                sides = torch.from_numpy(boxes[:, first:end]).to(output.device)
                 planes = crop_resize_by_products(planes, sides, mirrored, (height, width))
             if jitter is not None:
                 self._jitter.apply(planes, jitter.only(first, end))
-            self._deliver(planes, made[first:end])
+            self._deliver(planes, output[first:end])
             first = end
 
     def _deliver(self, planes: torch.Tensor, target: torch.Tensor) -> None:

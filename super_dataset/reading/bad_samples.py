@@ -16,7 +16,7 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_dataset.memory import file_path, open_file
+from superdl.super_dataset.memory.handover import file_path, open_file
 from superdl.super_wire.redaction import counted, shown
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.super_dataset.memory import FreshMemory
+from superdl.super_dataset.memory.batch_memory import FreshMemory
 from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, payload_hash
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.memory import Memory
+    from superdl.super_dataset.memory.batch_memory import Memory
 
-__all__ = ["BatchBuffer", "Incoming", "ReplyKind"]
+__all__ = ["PAYLOAD_BYTES", "BatchBuffer", "Incoming", "ReplyKind"]
+
+PAYLOAD_BYTES = slice(8, 16)
+"""Place of the payload's length in a header."""
 
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
 _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
-_PAYLOAD_BYTES = slice(8, 16)  # place of the payload's length in a header
 
 
 class ReplyKind(enum.IntEnum):
@@ -47,6 +49,10 @@ class ReplyKind(enum.IntEnum):
     """An error; see :attr:`BatchBuffer.errors`."""
 
 
+# Plain numbers: comparing arrays with an enum's members would call Python for each.
+_NONE, _RECORD = int(ReplyKind.NONE), int(ReplyKind.RECORD)
+
+
 class Incoming(NamedTuple):
     """A record being received. One shorter than a header is all payload."""
 
@@ -54,11 +60,6 @@ class Incoming(NamedTuple):
     header: bytes
     payload: memoryview
     in_block: bool
-
-    @property
-    def record_bytes(self) -> int:
-        """Return the length of the whole record."""
-        return len(self.header) + len(self.payload)
 
 
 class BatchBuffer:
@@ -68,6 +69,7 @@ class BatchBuffer:
     ``raw_headers`` the same bytes as uint8 of shape (size, 64), ``record_bytes`` the records' whole lengths
     as framed. A record shorter than a header gets a zeroed one. Keyed by sample, ``own`` holds payloads
     outside the block, ``errors`` error replies, and ``digests`` the xxh3-64 of payloads hashed on arrival.
+    ``to_hash`` is the mask of the samples whose payloads are hashed on arrival: all, unless it is changed.
 
     Args:
         size: number of samples.
@@ -75,7 +77,6 @@ class BatchBuffer:
         uniform: whether to expect records of one size; otherwise every payload gets separate memory.
         expected_bytes: the length of their payloads, if known: one of another length then creates no block.
             If unknown, a block has at most 64 MiB.
-        to_hash: mask of the samples whose payloads are hashed on arrival, shape (size,); default: all.
     """
 
     def __init__(
@@ -85,7 +86,6 @@ class BatchBuffer:
         memory: Memory | None = None,
         uniform: bool = True,
         expected_bytes: int | None = None,
-        to_hash: NDArray[np.bool_] | None = None,
     ) -> None:
         self.size = size
         self.memory: Memory = memory or FreshMemory()
@@ -95,48 +95,33 @@ class BatchBuffer:
         self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.own: dict[int, memoryview] = {}
         self.errors: dict[int, str] = {}
-        self.to_hash = np.ones(size, dtype=np.bool_) if to_hash is None else to_hash
+        self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
         self.digests: dict[int, int] = {}
         self.item_bytes = -1
         """Payload bytes per slot of the block; -1 while there is no block."""
+        self.block: torch.Tensor | None = None
+        """The block, uint8 of shape (size * item_bytes,)."""
+        self.slots = memoryview(bytearray())
+        """The bytes of the block: one slot after the other."""
         self._uniform = uniform
         self._expected_bytes = expected_bytes
-        self._block: torch.Tensor | None = None
-        self._bytes = memoryview(bytearray())
-
-    @property
-    def block(self) -> torch.Tensor | None:
-        """Return the block, uint8 of shape (size * item_bytes,), or ``None`` without."""
-        return self._block
 
     def slot(self, offset: int) -> memoryview:
         """Return the slot of the block for one sample's payload."""
         start = offset * self.item_bytes
-        return self._bytes[start : start + self.item_bytes]
-
-    @property
-    def slots(self) -> memoryview:
-        """Return all bytes of the block: the slots, one after the other."""
-        return self._bytes
+        return self.slots[start : start + self.item_bytes]
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """Return the place to receive the payload of a record with this header.
+        """Return the place to receive the payload of a record with this header; it is empty for a record too
+        short to have one.
 
         The first valid data record sets the size of the block's slots.
         """
-        if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self._block is None:
+        if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self.block is None:
             self._allocate_for(header, payload_bytes)
-        if payload_bytes == self.item_bytes:
-            return self.place_in_block(offset, header)
+        if header and payload_bytes == self.item_bytes:
+            return Incoming(offset, header, self.slot(offset), in_block=True)
         return Incoming(offset, header, np.empty(payload_bytes, dtype=np.uint8).data, in_block=False)
-
-    def place_in_block(self, offset: int, header: bytes) -> Incoming:
-        """Return the place for a record whose payload is as long as a slot."""
-        return Incoming(offset, header, self.slot(offset), in_block=True)
-
-    def place_short(self, offset: int, record_bytes: int) -> Incoming:
-        """Return the place for a record too short to have a header."""
-        return Incoming(offset, b"", memoryview(bytearray(record_bytes)), in_block=False)
 
     def payload(self, offset: int) -> memoryview:
         """Return the received payload of one sample."""
@@ -144,16 +129,16 @@ class BatchBuffer:
 
     def note_record(self, record: Incoming) -> None:
         """Store a completely received record as the sample's record."""
-        offset = record.offset
-        self.raw_headers[offset] = np.frombuffer(record.header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
-        self.record_bytes[offset] = record.record_bytes
+        offset, header, payload, in_block = record
+        self.raw_headers[offset] = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
+        self.record_bytes[offset] = len(header) + len(payload)
         self.own.pop(offset, None)
-        if not record.in_block:
-            self.own[offset] = record.payload
+        if not in_block:
+            self.own[offset] = payload
         self.digests.pop(offset, None)
         if self.to_hash[offset]:
-            self.digests[offset] = payload_hash(record.payload)
-        self.replies[offset] = ReplyKind.RECORD
+            self.digests[offset] = payload_hash(payload)
+        self.replies[offset] = _RECORD
 
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
@@ -169,30 +154,22 @@ class BatchBuffer:
         for offset in offsets if self.digests and len(digests) < len(offsets) else ():
             self.digests.pop(offset, None)
         self.digests.update(digests)
-        self.replies[offsets] = ReplyKind.RECORD
+        self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
         """Drop the sample's record, which is not good, so that another one is requested."""
-        self.replies[offset] = ReplyKind.NONE
+        self.replies[offset] = _NONE
         self.own.pop(offset, None)
         self.digests.pop(offset, None)
 
-    def note_nil(self, offset: int) -> None:
-        """Record that the cache has no record."""
-        self.replies[offset] = ReplyKind.NIL
-
-    def note_error(self, offset: int, text: str) -> None:
-        """Record that the cache replied with an error."""
-        self.replies[offset] = ReplyKind.ERROR
-        self.errors[offset] = text
-
     def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
-        says = int.from_bytes(header[_PAYLOAD_BYTES], "little")
         known = self._expected_bytes == payload_bytes
         if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
             return
-        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] not in _IN_BLOCKS or says != payload_bytes:
+        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] not in _IN_BLOCKS:
             return
-        self._block = self.memory.take(self.size * payload_bytes)
-        self._bytes = self._block.numpy().data
+        if int.from_bytes(header[PAYLOAD_BYTES], "little") != payload_bytes:
+            return
+        self.block = self.memory.take(self.size * payload_bytes)
+        self.slots = self.block.numpy().data
         self.item_bytes = payload_bytes

@@ -1,197 +1,371 @@
 """A reading thread's link to its cache: each sample is requested from its node, from all nodes at once.
 
-A link makes one attempt for each request. It follows redirections within a read, a bounded number of times.
-Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
+GETs are pipelined, within a bound on the replies under way, and records are received straight into the batch
+buffer. A link makes one attempt for each request. It follows redirections within a read, a bounded number of
+times. Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import os
+import select
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from superdl.super_dataset.reading.buffer import ReplyKind
-from superdl.super_dataset.reading.gather import Share, gather, gather_all
-from superdl.super_wire.cache import MAX_ROUNDS, NodeConnections, is_for_memory, key_slot, parse_redirection
+from superdl.super_dataset.reading.scatter import ReplyScatter
+from superdl.super_wire.cache import (
+    CRLF,
+    IO_TIMEOUT_S,
+    MAX_ROUNDS,
+    CacheAddress,
+    Credentials,
+    encode_command,
+    is_for_memory,
+    key_slot,
+    parse_redirection,
+)
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
-from superdl.super_wire.keys import cache_keys
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key, report_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_dataset.reading.gather import Wanted
-    from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
+    from superdl.super_wire.cache import CacheConnection, Node, NodeConnections
 
-__all__ = ["CacheLink", "open_link"]
+__all__ = ["REPORT_TIMEOUT_S", "CacheLink"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
-_SHUN_S = 3.0  # an unreachable node is not tried for a report alone within this time
+REPORT_TIMEOUT_S = 1.0
+"""Bound on the wait for a connection that is needed only for a report, or for a note."""
+_SHUN_S = 30.0  # no such connection is tried again within this time after it failed,
+_SHUN_NODE_S = 3.0  # or within this time, to a node beside others that are connected
 _MOST_OWED = 32
 
-
-def open_link(address: CacheAddress, credentials: Credentials, *, timeout_s: float) -> CacheLink:
-    """Connect to the cache at ``address``, a single node or any of a cluster, and discover its nodes.
-
-    Raises:
-        CacheUnreachableError: no answer, or not in time.
-        CacheError: the cache refused credentials, certificate or database.
-        ConfigError: the files configured for TLS cannot be used.
-    """
-    nodes = NodeConnections(address, credentials)
-    nodes.connect(timeout_s)
-    return CacheLink(nodes)
+_GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -len(cache_key(bytes(ID_BYTES)) + CRLF)]
+_ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
+_UNKNOWN_RECORD_BYTES = 2**20
+_MAX_REQUESTS_UNDER_WAY = 1024
 
 
 class CacheLink:
-    """Connections to one node, or to the nodes of a cluster; see the module docstring.
+    """Connections to one node, or to the nodes of a cluster, and what is known about the records there.
 
-    ``out_of_memory``: whether the cache refused the last report for lack of memory, as far as it has replied.
+    ``record_bytes`` is the expected length of a record; ``uniform``: the last batch had one size;
+    ``warned_astray``: it was logged that another sample's record came.
+
+    ``open_nodes`` is :class:`NodeConnections`, except in tests.
     """
 
-    def __init__(self, nodes: NodeConnections) -> None:
-        self.nodes = nodes
-        self.out_of_memory = False
-        self._shunned_until_s: dict[Node, float] = {}
+    def __init__(
+        self,
+        record_bytes: int | None,
+        open_nodes: Callable[[CacheAddress, Credentials], NodeConnections],
+    ) -> None:
+        self.pid = os.getpid()
+        self.record_bytes = record_bytes
+        self.uniform = True
+        self.warned_astray = False
+        self._open_nodes = open_nodes
+        self._nodes: NodeConnections | None = None
+        self._cache = ""
+        self._shunned_until_s: dict[Node | None, float] = {}
 
     @property
     def connected(self) -> bool:
         """Return whether a connection is open, as far as this side knows."""
-        return self.nodes.connected
+        return self._nodes is not None and self._nodes.connected
 
-    def gather(
-        self, wanted: Wanted, offsets: Sequence[int], *, left_s: float
-    ) -> CacheUnreachableError | None:
-        """Request the samples at ``offsets`` (ascending) once; replies go to ``wanted.buffer``.
+    def connect(self, cache: str, timeout_s: float) -> NodeConnections:
+        """Return the nodes of the cache at this address, a single one or any of a cluster.
 
-        Return an error that kept some of them from coming, if any. ``left_s`` is the time until the deadline.
+        Raises:
+            CacheUnreachableError: no answer, or not in time.
+            CacheError: the cache refused credentials, certificate or database.
+            ConfigError: the files configured for TLS cannot be used.
+        """
+        if self._cache != cache:
+            self.drop()
+        if self._nodes is None:
+            nodes = self._open_nodes(CacheAddress.parse(cache), Credentials.from_environment(os.environ))
+            nodes.connect(timeout_s)
+            self._nodes, self._cache = nodes, cache
+        return self._nodes
+
+    def drop(self) -> None:
+        """Close all connections."""
+        nodes, self._nodes = self._nodes, None
+        if nodes is not None:
+            nodes.close()
+
+    def learn(self, buffer: BatchBuffer) -> None:
+        """Remember the size of records for the next batch, and whether they are uniform."""
+        sizes = buffer.record_bytes[buffer.replies == int(ReplyKind.RECORD)]
+        if len(sizes):
+            first = int(sizes[0])
+            alike = bool((sizes == first).all())
+            self.record_bytes = first if alike else int(np.median(sizes))
+            self.uniform = alike or len(buffer.own) <= len(sizes) // 2
+
+    def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
+        """Request the samples at ``offsets`` (ascending) once; replies go to the batch's buffer.
+
+        Return an error that kept some of them from coming, if any.
 
         Raises:
             CacheError: the cache refused.
         """
-        self.nodes.renew()
-        if self.nodes.stale:
-            self.nodes.refresh(left_s)
-        self.out_of_memory = False
-        groups = self._by_node(wanted, offsets)
-        asking: set[int] = set()
-        trouble = None
-        for _ in range(MAX_ROUNDS):
-            trouble = self._ask(wanted, groups, asking, left_s) or trouble
-            groups, asking = self._redirected(wanted.buffer, groups)
-            if not groups:
-                return trouble
-        count = sum(map(len, groups.values()))
-        return CacheUnreachableError(
-            f"the cluster at {self.nodes.address} sent us from node to node {MAX_ROUNDS} times for "
-            f"{count} samples: its slots are being moved"
-        )
-
-    def report(self, stream: bytes, command: bytes) -> None:
-        """Send a command that writes to ``stream``, without awaiting the reply."""
-        node = self.nodes.node_of(stream) or self.nodes.home
-        if not self.nodes.is_open(node) and time.monotonic() < self._shunned_until_s.get(node, 0.0):
-            return
+        left_s = batch.deadline_s - batch.clock()
         try:
-            connection = self.nodes.connection(node)
+            nodes = self.connect(batch.ref.cache, left_s)
+            nodes.renew()
+            if nodes.stale:
+                nodes.refresh(left_s)
+            return _gather(nodes, batch, offsets, left_s)
+        except CacheUnreachableError as error:
+            self.drop()
+            return error
+        except BaseException:  # also on Ctrl-C: replies are under way that will never be read
+            self.drop()
+            raise
+
+    def report(self, batch: Batch, timeout_s: float, *, done: bool) -> None:
+        """Send a read report without waiting for the reply. Losing it is harmless."""
+        node = None
+        if not self.connected and not batch.astray:
+            if batch.straight < batch.buffer.size:
+                return
+            timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
+        try:
+            if not self.connected and self._is_shunned(None, batch):
+                return
+            nodes = self.connect(batch.ref.cache, timeout_s)
+            node = nodes.node_of(report_stream(batch.ref.job)) or nodes.home
+            if not nodes.is_open(node) and self._is_shunned(node, batch):
+                return
+            connection = nodes.connection(node)
             if connection.owed >= _MOST_OWED:
                 connection.converse()
-                self._heed(connection)
+                _heed(nodes, connection, batch)
             connection.owed += 1  # first: its reply must not be taken for a sample's
-            connection.send(command)
-        except CacheError as error:  # the other nodes are not affected
-            self._shunned_until_s[node] = time.monotonic() + _SHUN_S
-            self.nodes.drop(node)
+            connection.send(encode_command(*batch.report(done=done).command(batch.ref.job)))
+        except CacheError as error:
+            self._shunned_until_s[node] = batch.clock() + (_SHUN_S if node is None else _SHUN_NODE_S)
+            if node is None or self._nodes is None:
+                self.drop()
+            else:  # the other nodes are not affected
+                self._nodes.drop(node)
             _LOG.debug("a read report was lost: %s", error)
+        except BaseException:
+            self.drop()
+            raise
 
-    def close(self) -> None:
-        """Close all connections."""
-        self.nodes.close()
-
-    def _by_node(self, wanted: Wanted, offsets: Sequence[int]) -> dict[Node, list[int]]:
-        nodes = self.nodes
-        if nodes.slots is None:
-            return {nodes.home: list(offsets)}
-        keys = cache_keys(wanted.sample_ids)
-        places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
-        owners = nodes.slots.owners
-        groups: dict[Node, list[int]] = {}
-        for offset in offsets:
-            # A slot without a known owner has owner -1, the last place.
-            groups.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
-        return groups
-
-    def _ask(
-        self, wanted: Wanted, asked: Mapping[Node, list[int]], asking: set[int], left_s: float
-    ) -> CacheUnreachableError | None:
-        """Request its share from every node; return the error that kept back some, if any."""
-        nodes = self.nodes
-        total = sum(map(len, asked.values()))
-        shares: dict[Node, Share] = {}
-        failed: list[tuple[Node, CacheUnreachableError]] = []
-        # Nodes with a connection are asked before waiting for any other.
-        for node in sorted(asked, key=lambda node: not nodes.is_open(node)):
-            offsets = asked[node]
-            try:
-                left_s = min(left_s, wanted.deadline_s - wanted.clock())
-                connection = nodes.connection(node, left_s)
-                connection.limit_wait(left_s)
-                need_asking = asking.intersection(offsets)
-                share = Share(connection, wanted, offsets, part=len(offsets) / total, asking=need_asking)
-                share.ask()
-                shares[node] = share
-            except CacheUnreachableError as error:
-                failed.append((node, error))
-        failed += _receive(shares, wanted)
-        for node, _ in failed:
-            nodes.drop(node)
-        for node, share in shares.items():
-            if nodes.is_open(node):
-                self._heed(share.connection)
-        nodes.stale = nodes.stale or bool(failed)
-        return failed[-1][1] if failed else None
-
-    def _redirected(
-        self, buffer: BatchBuffer, asked: Mapping[Node, Sequence[int]]
-    ) -> tuple[dict[Node, list[int]], set[int]]:
-        """Return the new nodes of redirected samples, and those that need an ``ASK``."""
-        groups: dict[Node, list[int]] = {}
-        asking: set[int] = set()
-        if not buffer.errors or self.nodes.slots is None:
-            return groups, asking
-        for node, offsets in asked.items():
-            for offset in offsets:
-                text = buffer.errors.get(offset, "")
-                redirection = parse_redirection(text, node)
-                self.nodes.stale = self.nodes.stale or text.startswith(("MOVED", "CLUSTERDOWN"))
-                if redirection is None:
-                    continue
-                del buffer.errors[offset]
-                buffer.replies[offset] = ReplyKind.NONE
-                groups.setdefault(self.nodes.place(redirection.node), []).append(offset)
-                if redirection.kind == "ASK":
-                    asking.add(offset)
-        return {node: sorted(offsets) for node, offsets in groups.items()}, asking
-
-    def _heed(self, connection: CacheConnection) -> None:
-        """Check replies to earlier reports, whose errors may show that slots have moved."""
-        late_errors = connection.late_errors
-        if not late_errors:
-            return
-        moved = self.nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)
-        self.nodes.stale = self.nodes.stale or moved
-        self.out_of_memory = self.out_of_memory or any(map(is_for_memory, late_errors))
-        late_errors.clear()
+    def _is_shunned(self, node: Node | None, batch: Batch) -> bool:
+        return batch.clock() < self._shunned_until_s.get(node, -np.inf)
 
 
-def _receive(shares: Mapping[Node, Share], wanted: Wanted) -> list[tuple[Node, CacheUnreachableError]]:
-    if len(shares) == 1:  # one blocking receive is cheaper than a poll plus a receive
-        ((node, share),) = shares.items()
+def _gather(
+    nodes: NodeConnections, batch: Batch, offsets: Sequence[int], left_s: float
+) -> CacheUnreachableError | None:
+    batch.out_of_memory = False
+    groups = _by_node(nodes, batch.keys, offsets)
+    asking: set[int] = set()
+    trouble = None
+    for _ in range(MAX_ROUNDS):
+        trouble = _ask(nodes, batch, groups, asking, left_s) or trouble
+        groups, asking = _redirected(nodes, batch.buffer, groups)
+        if not groups:
+            return trouble
+    count = sum(map(len, groups.values()))
+    return CacheUnreachableError(
+        f"the cluster at {nodes.address} sent us from node to node {MAX_ROUNDS} times for {count} samples: "
+        "its slots are being moved"
+    )
+
+
+def _by_node(
+    nodes: NodeConnections, keys: Sequence[bytes], offsets: Sequence[int]
+) -> Mapping[Node, Sequence[int]]:
+    if nodes.slots is None:
+        return {nodes.home: offsets}
+    places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
+    owners = nodes.slots.owners
+    groups: dict[Node, list[int]] = {}
+    for offset in offsets:
+        # A slot without a known owner has owner -1, the last place.
+        groups.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
+    return groups
+
+
+def _ask(
+    nodes: NodeConnections,
+    batch: Batch,
+    groups: Mapping[Node, Sequence[int]],
+    asking: set[int],
+    left_s: float,
+) -> CacheUnreachableError | None:
+    """Request its share from every node; return the error that kept back some, if any."""
+    total = sum(map(len, groups.values()))
+    shares: dict[Node, _Share] = {}
+    failed: dict[Node, CacheUnreachableError] = {}
+    # Nodes with a connection are asked before waiting for any other.
+    for node in sorted(groups, key=lambda node: not nodes.is_open(node)):
+        offsets = groups[node]
         try:
-            gather(share, wanted)
+            left_s = min(left_s, batch.deadline_s - batch.clock())
+            connection = nodes.connection(node, left_s)
+            connection.limit_wait(left_s)
+            share = _Share(connection, batch, offsets, len(offsets) / total, asking.intersection(offsets))
+            share.ask()
+            shares[node] = share
         except CacheUnreachableError as error:
-            return [(node, error)]
-        return []
-    names = {id(share): node for node, share in shares.items()}
-    return [(names[id(share)], error) for share, error in gather_all(list(shares.values()), wanted)]
+            failed[node] = error
+    try:
+        failed |= _receive(shares, batch)
+    finally:
+        for share in shares.values():
+            share.settle()
+    for node in failed:
+        nodes.drop(node)
+    for node, share in shares.items():
+        if node not in failed:
+            _heed(nodes, share.connection, batch)
+    nodes.stale = nodes.stale or bool(failed)
+    return next(reversed(failed.values())) if failed else None
+
+
+class _Share:
+    """One node's share of a batch: the samples at ``offsets`` (ascending).
+
+    If a method raises, the connection is no longer usable. ``part``: this node's part of the requests allowed
+    under way. ``asking``: samples to request with an ``ASKING``.
+    """
+
+    def __init__(
+        self,
+        connection: CacheConnection,
+        batch: Batch,
+        offsets: Sequence[int],
+        part: float,
+        asking: Collection[int],
+    ) -> None:
+        self.connection = connection
+        self.scatter = ReplyScatter(batch.buffer, offsets, skip=connection.owed, asking=asking)
+        self._batch = batch
+        self._offsets = offsets
+        self._part = part
+        self._asking = asking
+
+    def ask(self) -> None:
+        """Send more requests once half of the allowed ones are answered, so that sends are few."""
+        batch, scatter = self._batch, self.scatter
+        sent = scatter.requested
+        if sent == len(self._offsets):
+            return
+        # Each node may have at least one request under way.
+        expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
+        bound = batch.in_flight_bytes // (expected or _UNKNOWN_RECORD_BYTES)
+        allowed = max(1, int(max(1, min(bound, _MAX_REQUESTS_UNDER_WAY)) * self._part))
+        under_way = sent - scatter.answered
+        if 2 * under_way > allowed:
+            return
+        keys, asking = batch.keys, self._asking
+        upcoming = self._offsets[sent : sent + allowed - under_way]
+        if asking:
+            parts = [(_ASKING if offset in asking else b"") + _GET + keys[offset] for offset in upcoming]
+        else:
+            parts = [_GET + keys[offset] for offset in upcoming]
+        self.connection.send(CRLF.join([*parts, b""]))
+        scatter.requested += len(upcoming)
+
+    def settle(self) -> None:
+        """Record what has come; called once, whatever happened."""
+        self.scatter.settle()
+        if self.scatter.finished:
+            self.connection.owed = 0
+        self.connection.late_errors += self.scatter.skipped_errors
+
+
+def _receive(shares: Mapping[Node, _Share], batch: Batch) -> dict[Node, CacheUnreachableError]:
+    """Receive shares, of several nodes at once; return the errors of those that failed."""
+    failed: dict[Node, CacheUnreachableError] = {}
+    active = dict(shares)
+    # One blocking receive is cheaper than a poll plus a receive.
+    poll = select.poll() if len(active) > 1 else None
+    if poll is not None:
+        for share in active.values():
+            poll.register(share.connection, select.POLLIN)
+    while active:
+        ready = list(active) if poll is None else _ready(active, poll, batch)
+        for node in ready:
+            share = active[node]
+            connection, scatter = share.connection, share.scatter
+            try:
+                # Beside others, wait for a socket only once: encrypted bytes may yield none yet.
+                receive = connection.receive if poll is None else connection.receive_some
+                scatter.received(receive(scatter.buffers()))
+                if not scatter.finished:
+                    share.ask()
+                    continue
+            except CacheUnreachableError as error:
+                failed[node] = error
+            del active[node]
+            if poll is not None:
+                poll.unregister(connection)
+        if active and (not ready or batch.clock() > batch.deadline_s):
+            for node, share in active.items():
+                text = f"the cache at {share.connection.address} sends too slowly"
+                failed[node] = CacheUnreachableError(text)
+            break
+    return failed
+
+
+def _ready(active: Mapping[Node, _Share], poll: select.poll, batch: Batch) -> list[Node]:
+    """Return the nodes from which bytes have come, by the deadline."""
+    # The socket would not signal bytes in the connection's own buffer.
+    pending = [node for node, share in active.items() if share.connection.pending]
+    if pending:
+        return pending
+    by_descriptor = {share.connection.fileno(): node for node, share in active.items()}
+    left_s = min(max(batch.deadline_s - batch.clock(), 0.0), IO_TIMEOUT_S)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(left_s * 1000)]
+
+
+def _redirected(
+    nodes: NodeConnections, buffer: BatchBuffer, groups: Mapping[Node, Sequence[int]]
+) -> tuple[Mapping[Node, Sequence[int]], set[int]]:
+    """Return the new nodes of redirected samples, and those that need an ``ASK``."""
+    redirected: dict[Node, list[int]] = {}
+    asking: set[int] = set()
+    if not buffer.errors or nodes.slots is None:
+        return {}, asking
+    for node, offsets in groups.items():
+        for offset in offsets:
+            text = buffer.errors.get(offset, "")
+            redirection = parse_redirection(text, node)
+            nodes.stale = nodes.stale or text.startswith(("MOVED", "CLUSTERDOWN"))
+            if redirection is None:
+                continue
+            del buffer.errors[offset]
+            buffer.replies[offset] = ReplyKind.NONE
+            redirected.setdefault(nodes.place(redirection.node), []).append(offset)
+            if redirection.kind == "ASK":
+                asking.add(offset)
+    return {node: sorted(offsets) for node, offsets in redirected.items()}, asking
+
+
+def _heed(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
+    """Check replies to earlier reports, whose errors may show that slots have moved."""
+    late_errors = connection.late_errors
+    if not late_errors:
+        return
+    moved = nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)
+    nodes.stale = nodes.stale or moved
+    batch.out_of_memory = batch.out_of_memory or any(map(is_for_memory, late_errors))
+    late_errors.clear()

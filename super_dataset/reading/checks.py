@@ -155,18 +155,17 @@ def _check_payloads(
     checked: CheckedRecords,
 ) -> None:
     """Compare digests with the headers', computing those that are still missing."""
-    digests = buffer.digests
-    hashed = np.array([offset in digests for offset in places.tolist()], dtype=np.bool_)
-    unhashed = places[~hashed]
-    late = unhashed.tolist() if seen is None else seen.unlike(sample_ids, buffer, unhashed)
-    for offset in late:
-        _verify_one(buffer, offset, checked)
-    taken = places[hashed]
-    computed = np.fromiter((digests[offset] for offset in taken.tolist()), np.uint64, taken.size)
-    for offset in taken[computed != buffer.headers["payload_hash"][taken]].tolist():
+    digests, came = buffer.digests, places.tolist()
+    hashed = [offset for offset in came if offset in digests]
+    late = [offset for offset in came if offset not in digests]
+    if seen is not None and late:
+        late = seen.unlike(sample_ids, buffer, np.array(late, dtype=np.intp))
+    computed = np.array([digests[offset] for offset in hashed], dtype=np.uint64)
+    differing = np.array(hashed, dtype=np.intp)[computed != buffer.headers["payload_hash"][hashed]]
+    for offset in (*late, *differing.tolist()):
         _verify_one(buffer, offset, checked)
     if seen is not None:
-        fresh = [offset for offset in (*taken.tolist(), *late) if offset not in checked.corrupt]
+        fresh = [offset for offset in (*hashed, *late) if offset not in checked.corrupt]
         seen.remember(sample_ids, buffer, np.array(fresh, dtype=np.intp))
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import cut_up, in_one_block
+from superdl.super_dataset.memory.batch_memory import cut_up, in_one_block
+from superdl.super_dataset.reading.batch import bad_sample_error
 from superdl.super_dataset.reading.checks import layout_columns
-from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, label_fields_of
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_dataset.reading.progress import BatchProgress
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.record_kinds import ArrayPlace
@@ -43,7 +43,6 @@ __all__ = [
     "SampleTensors",
     "batch_info",
     "check_label_dtype",
-    "check_policies",
     "delivered_order",
     "label_tensor",
     "sample_tensors",
@@ -56,14 +55,6 @@ SampleTensors: TypeAlias = "_Tensors | dict[str, _Tensors]"
 
 _IMAGE_CHANNELS = (1, 3, 4)
 _IMAGE_NDIM = 3
-
-
-def check_policies(on_bad_sample: object, padding: object) -> None:
-    """Raise :class:`~superdl.super_wire.errors.ConfigError` for an unknown policy."""
-    given = {"on_bad_sample": (on_bad_sample, OnBadSample), "padding": (padding, Padding)}
-    for name, (value, known) in given.items():
-        if value not in get_args(known):
-            raise ConfigError(f"{name} is one of {', '.join(map(repr, get_args(known)))}; not {value!r}")
 
 
 def delivered_order(
@@ -277,7 +268,7 @@ class BatchInfo:
         return self
 
 
-def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
+def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
     """Return the info for the samples at ``order``; ``None``: all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None

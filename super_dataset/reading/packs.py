@@ -12,25 +12,25 @@ import contextlib
 import errno
 import logging
 import math
-import mmap
 import os
-import struct
-from collections import deque
+import resource
+import threading
+import time
+from collections import OrderedDict, deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from superdl.super_dataset.reading.open_packs import OPEN_PACKS, OpenPack, OpenPacks
+from superdl.super_dataset.reading.buffer import PAYLOAD_BYTES
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.errors import StoreError
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 from superdl.super_wire.redaction import counted
+from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.batch_ref import BatchRef
@@ -40,10 +40,8 @@ __all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_place
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
-_TOLD_AND_COUNT = struct.Struct("<dq")
 
 _AHEAD = 64  # records that the kernel fetches while others are read
-_PAYLOAD_BYTES = slice(8, 16)  # place of the payload's length in a header
 _FAR = 2**62  # no file is that long
 
 _ANNOUNCED_BYTES = 64 * 2**20  # announced ahead within a batch
@@ -52,45 +50,150 @@ _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 """Read what memory holds without waiting for a disk. Some filesystems and systems lack it."""
 
+_LEAST_OPEN, _MOST_OPEN = 128, 1024
+_LOOK_EVERY_S = 60.0
+_SHARE_OF_FILES = 4  # we use at most one in this many of the files that a process may open
+
+
+class OpenPack:
+    """A pack's descriptor, closed when no longer referenced, so never while read."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        with contextlib.suppress(OSError):  # a network filesystem's delayed error about a read
+            close(self.descriptor)
+
+
+class OpenPacks:
+    """Packs that a process keeps open, of any store; the least recently used is closed first.
+
+    At most ``limit`` are open, plus 64 for each thread that reads from a disk. Removed packs are closed
+    within a minute of reading, so that the disk regains their space. Thread-safe. A fork begins with none.
+    """
+
+    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._look_s = 0.0
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[tuple[str, str], OpenPack] = OrderedDict()
+        self._stores: dict[str, DirectoryStore] = {}
+        self.cannot_tell: set[str] = set()
+        """Stores whose filesystem does not report which data must come from a disk."""
+        self.waits_for_disks = False
+        """Whether part of the latest batch had to come from a disk."""
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def get(self, store: str, pack: str) -> OpenPack:
+        """Return the open pack; it stays open while it is referenced.
+
+        Raises:
+            StoreError: the store or pack does not exist or cannot be read.
+        """
+        key = (store, pack)
+        with self._lock:
+            cached = self._packs.get(key)
+            if cached is not None:
+                self._packs.move_to_end(key)
+                return cached
+        opened = OpenPack(self._open(store, pack))
+        with self._lock:
+            self._packs[key] = opened
+            self._packs.move_to_end(key)
+            if self._limit is None:
+                self._limit = _allowed_files()
+            while len(self._packs) > self._limit:
+                self._packs.popitem(last=False)
+        return opened
+
+    def forget(self, store: str, pack: str) -> None:
+        """Close a pack, so that the next read reopens it; a server may have lost it."""
+        with self._lock:
+            self._packs.pop((store, pack), None)
+
+    def let_go(self) -> None:
+        """Close packs that have been removed; checks once a minute."""
+        if self._clock() < self._look_s:
+            return
+        self._look_s = self._clock() + _LOOK_EVERY_S
+        with self._lock:
+            packs = list(self._packs.items())
+        for key, pack in packs:  # outside the lock: a network filesystem queries its server
+            if _was_removed(pack):
+                self.forget(*key)
+
+    def after_fork(self) -> None:
+        """Reset in a child: close its descriptors; the lock may have been held."""
+        self._lock = threading.Lock()
+        self._packs.clear()
+
+    def _open(self, store: str, pack: str) -> int:
+        directory = self._stores.get(store)
+        if directory is None:
+            directory = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
+        try:
+            return directory.open_pack(pack)
+        except StoreError as error:  # naming its cause would keep packs open
+            if not _is_of_many_files(error.__cause__):
+                raise
+        with self._lock:  # other code needs files too
+            self._packs.clear()
+        return directory.open_pack(pack)
+
+
+def _was_removed(pack: OpenPack) -> bool:
+    try:
+        return not os.fstat(pack.descriptor).st_nlink
+    except OSError:  # a network filesystem's server lost it
+        return True
+
+
+def _is_of_many_files(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _allowed_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
+    return max(_LEAST_OPEN, min(_MOST_OPEN, allowed))
+
+
+OPEN_PACKS = OpenPacks()  # shared by all datasets of the process
+os.register_at_fork(after_in_child=OPEN_PACKS.after_fork)
+
 
 class StoreTroubleLog:
-    """A log of failed reads from a store, once a minute for a process and its forks."""
+    """A log of failed reads from a store, at most once a minute in a process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # In memory shared with forks. Concurrent counts may lose some, which does no harm.
-        self._told_and_count = mmap.mmap(-1, _TOLD_AND_COUNT.size)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, -math.inf, 0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoreTroubleLog, (self._clock,)
+        self._logged_s = -math.inf
+        self._count = 0  # of samples since then
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
         """Count the samples of a batch that could not be read, and log them if it is time."""
-        logged_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
-        now_s, count = self._clock(), count + len(failed)
-        is_due = not now_s - logged_s < _LOG_EVERY_S  # a half-written time may be NaN
-        state = (now_s, 0) if is_due else (logged_s, count)
-        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *state)
-        if not is_due:
+        self._count += len(failed)
+        if self._clock() - self._logged_s < _LOG_EVERY_S:
             return
-        first = min(failed)
+        count, self._count, self._logged_s = self._count, 0, self._clock()
+        first, pack = min(failed), "by a pointer"
+        if ref.places is not None and (number := int(np.frombuffer(ref.places.pack_of, dtype="<u4")[first])):
+            name = ref.places.packs[number - 1] if number <= len(ref.places.packs) else "unknown"
+            pack = f"pack {name}, byte {np.frombuffer(ref.places.offsets, dtype='<u8')[first]}"
         _LOG.warning(
             "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
             counted(count, "sample"),
             ref.store or "another place",
             ref.name_of(first),
-            _place_name(ref, first),
+            pack,
             failed[first],
         )
-
-
-def _place_name(ref: BatchRef, offset: int) -> str:
-    places = ref.places
-    if places is None or not (number := int(np.frombuffer(places.pack_of, dtype="<u4")[offset])):
-        return "by a pointer"
-    name = places.packs[number - 1] if number <= len(places.packs) else "unknown"
-    return f"pack {name}, byte {np.frombuffer(places.offsets, dtype='<u8')[offset]}"
 
 
 _Place: TypeAlias = tuple[int, str, int, int]
@@ -218,13 +321,9 @@ class _Reading:
                 row += HEADER_BYTES
             else:
                 self._later(place, pack)
-        self._finish(came, headers[: len(came)], digests)
-
-    def _finish(self, came: list[int], headers: NDArray[np.uint8], digests: dict[int, int]) -> None:
-        if came:
-            self._buffer.note_records(came, headers, digests)
-            self.came += came
-        self._packs.waits_for_disks = bool(self._waiting)
+        buffer.note_records(came, headers[: len(came)], digests)
+        self.came += came
+        packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
 
     def _read_waiting(self) -> None:
@@ -273,7 +372,7 @@ class _NotThereError(Exception):
 
 
 def _check_length(header: bytearray, length: int) -> None:
-    record_bytes = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
+    record_bytes = HEADER_BYTES + int.from_bytes(header[PAYLOAD_BYTES], "little")
     if record_bytes != length:
         raise _NotThereError(f"a record of {record_bytes} bytes is where one of {length} should be")
 

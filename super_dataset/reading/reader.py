@@ -2,8 +2,8 @@
 missing samples, reports, and a time limit.
 
 Waiting is bounded by time and by attempts. Only missing samples are requested again, and every attempt with
-misses sends a read report, since a report may be lost. The link to the cache and its state belong to one
-thread of one process.
+misses sends a read report, since a report may be lost. The link to the cache belongs to one thread of one
+process.
 """
 
 from __future__ import annotations
@@ -15,34 +15,26 @@ import os
 import random
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from superdl.super_dataset.reading.batch import Batch, bad_sample_error
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.cache_link import open_link
+from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
 from superdl.super_dataset.reading.checks import SeenRecords
-from superdl.super_dataset.reading.gather import Wanted, encode_gets
-from superdl.super_dataset.reading.packs import (
-    OPEN_PACKS,
-    StoreTroubleLog,
-    read_placed,
-    read_pointed,
-)
-from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
-from superdl.super_wire.cache import CacheAddress, Command, Credentials, encode_command, exchange
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, RecordError
-from superdl.super_wire.keys import cache_keys, report_stream
+from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
+from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
+from superdl.super_wire.errors import CacheError, RecordError
+from superdl.super_wire.keys import cache_key, cache_keys
 from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.super_dataset.memory import Memory
-    from superdl.super_dataset.reading.cache_link import CacheLink
+    from superdl.super_dataset.memory.batch_memory import Memory
     from superdl.super_dataset.reading.checks import Verify
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.cache import Credentials
     from superdl.super_wire.record import Tombstone
 
 __all__ = ["Backoff", "BatchReader", "ReadSettings"]
@@ -52,11 +44,10 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LAST_LOOK_S = 0.25
 _FIRST_S = 0.005
 _LONGEST_S = 1.0
-_REPORT_TIMEOUT_S = 1.0  # for a connection needed only for a report
-_SHUN_S = 30.0  # after such a connection failed
 _LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter
 
 _SEEN = SeenRecords()  # shared by all datasets of the process
+_chance = random.SystemRandom()  # the random module's global state is the user's, and a fork would share it
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,59 +92,11 @@ class Backoff:
         return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
-class ReaderState:
-    """A reader's state in one thread of one process: the link to the cache, and what is known about it.
-
-    ``record_bytes`` is the expected length of a record; ``uniform``: the last batch had one size;
-    ``told_astray``: it was logged that another sample's record came. Until ``silent_until_s`` no connection
-    is opened for a report alone.
-    """
-
-    def __init__(self, record_bytes: int | None, open_link: Callable[..., CacheLink]) -> None:
-        self.pid = os.getpid()
-        # Not the random module's global state, which is the user's. Jitter guards no secret.
-        self.random = random.Random()  # noqa: S311
-        self.record_bytes = record_bytes
-        self.uniform = True
-        self.told_astray = False
-        self.silent_until_s = -math.inf
-        self._open_link = open_link
-        self._link: CacheLink | None = None
-        self._cache = ""
-
-    def link(self, cache: str, *, timeout_s: float) -> CacheLink:
-        """Return the open link to ``cache``, or a new one; raises as :func:`open_link` does."""
-        if self._link is not None and self._cache != cache:
-            self.drop()
-        if self._link is None:
-            credentials = Credentials.from_environment(os.environ)
-            self._link = self._open_link(CacheAddress.parse(cache), credentials, timeout_s=timeout_s)
-            self._cache = cache
-        return self._link
-
-    def learn(self, buffer: BatchBuffer) -> None:
-        """Remember the size of records for the next batch, and whether they are uniform."""
-        sizes = buffer.record_bytes[buffer.replies == ReplyKind.RECORD]
-        if len(sizes):
-            first = int(sizes[0])
-            alike = bool((sizes == first).all())
-            self.record_bytes = first if alike else int(np.median(sizes))
-            self.uniform = alike or len(buffer.own) <= len(sizes) // 2
-
-    @property
-    def connected(self) -> bool:
-        """Return whether a connection is open, as far as this side knows."""
-        return self._link is not None and self._link.connected
-
-    def drop(self) -> None:
-        """Close the link, if there is one."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-
 class BatchReader:
-    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe."""
+    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe.
+
+    ``clock``, ``sleep`` and ``open_nodes`` are replaced in tests.
+    """
 
     def __init__(
         self,
@@ -161,13 +104,13 @@ class BatchReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        open_link: Callable[..., CacheLink] = open_link,
+        open_nodes: Callable[[CacheAddress, Credentials], NodeConnections] = NodeConnections,
     ) -> None:
         self._settings = settings
         self._backoff = Backoff(settings.read_timeout_s)
         self._clock = clock
         self._sleep = sleep
-        self._open_link = open_link
+        self._open_nodes = open_nodes
         self._store_trouble = StoreTroubleLog(clock)
         self._local = threading.local()
 
@@ -177,25 +120,25 @@ class BatchReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _local=threading.local())
 
-    def state(self) -> ReaderState:
-        """Return this reader's state in this thread, reset in a fork."""
-        state: ReaderState | None = getattr(self._local, "state", None)
-        if state is not None and state.pid == os.getpid():
-            return state
-        if state is not None:  # the parent's copy: closing it does not affect the parent
-            state.drop()
-        self._local.state = state = ReaderState(self._settings.record_bytes, self._open_link)
-        return state
+    def link(self) -> CacheLink:
+        """Return this reader's link in this thread, a new one in a fork."""
+        link: CacheLink | None = getattr(self._local, "link", None)
+        if link is not None and link.pid == os.getpid():
+            return link
+        if link is not None:  # the parent's copy: closing it does not affect the parent
+            link.drop()
+        self._local.link = link = CacheLink(self._settings.record_bytes, self._open_nodes)
+        return link
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
         """Ping the cache once over separate connections; see ``SuperDataset.ping_cache``."""
-        state = ReaderState(None, self._open_link)
+        link = CacheLink(None, self._open_nodes)
         try:
-            state.link(cache, timeout_s=timeout_s).nodes.ping()
+            link.connect(cache, timeout_s).ping()
         finally:
-            state.drop()
+            link.drop()
 
-    def read(self, ref: BatchRef, memory: Memory | None = None) -> BatchProgress:
+    def read(self, ref: BatchRef, memory: Memory | None = None) -> Batch:
         """Read a batch: wait until every sample is in ``memory`` (default: fresh) or known to be bad.
 
         Raises:
@@ -204,164 +147,117 @@ class BatchReader:
             CacheUnreachableError: the same, and the cache was unreachable.
             CacheError: the cache refused.
         """
-        state = self.state()
-        seen = _SEEN if self._settings.verify == "auto" and _keeps_bytes(ref.cache) else None
-        buffer = BatchBuffer(
-            len(ref),
-            memory=memory,
-            uniform=state.uniform,
-            expected_bytes=None if state.record_bytes is None else state.record_bytes - HEADER_BYTES,
-        )
-        read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
+        link, settings = self.link(), self._settings
+        seen = _SEEN if settings.verify == "auto" and _keeps_bytes(ref.cache) else None
+        expected_bytes = None if link.record_bytes is None else link.record_bytes - HEADER_BYTES
+        buffer = BatchBuffer(len(ref), memory=memory, uniform=link.uniform, expected_bytes=expected_bytes)
         began_s = self._clock()
-        if ref.places is not None:
-            self._read_straight(state, read)
-        if seen is not None and read.missing:
-            buffer.to_hash = seen.to_hash(ref.sample_ids, ref.epoch)
-        wanted = Wanted(
-            requests=encode_gets(ref.sample_ids) if read.missing else (),
-            sample_ids=ref.sample_ids,
-            buffer=buffer,
-            in_flight_bytes=self._settings.in_flight_bytes,
-            record_bytes=state.record_bytes,
-            deadline_s=began_s + self._settings.read_timeout_s,
+        batch = Batch(
+            ref,
+            buffer,
+            seen,
             clock=self._clock,
+            deadline_s=began_s + settings.read_timeout_s,
+            in_flight_bytes=settings.in_flight_bytes,
         )
+        if ref.places is not None:
+            self._read_straight(batch)
+            link.learn(buffer)
+        if batch.missing:
+            batch.keys, batch.record_bytes = cache_keys(ref.sample_ids), link.record_bytes
+        if seen is not None and batch.missing:
+            buffer.to_hash = seen.to_hash(ref.sample_ids, ref.epoch)
         # Leave the last attempt time for a reply, or we would blame the cache.
-        last_look_s = min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
-        last_begin_s = wanted.deadline_s - last_look_s
+        last_look_s = min(_LAST_LOOK_S, settings.read_timeout_s / 4)
         while True:
-            self._attempt(state, read, wanted)
-            stop = bool(read.bad) and self._settings.stop_at_bad
-            late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
-            note = self._note_of_source(ref) if late and read.missing and not (stop or read.trouble) else None
+            last_begin_s = batch.deadline_s - last_look_s
+            self._attempt(link, batch)
+            stop = bool(batch.bad) and settings.stop_at_bad
+            late = self._clock() >= last_begin_s or batch.attempts >= self._backoff.attempts
+            note = (
+                self._note_of_source(ref) if late and batch.missing and not (stop or batch.trouble) else None
+            )
             if note is not None and note.reason == LISTING:  # the sampler gives up if it stalls
-                late, read.attempts = False, 0
-                wanted = replace(wanted, deadline_s=self._clock() + self._settings.read_timeout_s)
-                last_begin_s = wanted.deadline_s - last_look_s
-            self._report(state, read, done=stop or late or not read.missing)
+                late, batch.attempts = False, 0
+                batch.deadline_s = self._clock() + settings.read_timeout_s
+                last_begin_s = batch.deadline_s - last_look_s
+            link.report(batch, settings.read_timeout_s, done=stop or late or not batch.missing)
             if stop:
-                raise bad_sample_error(ref, read.bad)
-            if not read.missing:
-                return read
+                raise bad_sample_error(ref, batch.bad)
+            if not batch.missing:
+                return batch
             if late:
-                raise read.timeout_error(self._clock() - began_s, note.message if note else "")
-            self._pause(state, read, last_begin_s)
+                raise batch.timeout_error(self._clock() - began_s, note.message if note else "")
+            now_s = self._clock()
+            delay_s = self._backoff.delay_s(batch.attempts, _chance.random())
+            self._sleep(max(0.0, min(delay_s, last_begin_s - now_s)))
+            batch.wait_s += self._clock() - now_s
 
     def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
         """Return why the source gives no samples, as the coordinator noted it."""
-        (key,) = cache_keys(ref.dataset_id)
-        state = ReaderState(None, self._open_link)
+        key, link = cache_key(ref.dataset_id), CacheLink(None, self._open_nodes)
         try:
-            nodes = state.link(ref.cache, timeout_s=_REPORT_TIMEOUT_S).nodes
-            (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=_REPORT_TIMEOUT_S)
+            nodes = link.connect(ref.cache, REPORT_TIMEOUT_S)
+            (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=REPORT_TIMEOUT_S)
             return read_tombstone(reply) if isinstance(reply, bytes) else None
         except (CacheError, RecordError):  # the error about to be raised matters more
             return None
         finally:
-            state.drop()
+            link.drop()
 
-    def _read_straight(self, state: ReaderState, read: BatchProgress) -> None:
-        """Read records that have places; failures are logged, and requested from the cache."""
-        began_s = self._clock()
-        came, failed = read_placed(read.ref, read.buffer, OPEN_PACKS)
+    def _read_straight(self, batch: Batch) -> None:
+        """Read the records that have places or, of missing samples, pointers.
+
+        Failures are logged, and left to the cache or, of pointers, to the coordinator.
+        """
+        ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
+        if pointers:
+            came, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
+        else:
+            came, failed = read_placed(ref, buffer, OPEN_PACKS)
         received_s = self._clock()
-        read.read_s += received_s - began_s
-        failed |= read.sort_straight(came)
+        failed = batch.sort_pointed(came, failed) if pointers else failed | batch.sort_straight(came)
         if failed:
-            self._store_trouble.add(read.ref, failed)
-        state.learn(read.buffer)
-        read.check_s += self._clock() - received_s
+            self._store_trouble.add(ref, failed)
+        batch.read_s += received_s - began_s
+        batch.check_s += self._clock() - received_s
 
-    def _attempt(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
+    def _attempt(self, link: CacheLink, batch: Batch) -> None:
         """Request all missing samples, and sort the replies.
 
         If another sample's record came, replies and requests on that connection are out of step: it is
         closed, and the samples are requested once more. A record stored under a wrong key comes back again;
         it then counts as corrupt.
         """
-        read.attempts += 1
-        for _ in range(2 if read.missing else 0):
-            self._look(state, read, wanted)
-            if not read.astray:
+        batch.attempts += 1
+        for _ in range(2 if batch.missing else 0):
+            self._look(link, batch)
+            if not batch.astray:
                 return
-            if not state.told_astray:
-                state.told_astray = True
-                _LOG.warning("the cache at %s answered what was not asked: %s", read.ref.cache, read.astray)
-            state.drop()
+            if not link.warned_astray:
+                link.warned_astray = True
+                _LOG.warning("the cache at %s answered what was not asked: %s", batch.ref.cache, batch.astray)
+            link.drop()
 
-    def _look(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
+    def _look(self, link: CacheLink, batch: Batch) -> None:
         """Request all missing samples once, and sort the replies."""
-        replies = read.buffer.replies
-        replies[read.missing] = ReplyKind.NONE
+        replies = batch.buffer.replies
+        replies[batch.missing] = ReplyKind.NONE
         began_s = self._clock()
         # An idle connection may be dead, because the cache closes such or was restarted: then another
         # attempt follows at once.
-        requested: Sequence[int] = read.missing
-        for _ in range(2 if state.connected else 1):
-            read.trouble = self._gather(state, read, wanted, requested)
-            if read.trouble is None or self._clock() >= wanted.deadline_s:
+        requested: Sequence[int] = batch.missing
+        for _ in range(2 if link.connected else 1):
+            batch.trouble = link.gather(batch, requested)
+            if batch.trouble is None or self._clock() >= batch.deadline_s:
                 break
             requested = [offset for offset in requested if replies[offset] == ReplyKind.NONE]
             if not requested:  # the connection failed after all replies had come
                 break
         received_s = self._clock()
-        read.read_s += received_s - began_s
-        read.sort()
-        read.check_s += self._clock() - received_s
-        if read.pointers:
-            self._follow(read)
-        state.learn(read.buffer)
-
-    def _follow(self, read: BatchProgress) -> None:
-        """Follow the cache's pointers; failures are logged, and left to the coordinator."""
-        began_s = self._clock()
-        came, failed = read_pointed(read.ref.store, read.pointers, read.buffer, OPEN_PACKS)
-        received_s = self._clock()
-        read.read_s += received_s - began_s
-        failed = read.sort_pointed(came, failed)
-        if failed:
-            self._store_trouble.add(read.ref, failed)
-        read.check_s += self._clock() - received_s
-
-    def _gather(
-        self, state: ReaderState, read: BatchProgress, wanted: Wanted, asked: Sequence[int]
-    ) -> CacheUnreachableError | None:
-        left_s = wanted.deadline_s - self._clock()
-        try:
-            link = state.link(read.ref.cache, timeout_s=left_s)
-            trouble = link.gather(wanted, asked, left_s=left_s)
-            read.out_of_memory = link.out_of_memory
-            return trouble
-        except CacheUnreachableError as error:
-            state.drop()
-            return error
-        except BaseException:  # also on Ctrl-C: replies are under way that will never be read
-            state.drop()
-            raise
-
-    def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
-        """Send a read report without waiting for the reply. Losing it is harmless."""
-        all_straight, timeout_s = read.straight == len(read.ref), self._settings.read_timeout_s
-        if not state.connected and not read.astray:
-            if not all_straight or self._clock() < state.silent_until_s:
-                return
-            timeout_s = min(timeout_s, _REPORT_TIMEOUT_S)
-        job = read.ref.job
-        command = encode_command(*read.report(done=done).command(job))
-        try:
-            link = state.link(read.ref.cache, timeout_s=timeout_s)
-            link.report(report_stream(job), command)
-        except CacheError as error:
-            state.drop()
-            state.silent_until_s = self._clock() + _SHUN_S
-            _LOG.debug("a read report was lost: %s", error)
-        except BaseException:
-            state.drop()
-            raise
-
-    def _pause(self, state: ReaderState, read: BatchProgress, until_s: float) -> None:
-        now_s = self._clock()
-        delay_s = self._backoff.delay_s(read.attempts, state.random.random())
-        self._sleep(max(0.0, min(delay_s, until_s - now_s)))
-        read.wait_s += self._clock() - now_s
+        batch.read_s += received_s - began_s
+        batch.sort()
+        batch.check_s += self._clock() - received_s
+        if batch.pointers:
+            self._read_straight(batch)
+        link.learn(batch.buffer)

@@ -18,9 +18,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from superdl.super_dataset.reading import announce
-from superdl.super_dataset.reading.cache_link import CacheLink
 from superdl.super_dataset.reading.delivery import sample_tensors
+from superdl.super_dataset.reading.packs import announce
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
 from superdl.super_wire.errors import (
@@ -200,6 +199,10 @@ class ScriptedNodes(NodeConnections):
         super().__init__(CacheAddress.parse("redis://127.0.0.1:1"), Credentials())
         self._cache = cache
 
+    def connect(self, timeout_s=0.0):
+        """Open the connection; it is no cluster."""
+        self.connection(self.home)
+
     def refresh(self, timeout_s, *, first=None):
         """It is no cluster."""
 
@@ -243,7 +246,7 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
         settings,
         clock=clock,
         sleep=clock.sleep,
-        open_link=lambda _address, _credentials, *, timeout_s: CacheLink(ScriptedNodes(scripted[-1])),
+        open_nodes=lambda _address, _credentials: ScriptedNodes(scripted[-1]),
     )
     for position in range(rng.randint(1, _MOST_BATCHES)):
         ref = ref_of(rng.randint(1, 40), "redis://127.0.0.1:1", position=rng.randrange(10**6))
@@ -259,7 +262,7 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
         elif packs is not None:
             scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
             announce(ref)
-        reader.state().drop()  # the script of the batch before was another
+        reader.link().drop()  # the script of the batch before was another
         began_s = clock.now_s
         try:
             read = reader.read(ref)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.core import Plan
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
-from superdl.super_dataset.reading import gather
+from superdl.super_dataset.reading import cache_link
 from superdl.super_wire.cache import connection
 from superdl.super_wire.errors import (
     BadSampleError,
@@ -212,7 +212,7 @@ class Trial:
         try:
             with (
                 mock.patch.object(connection, "IO_TIMEOUT_S", SILENCE_S),
-                mock.patch.object(gather, "IO_TIMEOUT_S", SILENCE_S),
+                mock.patch.object(cache_link, "IO_TIMEOUT_S", SILENCE_S),
                 SuperSampler(dataset, coordinator=self.ways["sampler"], **drawn.sampling) as sampler,
             ):
                 self.proxy.begin()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.super_dataset import SuperDataset
+from superdl.super_dataset.memory.handover import shared_bytes
+from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_wire import BatchRef, Recipe
 from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.ids import digest128
@@ -21,6 +23,7 @@ from tests.fixtures.ids import batch_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from superdl.super_wire.store import DirectoryStore
@@ -116,6 +119,34 @@ def packed(
             names.append(pack.commit())
     places = Places(tuple(names), *(columns[name].tobytes() for name in columns.dtype.names))
     return replace(ref, store=store.address, places=places)
+
+
+class SharedMemory:
+    """Memory that worker processes share with their trainer."""
+
+    shared = True
+
+    def take(self, size: int) -> torch.Tensor:
+        """Memory of torch's own."""
+        return shared_bytes(size)
+
+
+def received(
+    wholes: Sequence[bytes], *, shared: bool = False, uniform: bool = True, to_hash: Any = None
+) -> BatchBuffer:
+    """A buffer that has received these records."""
+    buffer = BatchBuffer(len(wholes), memory=SharedMemory() if shared else None, uniform=uniform)
+    buffer.to_hash = buffer.to_hash if to_hash is None else to_hash
+    for offset, whole in enumerate(wholes):
+        receive(buffer, offset, whole)
+    return buffer
+
+
+def receive(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
+    """Put a whole record where the network would put it."""
+    incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
+    incoming.payload[:] = whole[HEADER_BYTES:]
+    buffer.note_record(incoming)
 
 
 def bound_dataset(**arguments: Any) -> SuperDataset:

@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from superdl.super_dataset import SuperLoader
-from superdl.super_dataset.memory.device import map_tensors
 from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.ports import free_port
@@ -168,39 +166,6 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
     assert isinstance(caught.value.__cause__, OSError), "as the sampler raised it"
 
 
-def test_threads_end_with_the_loader_and_hold_no_batch(refs):
-    loader = SuperLoader(bound_dataset(), refs, threads=2)
-    batches = iter(loader)
-    batch, _ = next(batches)
-    threads = threads_of_loaders()
-    assert len(threads) == 2
-    del loader, batches
-    gc.collect()
-    join(threads)
-    check(batch, torch.arange(100, 100 + SIZE), 0)
-
-
-def test_a_device_of_another_kind_gets_copies(refs):
-    for batch, labels in SuperLoader(bound_dataset(), refs[:2], "meta"):
-        assert (batch.device.type, labels.device.type) == ("meta", "meta")
-        assert batch.shape == (SIZE, 3, 8, 8)
-
-
-class Pair(NamedTuple):
-    left: object
-    right: object
-
-
-def test_tensors_are_found_where_items_hold_them():
-    one = torch.zeros(2)
-    item = {"a": [one, (one, Pair(one, "text"))], "b": None, "c": 3}
-    changed = map_tensors(item, lambda tensor: tensor + 1)
-    assert changed["a"][0].tolist() == [1, 1]
-    assert changed["a"][1][1] == Pair(changed["a"][1][1].left, "text")
-    assert changed["a"][1][1].left.tolist() == [1, 1]
-    assert (changed["b"], changed["c"], one.tolist()) == (None, 3, [0, 0])
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -222,14 +187,6 @@ def test_batches_come_to_a_gpu(refs):
     for n, (batch, labels) in enumerate(kept):
         assert batch.device.type == "cuda"
         check(batch.cpu(), labels.cpu(), n % BATCHES)
-
-
-def test_a_sampler_without_a_state_has_none(refs):
-    loader = SuperLoader(bound_dataset(), refs)
-    with pytest.raises(UsageError, match="list has none"):
-        loader.state_dict()
-    with pytest.raises(UsageError, match="list has none"):
-        loader.load_state_dict({})
 
 
 @pytest.mark.parametrize("threads", [0, 1])

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from superdl.super_dataset import PerSample, SuperLoader
 from superdl.super_wire.errors import BadSampleError, UsageError
-from superdl.super_wire.labels import label_dtype_of
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.ports import free_port
 from tests.super_dataset.augmenting import batch, info_of
@@ -134,19 +133,9 @@ def test_the_samplers_seed_has_its_part_unless_another_is_given(own, seed):
 
 def test_the_seed_comes_with_the_batch(refs):
     dataset = bound_dataset(transform=drawn)
-    made = [dataset[replace(refs[0], seed=seed)][0] for seed in (0, 1, 1)]
-    assert torch.equal(made[1], made[2])
-    assert not torch.equal(made[0], made[1])
+    made = [dataset[replace(refs[0], seed=seed)][0] for seed in (0, 1)]
+    assert not torch.equal(*made)
     assert torch.equal(made[1], bound_dataset(transform=PerSample(drawn, seed=1))[refs[0]][0])
-
-
-def test_generators_draw_from_all_of_their_range():
-    numbers = range(200)
-    made, _ = PerSample(drawn, takes="numpy")(batch(*numbers, height=1, width=1), None, info_of(*numbers))
-    draws = made[:, 3:].numpy()
-    assert np.abs(draws.mean(axis=0) - 0.5).max() < 0.1
-    assert np.abs(np.corrcoef(draws.T) - np.eye(9)).max() < 0.3  # of one another
-    assert len(np.unique(draws)) > 0.99 * draws.size
 
 
 @pytest.mark.parametrize("transform", [drawn, gone_wrong])
@@ -290,16 +279,6 @@ def test_what_stands_for_others_is_changed_once(valkey, sides):
     assert all(map(torch.equal, made, [expected[0]] * 3 + expected[1:]))
 
 
-def test_labels_with_fields_stay(refs):
-    dtype = label_dtype_of(text := '{"age":"int64","box":"float32[2]"}')
-    labels = np.zeros(SIZE, dtype=dtype)
-    labels["age"], labels["box"] = range(SIZE), 0.5
-    made, found = bound_dataset(transform=drawn)[replace(refs[0], labels=labels.tobytes(), label_dtype=text)]
-    assert len(made) == SIZE
-    assert found["age"].tolist() == list(range(SIZE))
-    assert found["box"].tolist() == [[0.5, 0.5]] * SIZE
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_results_of_different_shapes_come_as_a_list(refs, workers):
     dataset = bound_dataset(transform=of_own_size)
@@ -310,12 +289,6 @@ def test_results_of_different_shapes_come_as_a_list(refs, workers):
     assert len({len(one) for one in made}) > 1
     assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
     assert len(labels) == SIZE
-
-
-def test_other_results_come_as_they_are(refs):
-    pictures, _ = bound_dataset(transform=lambda image: image.rotate(90))[refs[0]]
-    expected = [np.rot90(array) for array in images(SIZE)]
-    assert all(np.array_equal(*pair) for pair in zip(map(np.asarray, pictures), expected, strict=True))
 
 
 @pytest.mark.parametrize(

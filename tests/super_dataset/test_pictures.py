@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 
 from superdl.super_dataset import PerSample
-from superdl.super_dataset.memory import FreshMemory, map_tensors, receiving_into
-from superdl.super_dataset.pictures import in_fewer_steps, to_pil
+from superdl.super_dataset.memory.batch_memory import FreshMemory, receiving_into
+from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.pictures import in_fewer_steps
 from superdl.super_dataset.splitting import may_draw
 from superdl.super_wire.errors import UsageError
 from tests.fixtures.torchvision import torchvision_transforms
@@ -105,12 +104,6 @@ def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channe
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("end", sorted(SHORTER))
-def test_common_ends_are_shortened(end):
-    pipeline = v1.Compose(SHORTER[end])
-    assert in_fewer_steps(pipeline)[1] is not None
-
-
 @pytest.mark.parametrize("end", sorted(AS_THEY_ARE))
 def test_others_stay_as_they_are(end):
     pipeline = v1.Compose(AS_THEY_ARE[end])
@@ -173,62 +166,7 @@ def test_threads_take_what_is_known_to_draw_nothing():
             thread.submit(drawing, images, None, info).result()
 
 
-@pytest.mark.parametrize("use_prefetcher", [False, True])
-@pytest.mark.parametrize("training", [{"is_training": True, "interpolation": "random"}, {}])
-def test_every_bit_is_that_of_timms_pipeline(use_prefetcher, training):
-    data = pytest.importorskip("timm.data")
-    pipeline = data.create_transform(24, **training, use_prefetcher=use_prefetcher)
-    assert may_draw(pipeline) is bool(training)
-    images, info = batch(1, 2, 3), info_of(1, 2, 3)
-    expected, _ = PerSample(lambda image: pipeline(Image.fromarray(np.array(image))))(images, None, info)
-    made, _ = PerSample(pipeline)(images, None, info)
-    assert made.dtype == expected.dtype
-    assert torch.equal(made, expected)
-
-
 def test_a_wrong_normalisation_is_told_by_the_pipeline():
     pipeline = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, (0.0, 1.0, 1.0))])
     with pytest.raises(ValueError, match="division by zero"):
         PerSample(pipeline)(batch(1), None, info_of(1))
-
-
-boxes = st.tuples(*[st.integers(-5, 60) | st.floats(-5, 60)] * 4)
-
-
-@given(box=st.none() | boxes, height=st.integers(1, 50), width=st.integers(1, 50), loaded=st.booleans())
-def test_a_crop_is_pils(box, height, width, loaded):
-    pixels = picture(1, height, width).movedim(0, -1).numpy()
-    image, other = to_pil(pixels), Image.fromarray(pixels)
-    if loaded:
-        image.load()
-    try:
-        expected = other.crop(box)
-    except ValueError as error:
-        with pytest.raises(ValueError, match=str(error)):
-            image.crop(box)
-        return
-    made = image.crop(box)
-    assert (made.size, made.mode, type(made)) == (expected.size, "RGB", type(expected))
-    assert made.tobytes() == expected.tobytes()
-    assert image.tobytes() == other.tobytes()
-
-
-def test_an_image_is_one_of_pil_in_all_that_is_done_with_it():
-    pixels = picture(1).movedim(0, -1).numpy()
-    for act in (
-        *(np.asarray, copy.copy, copy.deepcopy, lambda image: pickle.loads(pickle.dumps(image))),
-        *(Image.Image.copy, ImageOps.mirror, ImageOps.equalize, lambda image: image.convert("L")),
-        *(lambda image: image.getpixel((3, 4)), lambda image: image.resize((9, 9)), Image.Image.split),
-        lambda image: image.thumbnail((8, 8)) or image,
-        lambda image: image.paste((1, 2, 3), (0, 0, 5, 5)) or image,
-        lambda image: image.putpixel((0, 0), (1, 2, 3)) or image,
-        lambda image: Image.merge("RGB", image.split()[::-1]),
-        lambda image: Image.blend(image, Image.new("RGB", image.size), 0.5),
-    ):
-        before = pixels.copy()
-        made, expected = act(to_pil(pixels)), act(Image.fromarray(pixels.copy()))
-        if isinstance(expected, tuple):
-            assert [np.array(one).tolist() for one in made] == [np.array(one).tolist() for one in expected]
-        else:
-            assert np.array_equal(np.asarray(made), np.asarray(expected))
-        assert np.array_equal(pixels, before), "what a transform does to its image reached the batch"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from PIL import Image
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_dataset import PerSample, Recipe, split_transform
 from superdl.super_dataset.pictures import in_fewer_steps
-from superdl.super_wire.errors import ConfigError
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import pixels
 from tests.super_dataset.augmenting import batch, info_of
@@ -124,14 +121,6 @@ def test_what_recipes_cannot_do_exactly_ends_the_beginning(stops, why):
     assert re.search(f"Stopped at .*: .*{why}", str(parts))
 
 
-@BOTH
-def test_one_transform_alone_is_moved_or_stays(tv):
-    assert split_transform(tv.Resize(8)).rest is None
-    for stays in (tv.RandomCrop(8), Own(8), lambda image: image):
-        parts = split_transform(stays)
-        assert (parts.recipe, parts.rest) == (Recipe([]), stays)
-
-
 def test_rgb_is_what_decoded_images_are_and_what_grey_ones_are_not():
     assert split_transform(v2.Compose([v2.RGB(), v2.Resize(8)])).recipe == Recipe.image(resize=8)
     parts = split_transform(v2.Compose([v2.Grayscale(), v2.RGB(), v2.Resize(8)]))
@@ -152,22 +141,6 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
     for size in (images, batch(1, height=30, width=24)):  # the latter is cropped, as the preset does
         expected, _ = PerSample(lambda image: parts.rest(Image.fromarray(np.array(image))))(size, None, info)
         assert torch.equal(PerSample(parts.rest)(size, None, info)[0], expected)
-
-
-def test_parts_are_frozen_and_travel_to_workers():
-    parts = split_transform(v1.Compose([v1.Resize(32), v1.ToTensor()]))
-    with pytest.raises(FrozenInstanceError):
-        parts.rest = None
-    again = pickle.loads(pickle.dumps(parts))
-    assert (again.recipe, str(again)) == (parts.recipe, str(parts))
-    image = Image.fromarray(pixels())
-    assert torch.equal(again.rest(image), parts.rest(image))
-
-
-@pytest.mark.parametrize("wrong", [None, [v1.Resize(8)], (v1.Compose([]), v1.Compose([]))])
-def test_what_cannot_be_called_is_refused(wrong):
-    with pytest.raises(ConfigError, match="split_transform takes a pipeline for one image"):
-        split_transform(wrong)
 
 
 @pytest.mark.parametrize(

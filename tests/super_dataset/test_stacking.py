@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from superdl.super_dataset.stacking import batched, only_sample, rows_of
+from superdl.super_dataset.stacking import batched, rows_of
 
 
 class Pair(NamedTuple):
@@ -102,12 +102,3 @@ def test_rows_make_the_same_batch_again():
     ):
         assert_alike(default_collate(rows_of(labels, numbers=True)), labels)
     assert [type(row) for row in rows_of(torch.tensor([3, 1]), numbers=True)] == [int, int]
-
-
-def test_the_only_sample_of_a_batch():
-    image = torch.rand(1, 3, 2, 2)
-    views = batched(iter([(image[0], image[0] + 1)]), 1)
-    made, label, name = only_sample((views, torch.tensor([3]), "stays"))
-    assert torch.equal(made[1], image[0] + 1)
-    assert (label, name) == (3, "stays")
-    assert torch.equal(only_sample([image[0]]), image[0]), "of a list of samples"

@@ -1,4 +1,4 @@
-"""Boxes as torchvision draws them, and both ways to their pixels against Pillow's resize with a box."""
+"""Random boxes as torchvision draws them, their pixels against Pillow's, and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
-from superdl.super_dataset.augment.random_numbers import BatchRandom
+from superdl.super_dataset.augment.random_numbers import BatchRandom, below, philox4x32, unit_interval
 from tests.super_dataset.augmenting import ids_of, picture
 
 SAMPLES = 20_000
@@ -101,3 +101,26 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
     assert (np.abs(products - expected) > 1).mean() < 0.01
     assert np.abs(products - one).max() <= 3
     assert (by_products(image, box, size, flip=True) == products[:, ::-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),  # the vectors that the authors publish with Random123
+    [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_gives_the_published_numbers(counter, key, expected):
+    made = philox4x32(np.array(counter, dtype=np.uint64), np.array(key, dtype=np.uint64))
+    assert made.tolist() == expected
+
+
+def test_draws_reach_both_ends_of_their_ranges():
+    ends = np.array([0, 2**32 - 1], dtype=np.uint64)
+    assert below(ends, np.array([7, 7])).tolist() == [0, 6]
+    assert unit_interval(ends).tolist() == [0.0, 1 - 2.0**-32]

@@ -61,14 +61,6 @@ def test_flips_are_exact_and_as_frequent_as_asked():
     assert 70 <= sum(flipped) <= 130  # 3.5 standard deviations
 
 
-def test_a_crop_is_the_same_whether_it_is_flipped_or_not():
-    images, info = batch(1, 2), info_of(1, 2)
-    kept, flipped = (Augment(24, flip=p, dtype=torch.uint8).images(images, info) for p in (0, 1))
-    assert torch.equal(kept.flip(-1), flipped)
-    brighter = Augment(24, flip=0, brightness=(2, 2), dtype=torch.uint8).images(images, info)
-    assert torch.equal(brighter, (kept.int() * 2).clamp(max=255).to(torch.uint8))
-
-
 @pytest.mark.parametrize("jitter", [{}, JITTER], ids=["plain", "jitter"])
 @pytest.mark.parametrize("size", [None, 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])

@@ -57,16 +57,6 @@ def test_what_is_kept_is_never_written_again(steps):
         assert all(bool((view == value).all()) for view, value in kept.values())
 
 
-def test_only_some_blocks_wait_for_later():
-    memory = RecycledMemory(idle_blocks=2)
-    many = [memory.take(SIZE) for _ in range(10)]
-    addresses = {tensor.data_ptr() for tensor in many}
-    del many
-    assert len(memory._idle) == 2
-    again = [memory.take(SIZE) for _ in range(2)]
-    assert {tensor.data_ptr() for tensor in again} <= addresses
-
-
 def test_a_thread_chooses_for_itself():
     chosen = FreshMemory()
     seen = []

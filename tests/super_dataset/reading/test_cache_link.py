@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import redis
 
-from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import cache_key, report_stream
 from tests.fixtures.tls_front import TlsFront
@@ -67,18 +65,13 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, credentials, mo
         assert client.xlen(report_stream(JOB)) >= 3  # of all attempts but perhaps the last
 
 
-def link_to(server, credentials=None):
-    address = CacheAddress.parse(server.unix_url)
-    return open_link(address, credentials or Credentials(), timeout_s=5.0)
-
-
-def test_a_ping_tells_what_a_reader_may_not_do(valkey):
+def test_a_ping_reports_what_a_reader_may_not_do(valkey, monkeypatch):
     with valkey.client() as client:
         client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])
-    link = link_to(valkey, credentials=Credentials("blind", "p"))
+    monkeypatch.setenv("SUPER_CACHE_USERNAME", "blind")
+    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "p")
     with pytest.raises(CacheError, match=r"NOPERM.*GET on super:r1"):
-        link.nodes.ping()
-    link.close()
+        BatchReader(ReadSettings()).ping(valkey.unix_url, timeout_s=5.0)
 
 
 class OldServer(Valkey):

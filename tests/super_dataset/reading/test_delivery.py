@@ -12,9 +12,6 @@ from accelerate.utils import send_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import default_convert
 
-from superdl.super_dataset.memory.batch_memory import FreshMemory
-from superdl.super_dataset.memory.handover import shared_bytes
-from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_dataset.reading.delivery import (
     batch_info,
     check_label_dtype,
@@ -23,9 +20,9 @@ from superdl.super_dataset.reading.delivery import (
     sample_tensors,
 )
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.labels import label_dtype_of, unpack_labels
-from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES
-from tests.super_dataset.stored_batches import id_at, images, record, ref_of, stored, tombstone
+from tests.super_dataset.stored_batches import id_at, images, received, record, ref_of, stored, tombstone
 
 REF = ref_of(5, "unix:///c")
 
@@ -39,6 +36,7 @@ REF = ref_of(5, "unix:///c")
         ({1, 2}, [0, 3, 4], [0, 3, 3, 3, 4]),
         ({0, 3, 4}, [1, 2], [1, 1, 2, 1, 1]),
         ({0, 1, 3, 4}, [2], [2, 2, 2, 2, 2]),
+        ({0, 1, 2, 3, 4}, [], []),
     ],
 )
 def test_orders(bad, skip, replace):
@@ -60,11 +58,6 @@ def test_padding_may_be_left_out(padding, bad, skip, replace):
     ref, reasons = ref_of(5, "unix:///c", padding=padding), dict.fromkeys(bad, "undecodable")
     assert delivered_order(ref, reasons, "skip", "skip") == skip
     assert delivered_order(ref, reasons, "replace", "skip") == replace
-
-
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-def test_of_a_batch_with_no_good_sample_nothing_is_delivered(policy):
-    assert delivered_order(REF, dict.fromkeys(range(5), "undecodable"), policy) == []
 
 
 @pytest.fixture
@@ -102,38 +95,14 @@ def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
     assert send_to_device([info], "meta") == [info]
     (converted,) = apply_to_collection([info], dtype=torch.Tensor, function=torch.Tensor.half)
     assert all(getattr(converted, item.name) is not None for item in fields(info))
-
-
-def test_it_pickles_small_and_collating_leaves_it_alone(ref_and_read):
-    info = batch_info(ref_and_read[1], None)
     assert default_convert(info) is info
-    copy = pickle.loads(pickle.dumps(info))
-    assert copy.batch_id == info.batch_id
     assert len(pickle.dumps(info)) < 2000
-
-
-class SharedMemory:
-    shared = True
-
-    def take(self, size):
-        return shared_bytes(size)
-
-
-def received(arrays, *, shared=False, uniform=True) -> BatchBuffer:
-    memory = SharedMemory() if shared else FreshMemory()
-    buffer = BatchBuffer(len(arrays), memory=memory, uniform=uniform)
-    for offset, array in enumerate(arrays):
-        whole = record(array)
-        incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
-        incoming.payload[:] = whole[HEADER_BYTES:]
-        buffer.note_record(incoming)
-    return buffer
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_images_are_the_block_itself_seen_as_channels_last(shared):
     arrays = images(4, 6)
-    buffer = received(arrays, shared=shared)
+    buffer = received([*map(record, arrays)], shared=shared)
     batch = sample_tensors(buffer, None)
     assert batch.shape == (4, 3, 6, 6)
     assert batch.dtype == torch.uint8
@@ -157,17 +126,9 @@ def test_images_are_the_block_itself_seen_as_channels_last(shared):
 def test_what_is_no_image_is_stacked_as_it_is(array):
     array = np.asarray(array)
     for order in (None, [1, 0]):
-        batch = sample_tensors(received([array, array]), order)
+        batch = sample_tensors(received([record(array)] * 2), order)
         assert batch.shape == (2, *array.shape)
         assert batch.numpy().dtype == array.dtype
-
-
-@pytest.mark.parametrize("dtype", DTYPE_CODES)
-def test_every_dtype_of_records_becomes_a_tensor(dtype):
-    array = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
-    batch = sample_tensors(received([array, 1 - array if dtype != "bool" else ~array]), None)
-    assert batch[0].numpy().dtype == np.dtype(dtype)
-    assert np.array_equal(batch[0].numpy(), array)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -180,7 +141,7 @@ def test_samples_that_differ_come_as_a_list(shared, uniform):
         np.zeros((0,), np.uint8),
         *images(1, 6),
     ]
-    batch = sample_tensors(received(arrays, shared=shared, uniform=uniform), None)
+    batch = sample_tensors(received([*map(record, arrays)], shared=shared, uniform=uniform), None)
     assert isinstance(batch, list)
     assert [tuple(item.shape) for item in batch] == [(3, 6, 6), (3, 8, 8), (5,), (0,), (3, 6, 6)]
     assert np.array_equal(batch[1].permute(1, 2, 0).numpy(), arrays[1])
@@ -193,7 +154,7 @@ def test_samples_that_differ_come_as_a_list(shared, uniform):
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_order_picks_and_repeats(shared):
     arrays = images(4, 6)
-    batch = sample_tensors(received(arrays, shared=shared), [3, 1, 1])
+    batch = sample_tensors(received([*map(record, arrays)], shared=shared), [3, 1, 1])
     assert batch.is_contiguous(memory_format=torch.channels_last)
     assert batch.is_shared() is shared
     assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack([arrays[3], arrays[1], arrays[1]]))
@@ -233,3 +194,5 @@ def test_labels_whose_lists_vary_come_as_lists_of_tensors_of_their_own():
     assert [one.tolist() for one in tokens] == [[5], []]
     for dtype in (text, "uint8[*]", "uint16[*]"):
         check_label_dtype(dtype)
+    with pytest.raises(ConfigError, match="object"):
+        check_label_dtype("object")

@@ -12,9 +12,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from superdl.super_dataset import Augment, PerSample, SuperDataset, SuperLoader
-from superdl.super_dataset.memory.batch_memory import FreshMemory
-from superdl.super_dataset.memory.handover import shared_bytes
-from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_dataset.reading.checks import check_records
 from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_wire import Recipe
@@ -22,17 +19,10 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES, RecordKind, pack_header
 from superdl.super_wire.record_kinds import pack_arrays
 from superdl.super_wire.store import DirectoryStore
-from tests.super_dataset.stored_batches import bound_dataset, packed, record, ref_of, stored, tombstone
+from tests.super_dataset.stored_batches import bound_dataset, packed, received, record, ref_of, stored
 
 NO_ID = bytes(16)
 NAMES = ("boxes", "image", "mask")
-
-
-class SharedMemory(FreshMemory):
-    shared = True
-
-    def take(self, size):
-        return shared_bytes(size)
 
 
 def samples(count, *, boxes=lambda at: at % 3) -> list[dict[str, np.ndarray]]:
@@ -71,12 +61,8 @@ def test_any_arrays_come_back_as_tensors(data, uniform, shared):
         if not uniform:
             shapes["boxes"] = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0))
         expected.append({name: data.draw(hnp.arrays(dtypes[name], shapes[name])) for name in NAMES})
-    buffer = BatchBuffer(len(expected), memory=SharedMemory() if shared else None, uniform=uniform)
-    for offset, arrays in enumerate(expected):
-        whole = pack_arrays(arrays, NO_ID)
-        incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
-        incoming.payload[:] = whole[HEADER_BYTES:]
-        buffer.note_record(incoming)
+    wholes = [pack_arrays(arrays, NO_ID) for arrays in expected]
+    buffer = received(wholes, shared=shared, uniform=uniform)
     assert not check_records(buffer, NO_ID * len(expected), range(len(expected)), None).corrupt
     assert_delivered(sample_tensors(buffer, None), expected)
     order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1))
@@ -104,13 +90,6 @@ def test_every_way_of_reading_gives_them(valkey, tmp_path, way):
     assert_delivered(batch, expected)
     assert labels.tolist() == [100, 101, 102, 103, 104]
     assert info.straight == (5 if way == "packs" else 0)
-
-
-def test_a_bad_sample_is_replaced_in_each_field(valkey):
-    expected = samples(3)
-    ref = stored(valkey, [pack_arrays(expected[0], NO_ID), tombstone("k"), pack_arrays(expected[2], NO_ID)])
-    batch, _ = bound_dataset(on_bad_sample="replace")[ref]
-    assert_delivered(batch, [expected[0], expected[2], expected[2]])
 
 
 def test_a_table_that_its_payload_does_not_hold_is_a_miss(valkey):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import random
 import resource
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,28 +125,12 @@ def test_where_few_files_may_be_open_packs_make_room(store, batches):
 
 
 def test_what_could_not_be_read_is_counted_and_told_once_a_minute(caplog):
-    times = iter((0.0, 1.0, 59.0, 60.0))
-    log, ref = StoreTroubleLog(lambda: next(times)), ref_of(3, "redis://x")
-    for failed in ({1: "gone"}, {0: "gone", 2: "cut off"}, {0: "gone"}, {2: "cut off"}):
+    now_s = [0.0]
+    log, ref = StoreTroubleLog(lambda: now_s[0]), ref_of(3, "redis://x")
+    failures = {0.0: {1: "gone"}, 1.0: {0: "gone", 2: "cut off"}, 59.0: {0: "gone"}, 60.0: {2: "cut off"}}
+    for now_s[0], failed in failures.items():
         log.add(ref, failed)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("1 sample could not be read")
     assert second.startswith("4 samples could not be read")
     assert second.endswith("train/0-2.jpg (by a pointer): cut off")
-
-
-def test_one_worker_tells_for_all_that_are_forked(caplog):
-    now_s = [100.0]
-    log, ref = StoreTroubleLog(lambda: now_s[0]), ref_of(3, "redis://x")
-    log.add(ref, {1: "gone"})
-
-    def work():
-        log.add(ref, {0: "gone", 2: "cut off"})
-        assert len(caplog.records) == 1
-
-    assert in_a_fork(work) == 0
-    now_s[0] += 61.0
-    pickle.loads(pickle.dumps(StoreTroubleLog(time.monotonic))).add(ref, {0: "spawned, and knows nobody"})
-    log.add(ref, {1: "gone"})
-    told = [record.getMessage().split(" could")[0] for record in caplog.records]
-    assert told == ["1 sample", "1 sample", "3 samples"]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.delivery import batch_info, sample_tensors
 from superdl.super_wire.errors import ReadTimeoutError
-from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
 from superdl.super_wire.store import DirectoryStore
-from superdl.super_wire.store.pack import new_pack_name
 from tests.super_dataset.reading.test_reader import FakeTime, pixels, reader_at
 from tests.super_dataset.stored_batches import (
     id_at,
@@ -24,12 +20,9 @@ from tests.super_dataset.stored_batches import (
     ref_of,
     reports,
     store,
-    tombstone,
 )
 
 SIZE = 12
-BROKEN = 5
-"""The sample whose pointer is spoilt; it lies in the second of two packs."""
 
 
 @pytest.fixture
@@ -74,16 +67,7 @@ def test_what_pointers_lead_to_is_read_straight(valkey, packs, side):
         assert info.size_bytes - SIZE * len(record(arrays[0])) == read.size_bytes < SIZE * 160
     report = reports(valkey)[-1]
     assert (report.hits, report.straight, report.missed, report.corrupt) == (SIZE, SIZE, (), ())
-    assert reader.state().record_bytes == len(record(arrays[0]))
-
-
-def test_records_tombstones_and_pointers_come_together(valkey, packs):
-    arrays = images(SIZE)
-    ref, _ = pointed(valkey, packs, arrays, but={0: record(arrays[0]), 3: tombstone("its.jpg"), 7: arrays[7]})
-    read = reader_at(FakeTime(), stop_at_bad=False).read(ref)
-    assert (read.straight, read.hits, list(read.bad)) == (SIZE - 3, 3, [3])
-    good = [n for n in range(SIZE) if n != 3]
-    assert np.array_equal(pixels(read)[good], np.stack(arrays)[good])
+    assert reader.link().record_bytes == len(record(arrays[0]))
 
 
 def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
@@ -96,61 +80,6 @@ def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
     assert np.array_equal(pixels(read), np.stack(arrays))
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, last.hits, last.straight) == ((1, 2), (), SIZE - 2, SIZE - 2)
-
-
-def spoil(fault, packs, placed, ref):
-    """Spoil the pointer of a sample, or what it leads to; the batch to be read, and what is then missing."""
-    place, sample_id = pointers_of(placed)[BROKEN], id_at(ref, BROKEN)
-    path, same_pack = Path(packs.address, "packs", place.pack), list(range(1, SIZE, 2))
-    if fault == "gone":
-        path.unlink()
-        return ref, same_pack, None
-    if fault == "cut":
-        os.truncate(path, place.offset + HEADER_BYTES + 10)
-        return ref, [n for n in same_pack if n >= BROKEN], None
-    if fault in ("flipped", "header"):
-        with path.open("r+b") as file:
-            file.seek(place.offset + (HEADER_BYTES + 3 if fault == "flipped" else 1))
-            file.write(b"\xa5")
-        return ref, [BROKEN], None
-    if fault == "no store":
-        return replace(ref, store=""), list(range(SIZE)), None
-    spoilt = {
-        "another store": replace(place, pack=new_pack_name("0123456789abcdef")),
-        "another's place": pointers_of(placed)[BROKEN + 2],
-        "beyond": replace(place, offset=2**40),
-        "far beyond": replace(place, offset=2**63),
-        "longer": replace(place, length=place.length + 64),
-        "far too long": replace(place, length=2**60),
-        "no pack": replace(place, pack="store.json"),
-        "of another": place,
-    }[fault]
-    whole = pack_pointer(spoilt, sample_id if fault != "of another" else bytes(range(16)))
-    return ref, [BROKEN], whole
-
-
-FAULTS = ["gone", "cut", "flipped", "header", "no store", "another store", "another's place", "beyond"]
-FAULTS += ["far beyond", "longer", "far too long", "no pack", "of another"]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_pointer_that_leads_nowhere_is_a_miss_with_a_reason_and_heals(valkey, packs, fault, caplog):
-    arrays = images(SIZE)
-    ref, placed = pointed(valkey, packs, arrays)
-    ref, lost, whole = spoil(fault, packs, placed, ref)
-    store(valkey, ref, [whole if n == BROKEN else None for n in range(SIZE)])
-
-    def restored():
-        store(valkey, ref, [array if n in lost else None for n, array in enumerate(arrays)])
-
-    fake = FakeTime(lambda: None, restored)
-    read = reader_at(fake).read(ref)
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.attempts, read.straight, read.hits) == (3, SIZE - len(lost), 0)
-    told = reports(valkey)
-    assert [one.corrupt for one in told] == [tuple(lost), tuple(lost), ()]
-    assert [one.missed for one in told] == [tuple(lost), tuple(lost), ()]
-    assert len(caplog.records) == 1
 
 
 def test_waiting_for_what_no_pointer_leads_to_is_bounded(valkey, packs):

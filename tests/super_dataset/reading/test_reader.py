@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
+from superdl.super_dataset.reading.batch import bad_sample_error
 from superdl.super_dataset.reading.cache_link import CacheLink
-from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
+from superdl.super_wire.cache import CacheConnection
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.ports import free_port
@@ -73,6 +74,19 @@ def test_everything_there_takes_one_attempt_and_one_report(valkey):
     assert left[0].size_bytes == 20 * (64 + 192)
 
 
+def test_no_more_is_requested_at_once_than_allowed(valkey, monkeypatch):
+    ref, sent, send = stored(valkey, images(64)), [], CacheConnection.send
+
+    def counted(connection, data):
+        sent.append(data.count(b"\r\nGET\r\n"))
+        send(connection, data)
+
+    monkeypatch.setattr(CacheConnection, "send", counted)
+    reader_at(FakeTime(), in_flight_bytes=10 * 256, record_bytes=256).read(ref)
+    assert sum(sent) == 64
+    assert max(sent) <= 13  # 10 as predicted; 13 once the payload's own 192 bytes are known
+
+
 def test_what_is_missing_or_spoilt_is_reported_asked_for_again_alone_and_heals(valkey):
     arrays = images(6)
     good = record(arrays[3])
@@ -93,16 +107,6 @@ def test_what_is_missing_or_spoilt_is_reported_asked_for_again_alone_and_heals(v
         (2, 0, (4,), (), 2),
         (3, 1, (), (), 2),
     ]
-
-
-def test_what_lies_in_packs_is_read_there_and_reported(valkey, tmp_path):
-    arrays = images(20)
-    pack_store = DirectoryStore.open(tmp_path / "store", create=True)
-    read = reader_at(FakeTime()).read(packed(pack_store, ref_of(20, valkey.unix_url), arrays))
-    assert np.array_equal(pixels(read), np.stack(arrays))
-    assert (read.straight, read.hits, read.bad) == (20, 0, {})
-    (report,) = reports(valkey)
-    assert (report.straight, report.hits, report.size_bytes, report.done) == (20, 20, 0, 1)
 
 
 def test_a_pack_that_is_gone_is_a_miss_told_once_and_heals(valkey, tmp_path, caplog):
@@ -226,9 +230,9 @@ def test_a_connection_that_fails_after_the_last_reply_loses_nothing(valkey, monk
     reader.read(ref)
     gather = CacheLink.gather
 
-    def fail_late(link, wanted, offsets, *, left_s):
-        gather(link, wanted, offsets, left_s=left_s)
-        link.nodes.drop(link.nodes.home)
+    def fail_late(link, batch, offsets):
+        gather(link, batch, offsets)
+        link.drop()
         return CacheUnreachableError("the cache said what nobody asked for")
 
     monkeypatch.setattr(CacheLink, "gather", fail_late)
@@ -284,7 +288,7 @@ def test_an_interrupted_read_does_not_spoil_the_next(valkey):
 
 
 def own_id(reader: BatchReader, cache: str) -> bytes:
-    nodes = reader.state().link(cache, timeout_s=5.0).nodes
+    nodes = reader.link().connect(cache, 5.0)
     return nodes.connection(nodes.home).ask(b"CLIENT", b"ID")
 
 
@@ -337,7 +341,7 @@ def test_another_cache_gets_another_connection_and_it_goes_with_its_owner(valkey
     assert own_id(reader, valkey.url) != first
     assert clients(valkey) == 1
     copy = pickle.loads(pickle.dumps(reader))
-    assert not copy.state().connected
-    assert copy.state().record_bytes == 777
+    assert not copy.link().connected
+    assert copy.link().record_bytes == 777
     del reader
     gc.collect()

@@ -1,10 +1,12 @@
-"""The state of one batch while it is read: samples present, bad, corrupt or missing, and the cost.
+"""One batch while it is read: what is requested, within which bounds, and what came of it, at what cost.
 
 It sorts the results of the gather and the packs, and builds the read report and the timeout error.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,15 +25,16 @@ from superdl.super_wire.redaction import shown
 from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.checks import SeenRecords
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.record_kinds import Pointer
 
-__all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
+__all__ = ["Batch", "bad_sample_error", "batch_name"]
 
+_RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
 _NAMED_AT_MOST = 3
 _REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
 _OF_CHANGED = (
@@ -42,7 +45,7 @@ _REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replac
 
 
 @dataclass(slots=True)
-class BatchProgress:
+class Batch:
     """A batch being read, and finally the result.
 
     Once ``missing`` is empty, every sample is in ``buffer`` or, with the reason, in ``bad``.
@@ -50,9 +53,18 @@ class BatchProgress:
 
     ref: BatchRef
     buffer: BatchBuffer
-    seen: SeenRecords | None
+    seen: SeenRecords | None = None
     """Records that this process has hashed before; without it, all payloads are hashed."""
-    missing: list[int]
+    clock: Callable[[], float] = time.monotonic
+    deadline_s: float = math.inf
+    """When to give up, on ``clock``."""
+    in_flight_bytes: int = 2**24
+    """Bound on replies that are requested but not received."""
+    record_bytes: int | None = None
+    """The expected length of a record, if known."""
+    keys: Sequence[bytes] = ()
+    """The cache keys of all samples, once one is requested."""
+    missing: list[int] = field(init=False)
     """Offsets of the samples to request, ascending."""
     bad: dict[int, str] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
@@ -76,10 +88,13 @@ class BatchProgress:
     wait_s: float = 0.0
     size_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self.missing = list(range(self.buffer.size))
+
     @property
     def hits(self) -> int:
         """Return the number of samples that the first answered GET found."""
-        return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
+        return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
         """Check records from packs; return failures with reasons, still to be requested."""
@@ -93,7 +108,7 @@ class BatchProgress:
         good = [offset for offset in came if offset not in spoilt] if spoilt else came
         self.straight += len(good) - len(self.not_hit.intersection(good))
         self.straight_bytes += int(buffer.record_bytes[good].sum())
-        whole = len(good) == len(self.ref)
+        whole = len(good) == buffer.size
         self.missing = [] if whole else sorted(set(self.missing).difference(good))
         return spoilt
 
@@ -117,13 +132,9 @@ class BatchProgress:
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
         requested, buffer = self.missing, self.buffer
-        replies = buffer.replies[requested].tolist()
-        whole = replies.count(ReplyKind.RECORD) == len(requested)
-        records = (
-            requested
-            if whole
-            else [at for at, reply in zip(requested, replies, strict=True) if reply == ReplyKind.RECORD]
-        )
+        replies = dict(zip(requested, buffer.replies[requested].tolist(), strict=True))
+        records = [offset for offset, reply in replies.items() if reply == _RECORD]
+        whole = len(records) == len(requested)
         checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
         for offset, stone in checked.tombstones.items():
@@ -141,18 +152,17 @@ class BatchProgress:
             return
         good = set(records).difference(self.corrupt, self.pointers)
         self.missing = [offset for offset in requested if offset not in good]
-        nil = [offset for offset, reply in zip(requested, replies, strict=True) if reply == ReplyKind.NIL]
-        self.not_hit.update(nil, self.corrupt)
+        self.not_hit.update(offset for offset, reply in replies.items() if reply == _NIL)
+        self.not_hit.update(self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:
+        # No GET gets such a reply: something was corrupted or out of step.
+        is_astray = text.startswith("ERR ") and not (is_passing(text) or wants_credentials(text))
         if text.startswith("WRONGTYPE"):
             self.corrupt[offset] = f"the cache holds something else than a record there: {text}"
-        elif is_passing(text):
+        elif is_passing(text) or is_astray:
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
-        elif text.startswith("ERR ") and not wants_credentials(text):
-            # No GET gets such a reply: something was corrupted or out of step.
-            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
-            self.astray = text
+            self.astray = text if is_astray else self.astray
         else:
             raise refusal(self.ref.cache, text)
 
@@ -163,7 +173,7 @@ class BatchProgress:
             rank=ref.rank,
             epoch=ref.epoch,
             position=ref.position,
-            samples=len(ref),
+            samples=self.buffer.size,
             hits=self.hits + self.straight,
             wait_us=int(self.wait_s * 1e6),
             read_us=int(self.read_s * 1e6),

@@ -1,0 +1,104 @@
+"""Where payloads lie, which are hashed, and what a batch makes of odd answers; the fuzzers hold the rest."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from superdl.super_dataset.reading.batch import Batch
+from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
+from superdl.super_dataset.reading.checks import HASHED_SHARE, SeenRecords, check_records
+from superdl.super_wire.record import HEADER_BYTES
+from tests.super_dataset.stored_batches import bound_to, images, receive, received, record, ref_of, tombstone
+
+IDS = bytes(range(128)) * 5
+"""Of 40 samples; each record here is of the sample at its offset."""
+GOOD = record(images(1)[0])
+
+
+def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
+    """Which records of a batch were hashed as they came, and which were found corrupt."""
+    ids = IDS[: 16 * len(records)]
+    wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
+    buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
+    checked = check_records(buffer, ids, range(len(records)), seen)
+    return sorted(buffer.digests), sorted(checked.corrupt)
+
+
+def turns(epoch: int, count: int) -> list[int]:
+    prefixes = np.frombuffer(IDS[: 16 * count], dtype="<u8")[::2]
+    return [at for at in range(count) if (int(prefixes[at]) + epoch) % HASHED_SHARE == 0]
+
+
+def test_what_was_hashed_once_is_hashed_again_in_turn_or_when_it_was_made_again():
+    seen, spoilt = SeenRecords(), GOOD[:-1] + bytes([GOOD[-1] ^ 1])
+    whole = [record(image) for image in images(8)]
+    assert read_by(seen, *whole[:5], spoilt, *whole[6:]) == ([*range(8)], [5])
+    for epoch in range(2 * HASHED_SHARE):
+        hashed, corrupt = read_by(seen, *whole, epoch=epoch)
+        assert hashed == sorted({*turns(epoch, 8), *([5] if epoch == 0 else [])})
+        assert not corrupt
+    made_again = record(images(1)[0], decode_us=3)
+    assert read_by(seen, *whole[:3], made_again[:-1] + b"?", *whole[4:], epoch=1)[1] == [3]
+    assert read_by(SeenRecords(), *whole)[0] == [*range(8)]
+
+
+def test_a_fork_has_read_nothing():
+    seen = SeenRecords()
+    read_by(seen, GOOD, GOOD)
+    assert read_by(seen, GOOD, GOOD, epoch=1)[0] == turns(1, 2)
+    pid = os.fork()
+    if not pid:
+        os._exit(read_by(seen, GOOD, GOOD, epoch=1)[0] != [0, 1])
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+SIX = record(np.arange(6, dtype=np.uint8))
+
+
+def test_only_a_sound_data_record_decides_the_size():
+    buffer = BatchBuffer(4)
+    receive(buffer, 0, tombstone("key"))
+    receive(buffer, 1, b"X" * 100)
+    receive(buffer, 2, SIX + b"one byte too many")
+    assert buffer.block is None
+    receive(buffer, 3, SIX)
+    assert buffer.item_bytes == 6
+    assert sorted(buffer.own) == [0, 1, 2]
+    receive(buffer, 1, SIX)  # good when it was requested again
+    assert sorted(buffer.own) == [0, 2]
+    assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
+
+
+def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
+    large = record(np.zeros(2**20, dtype=np.uint8))
+    for expected_bytes in (None, 2**20):
+        buffer = BatchBuffer(100, expected_bytes=expected_bytes)
+        receive(buffer, 0, large)
+        assert (buffer.block is None) is (expected_bytes is None)
+
+
+def sorted_batch(*errors: str) -> Batch:
+    """A batch of which the cache lacks the first sample, and answers for the others with these errors."""
+    batch = Batch(ref_of(3, "unix:///c"), BatchBuffer(3))
+    batch.buffer.replies[0] = ReplyKind.NIL
+    for offset, text in enumerate(errors, 1):
+        batch.buffer.replies[offset], batch.buffer.errors[offset] = ReplyKind.ERROR, text
+    batch.sort()
+    return batch
+
+
+def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
+    batch = sorted_batch("LOADING the dataset in memory")  # and nothing came for the third
+    report = batch.report(done=False)
+    assert batch.missing == [0, 1, 2]
+    assert (report.missed, report.corrupt, report.hits) == ((0,), (), 0)
+    assert not batch.buffer.errors
+
+
+def test_an_error_that_no_get_has_is_doubt_in_the_connection():
+    """A bit of a command flipped on the way, or the answer to another command took this one's place."""
+    batch = sorted_batch("ERR unknown command 'GDT'", "LOADING the dataset in memory")
+    assert batch.missing == [0, 1, 2]
+    assert "GDT" in batch.astray
