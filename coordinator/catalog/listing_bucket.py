@@ -8,8 +8,6 @@ from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Noted, Ta
 from superdl.coordinator.catalog.source import Source
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.objects import (
-    Fault,
-    ObjectError,
     Span,
     open_bucket,
     pinned_bucket,
@@ -30,7 +28,6 @@ __all__ = [
     "list_bucket",
     "pinned",
     "probe_bucket",
-    "small_object",
 ]
 
 _THREADS = 16
@@ -145,31 +142,6 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
             bucket.head(f"{source.prefix}{key.decode()}")
         else:
             next(iter(bucket.pages(source.prefix)), None)
-
-
-def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, ...]) -> bytes | None:
-    """Return an object at the source's root, cut one byte past the limit; ``None`` if it does not exist.
-
-    Links may lead to ``roots``. Web servers are not asked: many answer for names that they do not have.
-    """
-    if source.is_web:
-        return None
-    key = f"{source.prefix}{name}"
-    with source_failures(source.url):
-        bucket = open_bucket(source.bucket, roots=roots)
-        try:
-            # S3 calls a missing object forbidden unless the bucket may be listed, so list first.
-            if source.bucket.startswith("s3://"):
-                listed = (item.key for page in bucket.pages(key) for item in page.objects)
-                if next(listed, "") != key:
-                    return None
-            return bytes(bucket.read(key, span=Span(0, limit_bytes + 1)))
-        except ObjectError as error:
-            if error.fault is Fault.MISSING:
-                return None
-            if error.fault is Fault.CHANGED:  # an empty object has no first byte
-                return b""
-            raise
 
 
 def download(

@@ -19,7 +19,7 @@ from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.store import index
 from superdl.coordinator.store.opening import check_there, filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places, moved_line
+from superdl.coordinator.store.places import Joined, Places
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -232,10 +232,7 @@ class StoreKeeper:
 
         def looked() -> tuple[Joined, Any]:
             contents = index.look(store, collection, self.fingerprint, known)
-            joined = self.places.join(ids, contents)
-            is_new = not (joined.indices.size or known.packs)
-            dataset.moved = moved_line(store, dataset) if is_new else ""
-            return joined, contents
+            return self.places.join(ids, contents), contents
 
         try:
             joined, contents = await self._threads.run(looked)
