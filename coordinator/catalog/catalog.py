@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog.members import Field, narrowed
-from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.label_dtype import label_dtype_of
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.members import Members
-    from superdl.coordinator.catalog.strings import Strings
+    from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
 __all__ = ["Catalog", "RecentIds", "check_once"]
@@ -65,15 +64,15 @@ class Catalog:
     """
 
     bucket: str
-    keys: Strings
-    versions: Strings
+    keys: PackedStrings
+    versions: PackedStrings
     labels: Labels
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     alias: str = ""
     prefix: str = ""
     members: Members | None = None
-    fields: tuple[Field[Strings], ...] = ()
+    fields: tuple[Field, ...] = ()
     fingerprint: bytes = b""
     """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
     fingerprint. Computed, like the fields below, unless the file provides it.
@@ -111,7 +110,7 @@ class Catalog:
         alias: str = "",
         prefix: str = "",
         members: Members | None = None,
-        fields: Sequence[Field[PackedStrings]] = (),
+        fields: Sequence[Field] = (),
         sorted_like: PackedStrings | None = None,
         where: str = "",
     ) -> Catalog:
@@ -143,8 +142,8 @@ class Catalog:
         members = replace(members, objects=place[members.objects])
         order_of_members = members.sort_order()
         members = members.reorder(order_of_members)
-        shared_keys = RepeatedStrings(ordered, members.objects)
-        shared_versions = RepeatedStrings(versions.reorder(order), members.objects)
+        shared_keys = ordered.repeated(members.objects)
+        shared_versions = versions.reorder(order).repeated(members.objects)
         in_order = tuple(field.in_order(order_of_members) for field in parts)
         return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members, in_order)
 
@@ -190,7 +189,7 @@ class Catalog:
         """Return the labels at places of the catalog in their wire form."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
-    def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
+    def parts(self, names: Sequence[str]) -> list[Field]:
         """Return own objects and named fields; ``SourceError`` if a field is missing."""
         by_name = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in by_name]:
@@ -287,7 +286,7 @@ def check_once(keys: PackedStrings, where: str) -> None:
         )
 
 
-def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
+def _id_columns(part: Field, places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
     """Return the columns of a part that go into ids; ``skipped`` bytes start every key."""
     keys, versions = part.keys.take(places), part.versions.take(places)
     named = [key[skipped:] for key in keys] if skipped else keys
@@ -341,7 +340,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
         digest.update(b"".join(pack_labels(labels[start : start + _AT_A_TIME], dtype)))
 
 
-def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
+def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
     """Hash texts without their first ``skipped`` bytes: lengths and texts as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
@@ -350,7 +349,7 @@ def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
         digest.update(lengths.tobytes())
         total += int(lengths.sum())
     digest.update(total.to_bytes(8, "little"))
-    if isinstance(strings, PackedStrings) and not skipped:
+    if strings.which is None and not skipped:
         digest.update(strings.blob)
         return
     for start in range(0, len(strings), _AT_A_TIME):

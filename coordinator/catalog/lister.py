@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
-from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, Part, read_key_list
+from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Noted, Tally
 from superdl.coordinator.catalog.listing_bucket import (
     ask_for_versions,
@@ -36,6 +36,7 @@ from superdl.super_wire.ids import Naming
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from superdl.coordinator.catalog.key_list_columns import Part
     from superdl.coordinator.catalog.members import Members
 
 __all__ = ["list_objects", "list_source"]
@@ -100,16 +101,16 @@ def list_source(
     return catalog
 
 
-def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
+def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
     """Return own objects and fields, with full keys, and versions looked up if needed."""
-    parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
+    parts = {"": rows.own, **rows.fields}
     folders: list[Folder] | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         folders = _list(place, tally, images_only=False, naming=naming)
     elif place.is_file:  # check that it exists, or functions would be the first to notice
         probe_directory(place.directory)
-    elif not place.is_web or rows.versions is not None:
-        probe_bucket(place, rows.keys[0], tally)
+    elif not place.is_web or rows.own.versions is not None:
+        probe_bucket(place, rows.own.keys[0], tally)
     fields, prefix = [], place.prefix.encode()
     for name, part in parts.items():
         versions = part.versions
@@ -256,7 +257,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
     return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
 
 
-def _check_ends(url: str, rows: KeyList | Part, members: Members, versions: PackedStrings) -> None:
+def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
     """Check that members end within their files. For objects, functions check it."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
