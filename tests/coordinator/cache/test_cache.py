@@ -268,15 +268,6 @@ def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, pass
     assert on(address, lambda cache: cache.info()).keys == 0
 
 
-def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
-    with valkey.client() as client:
-        client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~*", "+@all", "-getrange")
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "super")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pw")
-    with pytest.raises(CacheError, match="refused.*getrange.*docs/reference.md"):
-        on(valkey.url, lambda cache: cache.audit(an_id(0)))
-
-
 def test_a_record_is_read_back_to_its_end(either):
     tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])

@@ -19,7 +19,6 @@ from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.recipe import Recipe
-from tests.fixtures.ids import sample_id
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Recipe.image(resize=8, crop=8)
@@ -48,18 +47,6 @@ def test_is_sorted_by_key_bytes_and_keeps_rows_together(keys):
     assert list(catalog.versions) == [b"v%d" % place[key] for key in catalog.keys]
     assert len(catalog) == len(keys)
     assert catalog.label_dtype == "int64"
-
-
-@given(KEYS, st.randoms(use_true_random=False))
-def test_the_order_in_which_samples_were_found_does_not_matter(keys, random):
-    places = list(range(len(keys)))
-    random.shuffle(places)
-    first = catalog_of(keys)
-    second = catalog_of(
-        [keys[i] for i in places], versions=[f"v{i}" for i in places], labels=np.array(places, dtype=np.int64)
-    )
-    assert first.fingerprint == second.fingerprint
-    assert list(first.keys) == list(second.keys)
 
 
 @pytest.mark.parametrize(
@@ -109,20 +96,6 @@ def test_the_fingerprint_is_the_same_in_every_process():
     ]
     by_hand = hashlib.blake2b(b"".join(len(f).to_bytes(8, "little") + f for f in fields), digest_size=16)
     assert printed == {here} == {by_hand.hexdigest()}
-
-
-@pytest.mark.parametrize("randomness", [None, (-3, 7)])
-def test_ids_are_those_of_super_wire(randomness):
-    catalog = catalog_of(["ä/1", "b/2", "a/3"])
-    by_key = {
-        key: sample_id("s3://b", key, version, RECIPE.digest, randomness)
-        for key, version in {"ä/1": "v0", "b/2": "v1", "a/3": "v2"}.items()
-    }
-    everything = catalog.sample_ids(RECIPE.digest, randomness)
-    assert everything == by_key["a/3"] + by_key["b/2"] + by_key["ä/1"]
-    some = catalog.sample_ids(RECIPE.digest, randomness, np.array([2, 0, 2]))
-    assert some == by_key["ä/1"] + by_key["a/3"] + by_key["ä/1"]
-    assert catalog.sample_ids(RECIPE.digest, randomness, np.array([], dtype=np.int64)) == b""
 
 
 def test_ids_of_many_samples_are_packed():

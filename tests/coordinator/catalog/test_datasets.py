@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import threading
 
-import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import ListingCancelledError, list_source
@@ -16,7 +15,6 @@ from superdl.coordinator.catalog.state import CatalogState
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
-from tests.fixtures.ids import sample_id
 
 PLAIN = Recipe.image(resize=8, crop=8)
 OTHER = Recipe.image(resize=8, crop=4)
@@ -86,21 +84,6 @@ class SlowLister:
         return list_source(source, key_list, progress, cancelled, *how)
 
 
-@pytest.mark.parametrize(("recipe", "randomness"), [(PLAIN, None), (RANDOM, (3, 7))], ids=["plain", "random"])
-def test_a_listed_dataset_has_samples_labels_and_ids(source, recipe, randomness):
-    dataset = run(lambda datasets: listed(datasets, source, recipe=recipe))
-    catalog = dataset.catalog
-    assert dataset.ready
-    assert list(catalog.classes) == ["cat", "dog"]
-    assert dataset.listing.listed == len(catalog) == 6
-    expected = [
-        sample_id(catalog.bucket, key.decode(), version.decode(), recipe.digest, randomness)
-        for key, version in zip(catalog.keys, catalog.versions, strict=True)
-    ]
-    assert dataset.ids(np.array([4, 0, 4]), epoch=7) == expected[4] + expected[0] + expected[4]
-    assert (dataset.ids(np.array([0]), epoch=8) == expected[0]) is not recipe.random
-
-
 def test_a_new_sampler_of_a_run_lists_again_what_is_too_old(source):
     clock = Clock()
 
@@ -138,20 +121,6 @@ def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_onc
         assert len(lister.calls) == 1
 
     run(work, lister=lister)
-
-
-def test_open_datasets_are_kept_by_content_until_nobody_knows_them(source):
-    async def work(datasets):
-        first, second = await listed(datasets, source, "one"), await listed(datasets, source, "two")
-        for dataset in (first, second):
-            datasets.open(dataset)
-        assert datasets[first.content] is first
-        datasets.close_unknown({first.content})
-        assert list(datasets.opened.values()) == [first]
-        datasets.close_unknown(())
-        assert not datasets.opened
-
-    run(work)
 
 
 def test_two_places_of_one_alias_are_one_dataset_that_is_read_where_it_was_opened_last(source, tmp_path):

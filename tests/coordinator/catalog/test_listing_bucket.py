@@ -222,16 +222,6 @@ def test_no_permission(store, monkeypatch):
         store.check_permissions(after=10**9)
 
 
-def test_no_credentials(monkeypatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(SourceError, match=r"no usable AWS credentials.*set AWS_ACCESS_KEY_ID"):
-        list_source("s3://pets/train")
-    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-    with pytest.raises(SourceError, match=r"no usable AWS credentials.*no-such-profile"):
-        list_source("s3://pets/train")
-
-
 def test_nobody_answers_at_the_endpoint_or_it_is_no_url(store, monkeypatch):
     address = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", address)

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.lister import list_source
-from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.recipe import Recipe
@@ -105,15 +103,6 @@ def test_versions_are_those_of_the_files_and_any_change_is_another_fingerprint(t
     assert len(found) == 5
 
 
-def test_a_member_is_another_sample_than_its_object():
-    ids = {
-        sample_id("s3://b", "k", "v", DIGEST, randomness, member)
-        for randomness in (None, (1, 2))
-        for member in (None, "", "v", "m")
-    }
-    assert len(ids) == 8
-
-
 def test_shared_keys_and_versions_are_held_once(tmp_path):
     count = 20_000
     head = "key,version,member,offset,length,label\n"
@@ -188,10 +177,3 @@ def test_rows_of_json_lines_agree(tmp_path):
     for offset in ("true", "0.5"):
         with pytest.raises(SourceError, match="line 1: the offset "):
             lists(tmp_path, row.replace("0,", f"{offset},"), "jsonl")
-
-
-def test_a_catalog_refuses_other_numbers_of_members(tmp_path):
-    catalog = lists(tmp_path, "key,version,member,offset,length,label\nx,v,a,0,5,0\nx,v,b,5,5,0\n")
-    packed = PackedStrings.pack([b"x"])
-    with pytest.raises(ValueError, match="1 samples, and 2 members"):
-        Catalog("file:///x", packed, packed, np.zeros(1, dtype=np.int64), (), members=catalog.members)
