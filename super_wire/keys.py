@@ -20,7 +20,6 @@ __all__ = [
     "RECORD_PREFIX",
     "REPORT_PREFIX",
     "SPENT_KEY",
-    "TEAMS_SPENT_KEY",
     "cache_key",
     "cache_keys",
     "checked_outcome_stream",
@@ -44,10 +43,7 @@ FINGERPRINT_KEY = b"super:golden"
 """Fingerprint of the decoder in the functions that filled this cache."""
 
 SPENT_KEY = b"super:spent"
-"""US dollars that the coordinators of this cache have spent so far, as text."""
-
-TEAMS_SPENT_KEY = b"super:spent:teams"
-"""The cost of each team's requests within that sum, as a JSON object by team name."""
+"""US dollars that the coordinators of this cache have spent so far, in all and by team, as JSON."""
 
 HISTORY_KEY = b"super:history"
 """The history of this cache's closed or abandoned jobs: a ``JobStatsList``."""

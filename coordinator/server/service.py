@@ -39,7 +39,7 @@ from superdl.super_wire.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.cache.streams import ReportReader
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import DatasetFacts, Job
     from superdl.coordinator.executors.eligibility import Eligibility

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cache.streams import OutcomeReader
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError
@@ -34,7 +34,7 @@ def append(server, reader, *answers, packed=()):
 async def following(address):
     """A reader that follows its stream as the coordinator has it do."""
     cache = Cache(address, owner="")
-    reader = OutcomeReader(cache)
+    reader = OutcomeReader(cache.streams)
     await reader.begin()
 
     task = asyncio.create_task(follow(reader))

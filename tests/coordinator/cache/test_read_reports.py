@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.read_report import ReadReport
@@ -38,7 +38,7 @@ async def reading(valkey):
     cache = Cache(valkey.unix_url, owner="")
     events = []
     try:
-        yield ReportReader(cache, events.extend), events
+        yield ReportReader(cache.streams, events.extend), events
     finally:
         await cache.close()
 
