@@ -242,7 +242,13 @@ class Cache:
             for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             routing_keys = [key for key in chunk for _ in range(2)]
-            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(routing_keys, commands))])
+            replies = await self._nodes.each(routing_keys, commands)
+            # A key that holds no string has no record.
+            replies = [
+                b"" if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE") else reply
+                for reply in replies
+            ]
+            self._nodes.checked(replies)
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
@@ -326,10 +332,3 @@ class Cache:
     async def close(self) -> None:
         """Close all connections."""
         await self._nodes.close()
-
-
-def _or_absent(reply: Any) -> Any:
-    """Return a reply to a pipelined read; nothing if the key holds no string."""
-    if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
-        return b""
-    return reply

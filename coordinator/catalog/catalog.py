@@ -28,7 +28,7 @@ from superdl.super_wire.labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -93,7 +93,10 @@ class Catalog:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
-        object.__setattr__(self, "label_bytes", self._mean_label_bytes())
+        mean_bytes = label_dtype_of(self.label_dtype).itemsize
+        if isinstance(self.labels, RaggedLabels):
+            mean_bytes = -(-int(self.label_sizes().sum()) // max(1, len(self)))
+        object.__setattr__(self, "label_bytes", mean_bytes)
         held = self.labels.map(narrowed) if isinstance(self.labels, RaggedLabels) else narrowed(self.labels)
         object.__setattr__(self, "labels", held)
 
@@ -164,11 +167,6 @@ class Catalog:
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
         """Return the bytes of the labels at places of the catalog, in their own dtype."""
         return label_sizes(self.labels, self.label_dtype, places)
-
-    def _mean_label_bytes(self) -> int:
-        if not isinstance(self.labels, RaggedLabels):
-            return label_dtype_of(self.label_dtype).itemsize
-        return -(-int(self.label_sizes().sum()) // max(1, len(self)))
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Return the most bytes of ``count`` labels; ``again``: samples may repeat."""
@@ -313,19 +311,15 @@ def _fingerprint(catalog: Catalog) -> bytes:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
         for strings, skipped in [*columns, (part.members.names, 0)] if part.members else columns:
             _add_texts(digest, strings, skipped)
-    for piece in chain.from_iterable(_places(part.members) for part in parts if part.members is not None):
-        add(piece)
+    for members in filter(None, (part.members for part in parts)):
+        numbers = members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings
+        for piece in chain((each.tobytes() for each in numbers), map(str.encode, members.row_encodings)):
+            add(piece)
     add(catalog.label_dtype.encode())
     _add_labels(digest, catalog.labels, catalog.label_dtype)
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()
-
-
-def _places(members: Members) -> Iterator[bytes]:
-    for numbers in (members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings):
-        yield numbers.tobytes()
-    yield from map(str.encode, members.row_encodings)
 
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:

@@ -188,14 +188,6 @@ class DatasetRegistry:
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
-    def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """Return a listing from the state: the run's own unless renewed, else a recent one."""
-        own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
-        for kept in filter(None, (own, latest)):
-            if (kept is own and not renew) or time.time() - kept.ended_s <= self._max_age_s:
-                return kept
-        return None
-
     def _listing(
         self,
         what: tuple[str, str, Naming, tuple[str, ...]],
@@ -215,7 +207,11 @@ class DatasetRegistry:
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
         listing = Listing(*what, runs={run_id})
-        listing.kept = self._kept(listing.key, dataset_id, renew=renew)
+        # The state may have the run's own listing, or a recent one.
+        own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
+        for kept in filter(None, (latest, own)):
+            if (kept is own and not renew) or time.time() - kept.ended_s <= self._max_age_s:
+                listing.kept = kept
         listing.task = asyncio.create_task(self._list(listing), name=f"list {listing.source}")
         self._listings.append(listing)
         return listing
@@ -333,12 +329,12 @@ class DatasetRegistry:
                 return
         task = self._deriving.get(content)
         if task is None:
-            derive = partial(_ids_of, catalog, dataset.recipe)
+            recipe = dataset.recipe
+
+            def derive(places: NDArray[np.int64]) -> bytes:
+                return catalog.sample_ids(recipe.digest, None, places, recipe.beside)
+
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
-
-
-def _ids_of(catalog: Catalog, recipe: Recipe, places: NDArray[np.int64]) -> bytes:
-    return catalog.sample_ids(recipe.digest, None, places, recipe.beside)

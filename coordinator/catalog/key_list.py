@@ -95,12 +95,20 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     if len(columns[""].versions):
         tally.add(count)
     tally.found_all()
-    own, packed = columns.pop("").part(url), _finished(labels, url, tally)
+    own, (packed, names) = columns.pop("").part(url), labels.finish()
+    if labels.unseen and not names:
+        raise SourceError(
+            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
+            "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
+            "numbers)"
+        )
+    for name in labels.unseen:
+        tally.note(Noted.UNSEEN, name)
     fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is None and own.versions is None:
         # They are looked up by key; else the catalog finds repeated keys.
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
-    return KeyList(url, *packed, own, fields)
+    return KeyList(url, packed, names, own, fields)
 
 
 def _columns_of(
@@ -115,20 +123,6 @@ def _columns_of(
         labels.extend(rows.columns[rows.labelled], rows.numbers, varies=rows.labelled.endswith(VARIES))
         count += len(rows.numbers)
     return columns, count
-
-
-def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tuple[str, ...]]:
-    """Return labels and class names, and note the given classes that have no row."""
-    packed, classes = labels.finish()
-    if labels.unseen and not classes:
-        raise SourceError(
-            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
-            "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
-            "numbers)"
-        )
-    for name in labels.unseen:
-        tally.note(Noted.UNSEEN, name)
-    return packed, classes
 
 
 @contextmanager

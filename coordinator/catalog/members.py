@@ -20,17 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Field", "Members", "distinct", "narrowed"]
 
-_NARROW = (np.uint8, np.uint16, np.uint32)
-
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return a copy in the smallest unsigned dtype that fits; in the same dtype if negative."""
     # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
-        largest = int(numbers.max())
-        for dtype in _NARROW:
-            if largest <= np.iinfo(dtype).max:
-                return numbers.astype(dtype)
+        dtype = np.min_scalar_type(numbers.max())
+        if dtype.itemsize < numbers.itemsize:
+            return numbers.astype(dtype)
     return numbers.copy()
 
 

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.catalog import Catalog, RecentIds
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.recipe import Recipe
 
@@ -136,3 +137,20 @@ def test_labels_take_the_memory_of_the_smallest_dtype_and_come_out_as_they_went_
     assert catalog.labels.nbytes == itemsize * len(labels)
     assert catalog.label_bytes * len(labels) == labels.nbytes
     assert catalog.labels_at(np.arange(len(labels))[::-1]) == labels[::-1].tobytes()
+
+
+# Few slots, many indices that share them.
+INDICES = st.lists(st.sampled_from([0, 1, 2**17, 2**17 + 1, 2**18, 2**39]), max_size=8)
+EPOCHS = st.sampled_from([0, 1, 2, 2**22 - 1, 2**22, 2**40])
+
+
+def derive(indices, epoch):
+    return b"".join((int(index) + (epoch << 48)).to_bytes(ID_BYTES, "little") for index in indices)
+
+
+@given(st.lists(st.tuples(INDICES, EPOCHS), max_size=8))
+def test_gives_what_would_be_derived(calls):
+    recent = RecentIds()
+    for indices, epoch in calls:
+        places = np.array(indices, dtype=np.int64)
+        assert recent.ids(places, epoch, lambda some: derive(some, epoch)) == derive(indices, epoch)  # noqa: B023  # called at once
