@@ -259,6 +259,8 @@ def _typed(column: Any, name: str, number: int) -> Any:
     import pyarrow as pa
 
     column.validate(full=True)
+    # A tensor is the list of its numbers.
+    column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
     if name in LABELS:
         return column
     kind, types = kind_of(name), pa.types
