@@ -94,7 +94,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             Default: the classes found in the source, sorted; a missing one then shifts the labels of those
             after it.
         alias: a name that replaces the source's location in sample ids, so that a moved or copied source is
-            found in a store. Default: the name in a file ``.superdl-source`` in the source's root, if any.
+            found in a store.
         versions: how ids distinguish versions of a file: by ``"times"`` (size and modification time), the
             default, or by ``"digests"`` of their bytes, for which the coordinator reads each file when it
             lists them.

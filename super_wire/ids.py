@@ -39,8 +39,7 @@ class Naming(NamedTuple):
     """The naming of a source's samples in ids, besides their keys; created by :func:`checked_naming`.
 
     ``alias`` replaces the source's location, and keys are then relative to the source. ``versions`` of files
-    are their ``"times"`` or ``"digests"`` of their bytes. If empty, a file in the source's root sets them;
-    without one they are location and times.
+    are their ``"times"`` or ``"digests"`` of their bytes. If empty, they are location and times.
     """
 
     alias: str = ""

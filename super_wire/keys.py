@@ -22,10 +22,8 @@ OUTCOME_PREFIX = b"super:o1:"
 LOCK_KEY = b"super:lock"
 # Fingerprint of the decoder in the functions that filled this cache.
 FINGERPRINT_KEY = b"super:golden"
-# US dollars that the coordinators of this cache have spent so far, as text.
+# US dollars that the coordinators of this cache have spent so far, in all and by team, as JSON.
 SPENT_KEY = b"super:spent"
-# The cost of each team's requests within that sum, as a JSON object by team name.
-TEAMS_SPENT_KEY = b"super:spent:teams"
 # The history of this cache's closed or abandoned jobs: a ``JobStatsList``.
 HISTORY_KEY = b"super:history"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")

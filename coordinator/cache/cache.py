@@ -30,7 +30,6 @@ from superdl.super_wire.keys import (
     LOCK_KEY,
     RECORD_PREFIX,
     SPENT_KEY,
-    TEAMS_SPENT_KEY,
     cache_keys,
 )
 from superdl.super_wire.record import (
@@ -196,40 +195,27 @@ class Cache:
         await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest)
 
     @_as_asked
-    async def spent_usd(self) -> float:
-        """Return what earlier coordinators spent; ``ConfigError`` if it is no valid sum."""
+    async def spent_usd(self) -> tuple[float, dict[str, float]]:
+        """Return what earlier coordinators spent, in all and by team; ``ConfigError`` if invalid."""
         written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
-            spent_usd = float(written)
-        except ValueError:
-            spent_usd = -1.0
-        if not 0 <= spent_usd < math.inf:
+            spent = json.loads(written)
+            total_usd, by_team = (spent["usd"], spent["teams"]) if isinstance(spent, dict) else (spent, {})
+            teams_usd = {str(name): float(usd) for name, usd in dict(by_team).items()}
+            sums_usd = [float(total_usd), *teams_usd.values()]
+        except (ValueError, TypeError, KeyError):
+            sums_usd, teams_usd = [-1.0], {}
+        if not all(0 <= usd < math.inf for usd in sums_usd):
             raise ConfigError(
                 f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: set it "
                 "to the US dollars that were spent, or delete it to count from 0"
             )
-        return spent_usd
-
-    @_as_asked
-    async def teams_usd(self) -> dict[str, float]:
-        """Return the earlier cost of each team; ``ConfigError`` if it is no valid sum."""
-        written = string(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
-        try:
-            teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
-        except (ValueError, TypeError):
-            teams_usd = {"": -1.0}
-        if not all(0 <= usd < math.inf for usd in teams_usd.values()):
-            raise ConfigError(
-                f"the key {TEAMS_SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: "
-                "set it to a JSON object of US dollars by team, or delete it to count from 0"
-            )
-        return teams_usd
+        return sums_usd[0], teams_usd
 
     async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
         """Record the spending for future coordinators."""
-        await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
-        if by_team:
-            await self._nodes.one(TEAMS_SPENT_KEY, "SET", TEAMS_SPENT_KEY, json.dumps(by_team))
+        spent = json.dumps({"usd": usd, "teams": dict(by_team)})
+        await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, spent)
 
     @_as_asked
     async def history(self) -> bytes:
@@ -256,7 +242,13 @@ class Cache:
             for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             routing_keys = [key for key in chunk for _ in range(2)]
-            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(routing_keys, commands))])
+            replies = await self._nodes.each(routing_keys, commands)
+            # A key that holds no string has no record.
+            replies = [
+                b"" if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE") else reply
+                for reply in replies
+            ]
+            self._nodes.checked(replies)
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
@@ -340,10 +332,3 @@ class Cache:
     async def close(self) -> None:
         """Close all connections."""
         await self._nodes.close()
-
-
-def _or_absent(reply: Any) -> Any:
-    """Return a reply to a pipelined read; nothing if the key holds no string."""
-    if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
-        return b""
-    return reply

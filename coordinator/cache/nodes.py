@@ -150,35 +150,28 @@ class CacheNodes:
 
     async def _run(self, work: Callable[[NodeConnections], _Value]) -> _Value:
         def call() -> _Value:
-            nodes = self._taken()
+            try:
+                nodes = self._idle.pop()
+            except IndexError:
+                nodes = NodeConnections(self._address, self._credentials)
+                if self._slots is not None:
+                    (nodes.slots,), nodes.stale = self._slots, False
+            nodes.renew()
             try:
                 return work(nodes)
             except BaseException:
                 nodes.close()  # replies to this call may still arrive
                 raise
             finally:
-                self._give_back(nodes)
+                if not nodes.stale:
+                    self._slots = (nodes.slots,)
+                # The client may have been closed while the call ran.
+                if self._closed:
+                    nodes.close()
+                else:
+                    self._idle.append(nodes)
 
         return await self._threads.run(call)
-
-    def _taken(self) -> NodeConnections:
-        try:
-            nodes = self._idle.pop()
-        except IndexError:
-            nodes = NodeConnections(self._address, self._credentials)
-            if self._slots is not None:
-                (nodes.slots,), nodes.stale = self._slots, False
-        nodes.renew()
-        return nodes
-
-    def _give_back(self, nodes: NodeConnections) -> None:
-        if not nodes.stale:
-            self._slots = (nodes.slots,)
-        # The client may have been closed while the call ran.
-        if self._closed:
-            nodes.close()
-        else:
-            self._idle.append(nodes)
 
 
 def string(reply: Any) -> bytes:

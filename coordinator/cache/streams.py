@@ -1,24 +1,38 @@
 """Cache streams that others append to and the coordinator empties: read reports and outcomes.
 
 Entries are deleted once read, so every read starts at the beginning: there is no position to lose, or for a
-forged id to move.
+forged id to move. One XREAD waits on all streams of a kind, and entries gather in a pause after each read,
+since a read costs the same for one entry as for many. Entries come from the network, from anyone with a
+reader's or a function's credentials: unreadable ones are counted, logged and skipped. Streams expire unless
+renewed, so that a coordinator that never comes back leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from superdl.coordinator.cache.nodes import string
+from superdl.coordinator.core import BatchRead
 from superdl.super_wire.cache import ProtocolDoubtError
+from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.keys import REPORT_PREFIX, outcome_stream, report_stream
+from superdl.super_wire.redaction import counted
+from superdl.super_wire.stream_entries import ReadReport, read_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.coordinator.cache.nodes import CacheNodes, Words
+    from superdl.super_wire.request import Answer
 
-__all__ = ["Streams"]
+__all__ = ["OutcomeReader", "ReportReader", "Streams"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +41,15 @@ _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
+
+_OUTCOMES_BLOCK_MS, _OUTCOMES, _OUTCOMES_PAUSE_S = 1000, 16, 0.005
+# A fifth of a second, so that the reports of a newly opened job are read soon.
+_REPORTS_BLOCK_MS, _REPORTS = 200, 512
+_REPORTS_PAUSE_S, _PAUSE_PER_STREAM_S = 0.01, 1e-5
+_CATCH_UP_READS = 16
+_CATCH_UP_S = 0.4  # less than a sampler waits for the call
+_KEEP_EVERY_S = 60.0
+_NUMBER_MAX = 2**48
 
 
 class Streams:
@@ -109,3 +132,213 @@ class _Taken(NamedTuple):
         all_words = [[*map(string, words or [])] for _, words in entries]  # None for a deleted entry
         fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
         return cls(string(stream), numbers, fields)
+
+
+class OutcomeReader:
+    """Delivers outcomes that no call returns to waiting callers; for use from one event loop.
+
+    Each run of a coordinator has its own stream, with an unguessable name. An outcome may arrive twice, late
+    or never: unexpected ones are dropped, and every wait is bounded.
+
+    Attributes:
+        stream: its name, which each request carries.
+        unreadable: number of entries that could not be parsed.
+        unawaited: number of outcomes without a waiting caller: duplicates and late ones.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.stream = outcome_stream(os.urandom(16).hex())
+        self._key = self.stream.encode()
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self.unreadable = 0
+        self.unawaited = 0
+
+    async def begin(self) -> None:
+        """Create the stream; ``CacheError`` if the cache does not answer or refuses.
+
+        It outlives its coordinator for longer than a function may run. Else a late function would create the
+        stream again, and it would never expire.
+        """
+        await self._streams.begin(self._key)
+
+    @contextlib.contextmanager
+    def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
+        """Yield a future for the outcome of a request. Enter this context before sending the request.
+
+        The future fails with :class:`~superdl.super_wire.errors.CacheError` if the outcome may be lost.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = future
+        try:
+            yield future
+        finally:
+            # A retry may have replaced this future.
+            if self._waiting.get(request_id) is future:
+                del self._waiting[request_id]
+            future.cancel()
+
+    async def keep(self) -> None:
+        """Keep the stream from expiring, or create it again; raise like :meth:`begin`."""
+        (is_there,) = await self._streams.keep([self._key])
+        if not is_there:
+            await self.begin()  # first, so that requests from now on find it
+            self.lost()
+
+    def lost(self) -> None:
+        """Fail all pending futures: the contents of the stream are lost."""
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            lost = counted(len(waiting), "request")
+            _log.warning("what became of %s may be lost: it is asked for again", lost)
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(CacheError("the cache lost the stream of outcomes"))
+
+    async def read_once(self) -> None:
+        """Wait up to a second for outcomes and deliver them; raise like :meth:`begin`."""
+        for _, entries in await self._streams.take([self._key], block_ms=_OUTCOMES_BLOCK_MS, count=_OUTCOMES):
+            for entry in entries:
+                self._take(entry)
+            await asyncio.sleep(_OUTCOMES_PAUSE_S)
+
+    def _take(self, entry: dict[bytes, bytes]) -> None:
+        try:
+            answer = read_outcome(entry)
+        except ConfigError as error:
+            self.unreadable += 1
+            _log.warning("an outcome in the cache is skipped: %s", error)
+            return
+        # Pop it, so that a duplicate counts as unawaited.
+        future = self._waiting.pop(answer.request_id, None)
+        if future is None or future.done():
+            self.unawaited += 1
+        else:
+            future.set_result(answer)
+
+
+class ReportReader:
+    """Follows the report streams of all open jobs.
+
+    Args:
+        streams: of the cache.
+        emit: receives each batch of events.
+    """
+
+    def __init__(self, streams: Streams, emit: Callable[[list[BatchRead]], None]) -> None:
+        self._streams = streams
+        self._emit = emit
+        self._jobs = set[str]()
+        self._taking = asyncio.Lock()
+        self._kept_s = -_KEEP_EVERY_S
+        self.unreadable = 0
+        """Number of entries that could not be read."""
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs whose streams are read."""
+        return list(self._jobs)
+
+    async def follow(self, job: str) -> None:
+        """Read a job's stream from now on. Reports to an earlier coordinator are discarded."""
+        if job not in self._jobs:
+            await self._streams.begin(report_stream(job))
+            self._jobs.add(job)
+
+    async def leave(self, job: str) -> None:
+        """Stop reading a job's stream and delete it."""
+        if job in self._jobs:
+            self._jobs.discard(job)
+            await self._streams.delete(report_stream(job))
+
+    async def keep(self, now_s: float) -> None:
+        """Renew the streams' expiry of an hour, at most once a minute.
+
+        Args:
+            now_s: on any monotonic clock.
+        """
+        if now_s >= self._kept_s + _KEEP_EVERY_S:
+            await self._streams.keep([*map(report_stream, self._jobs)])
+            self._kept_s = now_s
+
+    async def read_once(self) -> None:
+        """Wait a moment for entries and emit them, then pause so that the next ones gather."""
+        jobs = self.jobs
+        if not jobs:
+            await asyncio.sleep(_REPORTS_BLOCK_MS / 1000)
+            return
+        await self._take(jobs, _REPORTS_BLOCK_MS)
+        await asyncio.sleep(_REPORTS_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
+
+    async def catch_up(self, job: str) -> None:
+        """Emit the rest of a closing job's stream; do not wait for a cache in trouble."""
+
+        async def read() -> None:
+            reads = 0
+            with contextlib.suppress(CacheError):  # the upkeep logs it
+                while job in self._jobs and reads < _CATCH_UP_READS:
+                    reads += 1
+                    # A full read may have left entries behind.
+                    if await self._take([job], 1) < _REPORTS:
+                        return
+
+        # After the timeout, the task still runs, and ends on its own.
+        await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
+
+    async def _take(self, jobs: list[str], block_ms: int) -> int:
+        """Emit the new entries of some streams; return their number."""
+        events: list[BatchRead] = []
+        count = 0
+        streams = [*map(report_stream, jobs)]
+        async with self._taking:  # else both readers would get an entry
+            for stream, entries in await self._streams.take(streams, block_ms=block_ms, count=_REPORTS):
+                job = stream.removeprefix(REPORT_PREFIX).decode()
+                count += len(entries)
+                # The job may have been closed during the read.
+                if job in self._jobs:
+                    events += self._read(job, entries)
+        if events:
+            self._emit(events)
+        return count
+
+    def _read(self, job: str, entries: list[dict[bytes, bytes]]) -> list[BatchRead]:
+        events = []
+        for entry in entries:
+            try:
+                events.append(_event(job, ReadReport.from_fields(entry)))
+            except ValueError as error:
+                self.unreadable += 1
+                about = {"cause": "unreadable report"}
+                _log.warning("a read report of job %s is skipped: %s", job, error, extra=about)
+        return events
+
+
+def _event(job: str, report: ReadReport) -> BatchRead:
+    numbers = (
+        report.epoch,
+        report.position,
+        report.samples,
+        report.read_us,
+        report.wait_us,
+        report.size_bytes,
+    )
+    # Entries may be forged: keep absurd numbers from the core.
+    if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
+        raise ValueError(
+            f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
+        )
+    return BatchRead(
+        job=job,
+        rank=report.rank,
+        epoch=report.epoch,
+        position=report.position,
+        samples=report.samples,
+        hits=report.hits,
+        missed=np.array(report.missed, dtype=np.int64),
+        corrupt=np.array(report.corrupt, dtype=np.int64),
+        done=bool(report.done),
+        read_us=report.read_us,
+        wait_us=report.wait_us,
+        size_bytes=report.size_bytes,
+        straight=report.straight,
+    )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog.members import Field, narrowed
-from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.labels import (
@@ -29,12 +28,12 @@ from superdl.super_wire.labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.members import Members
-    from superdl.coordinator.catalog.strings import Strings
+    from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
 __all__ = ["Catalog", "RecentIds", "check_once"]
@@ -65,15 +64,15 @@ class Catalog:
     """
 
     bucket: str
-    keys: Strings
-    versions: Strings
+    keys: PackedStrings
+    versions: PackedStrings
     labels: Labels
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     alias: str = ""
     prefix: str = ""
     members: Members | None = None
-    fields: tuple[Field[Strings], ...] = ()
+    fields: tuple[Field, ...] = ()
     fingerprint: bytes = b""
     """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
     fingerprint. Computed, like the fields below, unless the file provides it.
@@ -94,7 +93,10 @@ class Catalog:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
-        object.__setattr__(self, "label_bytes", self._mean_label_bytes())
+        mean_bytes = label_dtype_of(self.label_dtype).itemsize
+        if isinstance(self.labels, RaggedLabels):
+            mean_bytes = -(-int(self.label_sizes().sum()) // max(1, len(self)))
+        object.__setattr__(self, "label_bytes", mean_bytes)
         held = self.labels.map(narrowed) if isinstance(self.labels, RaggedLabels) else narrowed(self.labels)
         object.__setattr__(self, "labels", held)
 
@@ -111,7 +113,7 @@ class Catalog:
         alias: str = "",
         prefix: str = "",
         members: Members | None = None,
-        fields: Sequence[Field[PackedStrings]] = (),
+        fields: Sequence[Field] = (),
         sorted_like: PackedStrings | None = None,
         where: str = "",
     ) -> Catalog:
@@ -143,8 +145,8 @@ class Catalog:
         members = replace(members, objects=place[members.objects])
         order_of_members = members.sort_order()
         members = members.reorder(order_of_members)
-        shared_keys = RepeatedStrings(ordered, members.objects)
-        shared_versions = RepeatedStrings(versions.reorder(order), members.objects)
+        shared_keys = ordered.repeated(members.objects)
+        shared_versions = versions.reorder(order).repeated(members.objects)
         in_order = tuple(field.in_order(order_of_members) for field in parts)
         return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members, in_order)
 
@@ -166,11 +168,6 @@ class Catalog:
         """Return the bytes of the labels at places of the catalog, in their own dtype."""
         return label_sizes(self.labels, self.label_dtype, places)
 
-    def _mean_label_bytes(self) -> int:
-        if not isinstance(self.labels, RaggedLabels):
-            return label_dtype_of(self.label_dtype).itemsize
-        return -(-int(self.label_sizes().sum()) // max(1, len(self)))
-
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Return the most bytes of ``count`` labels; ``again``: samples may repeat."""
         if not isinstance(self.labels, RaggedLabels):
@@ -190,7 +187,7 @@ class Catalog:
         """Return the labels at places of the catalog in their wire form."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
-    def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
+    def parts(self, names: Sequence[str]) -> list[Field]:
         """Return own objects and named fields; ``SourceError`` if a field is missing."""
         by_name = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in by_name]:
@@ -287,7 +284,7 @@ def check_once(keys: PackedStrings, where: str) -> None:
         )
 
 
-def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
+def _id_columns(part: Field, places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
     """Return the columns of a part that go into ids; ``skipped`` bytes start every key."""
     keys, versions = part.keys.take(places), part.versions.take(places)
     named = [key[skipped:] for key in keys] if skipped else keys
@@ -314,19 +311,15 @@ def _fingerprint(catalog: Catalog) -> bytes:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
         for strings, skipped in [*columns, (part.members.names, 0)] if part.members else columns:
             _add_texts(digest, strings, skipped)
-    for piece in chain.from_iterable(_places(part.members) for part in parts if part.members is not None):
-        add(piece)
+    for members in filter(None, (part.members for part in parts)):
+        numbers = members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings
+        for piece in chain((each.tobytes() for each in numbers), map(str.encode, members.row_encodings)):
+            add(piece)
     add(catalog.label_dtype.encode())
     _add_labels(digest, catalog.labels, catalog.label_dtype)
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()
-
-
-def _places(members: Members) -> Iterator[bytes]:
-    for numbers in (members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings):
-        yield numbers.tobytes()
-    yield from map(str.encode, members.row_encodings)
 
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
@@ -341,7 +334,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
         digest.update(b"".join(pack_labels(labels[start : start + _AT_A_TIME], dtype)))
 
 
-def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
+def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
     """Hash texts without their first ``skipped`` bytes: lengths and texts as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
@@ -350,7 +343,7 @@ def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
         digest.update(lengths.tobytes())
         total += int(lengths.sum())
     digest.update(total.to_bytes(8, "little"))
-    if isinstance(strings, PackedStrings) and not skipped:
+    if strings.which is None and not skipped:
         digest.update(strings.blob)
         return
     for start in range(0, len(strings), _AT_A_TIME):

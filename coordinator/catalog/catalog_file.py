@@ -23,7 +23,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.members import Field, Members
-from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
+from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.ids import MAIN_FIELD
 from superdl.super_wire.labels import RaggedLabels, label_dtype_of, label_fields_of
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.strings import Strings
     from superdl.super_wire.labels import Labels
 
 __all__ = ["VERSION", "map_catalog", "write_catalog"]
@@ -99,64 +98,35 @@ def map_catalog(path: Path) -> Catalog:
     )
 
 
-def _part_columns(part: Field[Strings]) -> dict[str, Any]:
+def _part_columns(part: Field) -> dict[str, Any]:
     """Return the columns of one part of the samples, by name."""
-    columns = {"key": _strings(part.keys), "version": _strings(part.versions)}
+    import pyarrow as pa
+
+    columns = {"key": part.keys.arrow(), "version": part.versions.arrow()}
     if (members := part.members) is not None:
-        columns |= {"member": _strings(members.names), "offset": _numbers(members.offsets)}
-        columns["length"] = _numbers(members.lengths)
+        columns["member"] = members.names.arrow()
+        columns |= {"offset": pa.array(members.offsets), "length": pa.array(members.lengths)}
         if members.encodings.size:
-            columns["encoding"] = _numbers(members.encodings)
+            columns["encoding"] = pa.array(members.encodings)
     return {_column(part.name, name): column for name, column in columns.items()}
 
 
-def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field[Strings]:
-    part = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
-    keys, versions = _strings_of(part["key"]), _strings_of(part["version"])
-    if row_encodings is None or not isinstance(keys, RepeatedStrings):
+def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
+    """Return a part of the samples; ``row_encodings`` is ``None`` if it has no members."""
+    keys, versions = (PackedStrings.of(columns[_column(name, short)]) for short in ("key", "version"))
+    if row_encodings is None:
         return Field(name, keys, versions, None)
-    names = _strings_of(part["member"])
-    encodings = np.empty(0, dtype=np.uint8) if part["encoding"] is None else _numbers_of(part["encoding"])
-    offsets, lengths = (_numbers_of(columns[_column(name, short)]) for short in ("offset", "length"))
-    if not isinstance(names, PackedStrings):
-        raise TypeError("names of members are no dictionary")
-    members = Members(keys.which, names, offsets, lengths, encodings, tuple(row_encodings))
+    names = PackedStrings.of(columns[_column(name, "member")])
+    offsets, lengths = (columns[_column(name, short)].to_numpy() for short in ("offset", "length"))
+    encodings = columns.get(_column(name, "encoding"))
+    encodings = np.empty(0, dtype=np.uint8) if encodings is None else encodings.to_numpy()
+    objects = np.arange(len(keys)) if keys.which is None else keys.which
+    members = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
     return Field(name, keys, versions, members)
 
 
 def _column(part: str, name: str) -> str:
     return name if part == MAIN_FIELD else f"{part}.{name}"
-
-
-def _strings(strings: Strings) -> Any:
-    import pyarrow as pa
-
-    if isinstance(strings, RepeatedStrings):
-        return pa.DictionaryArray.from_arrays(_numbers(strings.which), _strings(strings.strings))
-    if not isinstance(strings, PackedStrings):
-        raise TypeError(f"{type(strings).__name__} have no place in a file")
-    return strings.arrow()
-
-
-def _strings_of(column: Any) -> PackedStrings | RepeatedStrings:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        strings = _strings_of(column.dictionary)
-        if isinstance(strings, PackedStrings):
-            return RepeatedStrings(strings, _numbers_of(column.indices))
-    return PackedStrings.of(column)
-
-
-def _numbers(numbers: NDArray[Any]) -> Any:
-    import pyarrow as pa
-
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(numbers))]
-    return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
-
-
-def _numbers_of(column: Any) -> NDArray[Any]:
-    return _array_of(column, np.dtype(column.type.to_pandas_dtype()))
 
 
 def _fixed(rows: NDArray[Any]) -> Any:

@@ -45,7 +45,6 @@ class Listing:
     """The catalog's file in the state and the listing's end; until then, of the listing to reuse."""
     catalog: Catalog | None = None
     error: SuperError | None = None
-    begun_at_s: float = 0.0
     ended_at_s: float = 0.0
     ended_at: str = ""
     """End of the listing as date and time in UTC, for display."""
@@ -54,10 +53,14 @@ class Listing:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
+    def what(self) -> tuple[str, str, Naming, tuple[str, ...]]:
+        """The source and the options of its listing."""
+        return self.source, self.key_list, self.naming, self.classes
+
+    @property
     def key(self) -> bytes:
         """Digest of the source and the options of its listing, 16 bytes."""
-        facts = self.source, self.key_list, self.naming, self.classes
-        return digest128(json.dumps(facts).encode())
+        return digest128(json.dumps(self.what).encode())
 
     @property
     def note(self) -> Tombstone:
@@ -86,8 +89,6 @@ class Dataset:
     """All ids, shape (samples, 16), once derived; always ``None`` for a random recipe."""
     noted: bool = False
     """True once the state records which catalog this run reads."""
-    moved: str = ""
-    """A line for the user if the store holds these samples under another directory."""
     _recent: RecentIds = field(default_factory=RecentIds)
 
     @property

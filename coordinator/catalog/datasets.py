@@ -51,7 +51,6 @@ _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
 
 
 class DatasetRegistry:
@@ -104,8 +103,7 @@ class DatasetRegistry:
     ) -> Dataset:
         """Return the dataset of these facts, and start its listing unless a suitable one exists.
 
-        With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
-        Jobs in progress keep theirs.
+        With ``renew``, even the run's own listing is replaced if it is too old. Jobs in progress keep theirs.
         ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
@@ -114,7 +112,7 @@ class DatasetRegistry:
         dataset_id = digest128(*map(str.encode, facts))
         known = self.get(dataset_id)
         is_good = known is not None and known.listing.error is None
-        if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
+        if known is not None and is_good and (not renew or self._is_fresh(known.listing)):
             return known
         listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
         dataset = Dataset(dataset_id, recipe, listing)
@@ -182,26 +180,13 @@ class DatasetRegistry:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
-        took_s = listing.ended_at_s - listing.begun_at_s
-        return not listing.ended or self._is_young(self._clock() - listing.ended_at_s, took_s, renew=renew)
-
-    def _is_young(self, age_s: float, took_s: float, *, renew: bool) -> bool:
-        return age_s <= (min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s)
+    def _is_fresh(self, listing: Listing) -> bool:
+        return not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
 
     def _key(self, about: bytes) -> bytes:
         """Return a key for the state. It depends on what this coordinator may read."""
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
-
-    def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """Return a listing from the state: the run's own unless renewed, else a recent one."""
-        own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
-        now_s = time.time()
-        for kept in filter(None, (own, latest)):
-            if (kept is own and not renew) or self._is_young(now_s - kept.ended_s, kept.took_s, renew=renew):
-                return kept
-        return None
 
     def _listing(
         self,
@@ -212,9 +197,8 @@ class DatasetRegistry:
         renew: bool,
     ) -> Listing:
         for listing in reversed(self._listings):  # the newest that fits
-            fresh = self._is_fresh(listing, renew=renew)
-            is_same = (listing.source, listing.key_list, listing.naming, listing.classes) == what
-            if is_same and listing.error is None and (fresh or (run_id in listing.runs and not renew)):
+            is_own = run_id in listing.runs and not renew
+            if listing.what == what and listing.error is None and (is_own or self._is_fresh(listing)):
                 listing.runs.add(run_id)
                 return listing
         under_way = sum(not other.ended for other in self._listings)
@@ -222,8 +206,12 @@ class DatasetRegistry:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
-        listing = Listing(*what, runs={run_id}, begun_at_s=self._clock())
-        listing.kept = self._kept(listing.key, dataset_id, renew=renew)
+        listing = Listing(*what, runs={run_id})
+        # The state may have the run's own listing, or a recent one.
+        own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
+        for kept in filter(None, (latest, own)):
+            if (kept is own and not renew) or time.time() - kept.ended_s <= self._max_age_s:
+                listing.kept = kept
         listing.task = asyncio.create_task(self._list(listing), name=f"list {listing.source}")
         self._listings.append(listing)
         return listing
@@ -275,20 +263,18 @@ class DatasetRegistry:
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
         # The state has wall-clock times, while the registry's clock is monotonic.
-        now_s, kept = time.time(), listing.kept
-        ended_s = min(now_s, kept.ended_s) if kept else now_s
+        now_s = time.time()
+        ended_s = min(now_s, listing.kept.ended_s) if listing.kept else now_s
         listing.ended_at_s = self._clock() - (now_s - ended_s)
-        if kept:
-            listing.begun_at_s = listing.ended_at_s - kept.took_s
         listing.ended_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ended_s))
         if isinstance(result, SuperError):
             listing.error = result
         else:
-            listing.catalog, listing.listed = self._shared(result), len(result)
+            listing.catalog, listing.listed = result, len(result)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
         """List a source and keep the catalog; long listings run in a separate process."""
-        listing.kept, began_s = None, self._clock()
+        listing.kept = None
         try:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
@@ -296,7 +282,7 @@ class DatasetRegistry:
             # More than a few samples: start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
         if file:
-            listing.kept = Kept(file, time.time(), self._clock() - began_s)
+            listing.kept = Kept(file, time.time())
             await asyncio.to_thread(self._state.note, self._key(listing.key), listing.kept)
         return mapped
 
@@ -331,14 +317,6 @@ class DatasetRegistry:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
-    def _shared(self, catalog: Catalog) -> Catalog:
-        """Return an equal catalog that is already in memory, else this one."""
-        for listing in self._listings:
-            other = listing.catalog
-            if other and _equal_by(other) == _equal_by(catalog):
-                return other
-        return catalog
-
     async def _derive_ids(self, dataset: Dataset) -> None:
         """Derive all ids in a thread, once for all datasets of equal content."""
         catalog, content = dataset.catalog, dataset.content
@@ -351,17 +329,12 @@ class DatasetRegistry:
                 return
         task = self._deriving.get(content)
         if task is None:
-            derive = partial(_ids_of, catalog, dataset.recipe)
+            recipe = dataset.recipe
+
+            def derive(places: NDArray[np.int64]) -> bytes:
+                return catalog.sample_ids(recipe.digest, None, places, recipe.beside)
+
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
-
-
-def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
-    """Return what makes two catalogs interchangeable: two locations may share an alias."""
-    return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
-
-
-def _ids_of(catalog: Catalog, recipe: Recipe, places: NDArray[np.int64]) -> bytes:
-    return catalog.sample_ids(recipe.digest, None, places, recipe.beside)

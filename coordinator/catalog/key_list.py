@@ -1,44 +1,36 @@
 """Key lists: files that name the samples of a source and their labels. The coordinator reads them.
 
 Keys are relative to the source: in ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
-:mod:`superdl.coordinator.catalog.key_list_rows` reads the rows of each format.
+:mod:`superdl.coordinator.catalog.key_list_formats` reads the rows of each format.
 :mod:`superdl.coordinator.catalog.lister` looks up versions that a list lacks.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from superdl.coordinator.catalog.catalog import check_once
+from superdl.coordinator.catalog.key_list_columns import VARIES, BadRowError, PartColumns
+from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
-from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.listing import Noted
 from superdl.coordinator.catalog.listing_bucket import download
-from superdl.coordinator.catalog.members import MemberColumns, MemberRow, distinct
-from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
 from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.catalog.key_list_rows import Rows
+    from superdl.coordinator.catalog.key_list_columns import Part, Rows
     from superdl.coordinator.catalog.listing import Tally
-    from superdl.coordinator.catalog.members import Members
     from superdl.super_wire.labels import Labels
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
@@ -50,40 +42,19 @@ KEY_LIST_HELP = (
 """Advice for sources whose folders do not determine the labels."""
 
 MAX_KEY_LIST_BYTES = 4 * 2**30
-_MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
-_MAX_VERSION = 256  # characters
-_OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a path segment that is empty, . or ..
-_HALF = re.compile("[\ud800-\udfff]")
 
 
-class Part(NamedTuple):
-    """The columns of a further field, as in :class:`KeyList`, but a key may repeat."""
+class KeyList(NamedTuple):
+    """The columns of a key list, in its order; fields are by name.
 
-    keys: PackedStrings
-    versions: PackedStrings | None
-    members: Members | None
-    lines: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyList:
-    """The columns of a key list, in its order.
-
-    ``keys`` are relative to the source. ``versions`` is ``None`` if the list has no such column. ``labels``
-    and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
-
-    If the rows are ``members`` of objects, members are in row order and ``lines`` are the row numbers. Keys
-    and versions are those of the objects, each once, in byte order. ``fields`` are by name.
+    ``labels`` and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
     """
 
     url: str
-    keys: PackedStrings
-    versions: PackedStrings | None
     labels: Labels
     classes: tuple[str, ...]
-    members: Members | None = None
-    lines: Sequence[int] = ()
-    fields: Mapping[str, Part] = field(default_factory=dict)
+    own: Part
+    fields: Mapping[str, Part]
 
 
 def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[str] = ()) -> KeyList:
@@ -124,37 +95,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     if len(columns[""].versions):
         tally.add(count)
     tally.found_all()
-    own, packed = columns.pop("").part(url), _finished(labels, url, tally)
-    fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
-    if own.members is not None:
-        return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
-    if own.versions is None:  # they are looked up by key; else the catalog finds repeated keys
-        check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
-    return KeyList(url, own.keys, own.versions, *packed, fields=fields)
-
-
-def _columns_of(
-    batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
-) -> tuple[dict[str, _Columns], int]:
-    """Pack all rows. Return the columns of each part, by name, and the number of rows."""
-    columns, count = dict[str, _Columns](), 0
-    for rows in batches:
-        tally.reach(count)
-        for part in rows.parts:
-            columns.setdefault(part, _Columns(part, of_files=of_files)).extend(rows)
-        for number, label in zip(rows.numbers, rows.labels, strict=True):
-            try:
-                labels.append(label)
-            except ValueError as error:
-                raise BadRowError(number, str(error)) from error
-        count += len(rows.numbers)
-    return columns, count
-
-
-def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tuple[str, ...]]:
-    """Return labels and class names, and note the given classes that have no row."""
-    packed, classes = labels.finish()
-    if labels.unseen and not classes:
+    own, (packed, names) = columns.pop("").part(url), labels.finish()
+    if labels.unseen and not names:
         raise SourceError(
             f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
             "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
@@ -162,155 +104,25 @@ def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tupl
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)
-    return packed, classes
+    fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
+    if own.members is None and own.versions is None:
+        # They are looked up by key; else the catalog finds repeated keys.
+        check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
+    return KeyList(url, packed, names, own, fields)
 
 
-class _Columns:
-    """The packed columns of one part of the samples."""
-
-    def __init__(self, name: str, *, of_files: bool) -> None:
-        self._name, self._of_files = name, of_files
-        self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
-        self.members = MemberColumns()
-
-    def extend(self, rows: Rows) -> None:
-        """Add rows; :class:`BadRowError` names a wrong one."""
-        try:
-            self._extend(rows, rows.parts[self._name], f"{self._name}." * bool(self._name))
-        except BadRowError as error:
-            if not self._name:
-                raise
-            raise BadRowError(error.number, f"the field {self._name}: {error.reason}") from error
-
-    def _extend(self, rows: Rows, names: Collection[str], prefix: str) -> None:
-        # A field without a key of its own is in the sample's object.
-        keyed = prefix if "key" in names else ""
-        keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
-        versions = None
-        if "version" in names:
-            versions = _versions(rows, f"{prefix}version")
-        elif not keyed and "version" in rows.parts[""]:
-            versions = _versions(rows, "version")
-        if "member" in names:
-            # Members of one object are mostly adjacent: add its key once for each run of them.
-            is_new = np.ones(len(keys), dtype=np.bool_)
-            is_new[1:] = ~keys.equals_next()
-            if versions is not None:
-                is_new[1:] |= ~versions.equals_next()
-            self._add_members(rows, prefix, keys, len(self.keys) - 1 + np.cumsum(is_new))
-            keys = keys.reorder(np.flatnonzero(is_new))
-            versions = None if versions is None else versions.reorder(np.flatnonzero(is_new))
-        self.keys.extend(keys)
-        if versions is not None:
-            self.versions.extend(versions)
-
-    def _add_members(self, rows: Rows, prefix: str, keys: PackedStrings, places: NDArray[np.int64]) -> None:
-        columns = [_values(rows, f"{prefix}{name}") for name in ("member", "offset", "length", "encoding")]
-        for at, number in enumerate(rows.numbers):
-            name, offset, length, encoding = (column[at] for column in columns)
-            member = MemberRow(name, offset, length, "" if encoding is None else encoding)
-            try:
-                self.members.append(member, keys[at], place=int(places[at]), line=number)
-            except ValueError as error:
-                raise BadRowError(number, str(error)) from error
-
-    def part(self, url: str, *, shared: bool = False) -> Part:
-        """Return the objects or members of all rows. If ``shared``, rows may share one."""
-        keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
-        if not len(self.members):
-            return Part(keys, versions, None, ())
-        first, which = distinct(keys)
-        objects = keys.reorder(first)
-        if versions is not None:
-            # Members of one object may be scattered: compare the version of each with the first.
-            version_of = distinct(versions)[1]
-            if len(other := np.flatnonzero(version_of != version_of[first][which])):
-                key, at = keys[int(other[0])], int(other[0])
-                raise SourceError(
-                    f"key_list {url}: the members of {key.decode()[:200]!r} are of two versions, "
-                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object "
-                    "has one; list its members again"
-                )
-            versions = versions.reorder(first)
-        try:
-            members = self.members.finish(objects, which, shared=shared)
-        except ValueError as error:
-            raise SourceError(f"key_list {url}: {error}") from error
-        return Part(objects, versions, members, self.members.lines)
-
-
-def _values(rows: Rows, name: str) -> list[Any]:
-    """Return a column as Python values: all ``None`` if the column does not exist."""
-    column = rows.columns.get(name)
-    if column is None:
-        return [None] * len(rows.numbers)
-    return column if isinstance(column, list) else list(column.to_pylist())
-
-
-def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
-    """Return a column as Arrow strings, null as empty; ``reason`` describes a bad value."""
-    import pyarrow as pa
-
-    column = rows.columns[name]
-    if not isinstance(column, list):
-        return column.cast(pa.large_utf8()).fill_null("")
-    for number, value in zip(rows.numbers, column, strict=True):
-        if not isinstance(value, str) or _HALF.search(value):
-            raise BadRowError(number, reason(value))
-    return pa.array(column, pa.large_utf8())
-
-
-def _refuse(rows: Rows, texts: Any, bad: Any, reason: Callable[[object], str]) -> None:
-    """Raise for the first bad text, if any."""
-    import pyarrow.compute as pc
-
-    if (at := pc.index(bad, value=True).as_py()) >= 0:
-        raise BadRowError(rows.numbers[at], reason(texts[at].as_py()))
-
-
-def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
-    import pyarrow.compute as pc
-
-    keys = _texts(rows, name, _no_key)
-    sizes = pc.binary_length(keys)
-    _refuse(rows, keys, pc.or_(pc.equal(sizes, 0), pc.match_substring(keys, "\0")), _no_key)
-    if of_files:
-        _refuse(rows, keys, pc.match_substring_regex(keys, _OUTSIDE), _leads_out)
-    _refuse(rows, keys, pc.greater(sizes, _MAX_KEY_BYTES), _is_long)
-    return PackedStrings.of(keys)
-
-
-def _no_key(key: object) -> str:
-    rule = "a key is a text of one character or more, without NUL and surrogates"
-    return f"{rule}; not {str(key)[:60]!r}"
-
-
-def _leads_out(key: object) -> str:
-    rule = "is not a path below the source: write it without leading /, // , . and .."
-    return f"the key {str(key)[:200]!r} {rule}"
-
-
-def _is_long(key: object) -> str:
-    size_bytes = len(str(key).encode())
-    return f"the key {str(key)[:60]!r}... has {size_bytes} bytes; at most {_MAX_KEY_BYTES} are possible"
-
-
-def _versions(rows: Rows, name: str) -> PackedStrings:
-    import pyarrow.compute as pc
-
-    versions = _texts(rows, name, _no_version)
-    # S3 quotes ETags, and lists may contain them either way.
-    bare = pc.utf8_trim(versions, '"')
-    long = pc.greater(pc.utf8_length(versions), _MAX_VERSION)
-    _refuse(rows, versions, pc.or_(long, pc.equal(pc.binary_length(bare), 0)), _no_version)
-    return PackedStrings.of(bare)
-
-
-def _no_version(version: object) -> str:
-    return (
-        f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "
-        "leave the column out to have the versions looked up"
-    )
+def _columns_of(
+    batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
+) -> tuple[dict[str, PartColumns], int]:
+    """Pack all rows. Return the columns of each part, by name, and the number of rows."""
+    columns, count = dict[str, PartColumns](), 0
+    for rows in batches:
+        tally.reach(count)
+        for part in rows.parts:
+            columns.setdefault(part, PartColumns(part, of_files=of_files)).extend(rows)
+        labels.extend(rows.columns[rows.labelled], rows.numbers, varies=rows.labelled.endswith(VARIES))
+        count += len(rows.numbers)
+    return columns, count
 
 
 @contextmanager

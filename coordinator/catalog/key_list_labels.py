@@ -1,4 +1,4 @@
-"""The label column of a key list, packed row by row.
+"""The label column of a key list: Arrow arrays, checked and packed as numpy arrays.
 
 A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
 named fields that are each one of these. The first row decides, and every other row must agree, so that a typo
@@ -10,103 +10,75 @@ whose length varies by row must be marked in its name: ``boxes[]``, ``label[]``.
 from __future__ import annotations
 
 import math
-import re
-from abc import ABC, abstractmethod
-from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from superdl.coordinator.catalog.key_list_columns import (
+    MIXED,
+    VARIES,
+    BadRowError,
+    check_rows,
+    coded,
+    is_text,
+)
+from superdl.coordinator.catalog.members import narrowed
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES, MAX_LABEL_BYTES, MAX_LABEL_FIELDS, RaggedLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from superdl.super_wire.labels import Labels
 
-__all__ = ["VARIES", "BadLabelError", "LabelColumn", "number_or_text"]
+__all__ = ["LabelColumn"]
 
-VARIES = "[]"
-"""Suffix of the name of a list whose length varies by row."""
-
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_INT64 = 2**63
 _NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
 _MAX_NAME = 200  # bytes of a field's name
-_ONE_KIND = (
-    "write all labels as numbers, or all as texts "
-    '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
-)
 _WHAT = "a label is a number, a text, a list of numbers or an object of such fields, in all rows alike"
-_MAY_VARY = '; where the length of a list varies by row, its name says so: "boxes[]", "label[]"'
+_MAY_VARY = 'where the length of a list varies by row, its name says so: "boxes[]", "label[]"'
 _SHOWN = 60  # characters of a bad label that a message shows
 
 
-def number_or_text(text: str) -> int | float | str:
-    """Return a CSV field as a number if it spells one, else as text."""
-    stripped = text.strip()
-    # Longer texts are no sensible numbers, and int() is slow on huge ones.
-    if len(stripped) <= _SHOWN:
-        if _INTEGER.fullmatch(stripped):
-            return int(stripped)
-        if _NUMBER.fullmatch(stripped):
-            return float(stripped)
-    return text
-
-
-class BadLabelError(ValueError):
-    """A label that is invalid, or inconsistent with the labels before it."""
-
-
 class _ClassNames:
-    """Class names and their codes, numbered in order of appearance until all names are known.
-
-    With ``given`` names, only these are accepted and they keep that order in the end. Without, any name is
-    accepted and the names are sorted.
-    """
+    """Class names and their codes, in order of appearance. Without ``given`` names, any is valid."""
 
     def __init__(self, given: Sequence[str]) -> None:
-        self._given = dict.fromkeys(given)
-        self._code_of: dict[str, int] = {}
+        self.given = dict.fromkeys(given)
+        self.code_of: dict[str, int] = {}
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``BadLabelError`` if it is not given, or names are too long."""
-        code = self._code_of.get(name)
+        """Return the code of a name; ``ValueError`` if it is not valid."""
+        code = self.code_of.get(name)
         if code is None:
-            if self._given and name not in self._given:
-                raise BadLabelError(
-                    f"the label {name[:_SHOWN]!r} is none of the {len(self._given)} classes that were given"
-                )
             self._bytes += len(name.encode())
-            if self._bytes > MAX_CLASS_NAMES_BYTES:
-                raise BadLabelError(
-                    "labels that are texts name classes, which have at most "
-                    f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
+            if not name:
+                raise ValueError("the label is empty")
+            if self.given and name not in self.given:
+                given = len(self.given)
+                raise ValueError(
+                    f"the label {name[:_SHOWN]!r} is none of the {given} classes that were given"
                 )
-            code = self._code_of[name] = len(self._code_of)
+            if self._bytes > MAX_CLASS_NAMES_BYTES:
+                most = f"{MAX_CLASS_NAMES_BYTES} bytes together"
+                raise ValueError(f"labels that are texts name classes, which have at most {most}")
+            code = self.code_of[name] = len(self.code_of)
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label; empty if no name appeared."""
-        return tuple(self._given or sorted(self._code_of)) if self._code_of else ()
+        """Return the names by label: as given, else sorted; empty if no name appeared."""
+        return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of each code."""
         label_of = {name: label for label, name in enumerate(self.names())}
-        return np.array([label_of[name] for name in self._code_of], dtype=np.int64)
-
-    def unseen(self) -> list[str]:
-        """Return the given names that did not appear."""
-        return [name for name in self._given if name not in self._code_of]
+        return np.array([label_of[name] for name in self.code_of], dtype=np.int64)
 
 
 class LabelColumn:
-    """Collects labels row by row, a few bytes each.
+    """Collects labels a batch of rows at a time, a few bytes each.
 
     Args:
         classes: the only class names to accept, by label; empty: any, sorted.
@@ -114,24 +86,64 @@ class LabelColumn:
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         self._names = _ClassNames(classes)
-        self._column: _Column | None = None
+        self._fields: dict[str, _Field] = {}
+        """The fields by name; a label that is no object is one without a name."""
 
-    def append(self, label: object) -> None:
-        """Add one label; ``BadLabelError`` describes what is wrong with it."""
-        if self._column is None:
-            names = self._names
-            self._column = _Fields(label, names) if isinstance(label, dict) else _column_for(label, names)
-        self._column.append(label)
-        if self._column.row_bytes > MAX_LABEL_BYTES:
-            row_bytes = self._column.row_bytes
-            raise BadLabelError(
-                f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {row_bytes}"
-            )
+    def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
+        """Add the labels of some rows, an Arrow array.
 
-    @property
-    def unseen(self) -> list[str]:
-        """The given classes that no label has named."""
-        return self._names.unseen()
+        Args:
+            labels: numbers, texts, lists or structs.
+            numbers: the rows' numbers.
+            varies: they are lists of any length.
+
+        Raises:
+            BadRowError: a label is invalid, or inconsistent with the labels before it.
+        """
+        import pyarrow as pa
+
+        columns = {VARIES if varies else "": labels}
+        if pa.types.is_struct(labels.type) and not varies:
+            columns = self._columns_of(labels, numbers)
+        if not self._fields:
+            self._fields = {name: _Field(name, self._names) for name in columns}
+        if columns.keys() != self._fields.keys():
+            raise BadRowError(int(numbers[0]), _other_fields(self._fields))
+        sizes = np.zeros(len(labels), dtype=np.int64)
+        for name, field in self._fields.items():
+            try:
+                sizes += field.extend(columns[name], numbers)
+            except BadRowError as error:
+                where = f"in the field {name[:_SHOWN]!r}: " if name.removesuffix(VARIES) else ""
+                raise BadRowError(error.number, f"{where}{error.reason}") from error
+        check_rows(
+            sizes > MAX_LABEL_BYTES,
+            numbers,
+            lambda at: f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {sizes[at]}",
+        )
+        if len(texts := [name for name, field in self._fields.items() if field.is_text]) > 1:
+            rule = "one field of a label may be a text, which names its class"
+            raise BadRowError(int(numbers[0]), f"{rule}; these are: {', '.join(texts)[:400]}")
+
+    def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the columns of objects by name; all must have the fields of the first."""
+        check_rows(labels.is_null(), numbers, f"{_WHAT}; not null")
+        names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
+        columns = dict(zip(names, labels.flatten(), strict=True))
+        bare = [name.removesuffix(VARIES) for name in names]
+        if not 0 < len(names) <= MAX_LABEL_FIELDS:
+            rule = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields"
+            raise BadRowError(int(numbers[0]), f"{rule}; this has {len(names)}")
+        for name in bare:
+            if not 0 < len(name.encode()) <= _MAX_NAME or bare.count(name) > 1:
+                rule = f"a field's name has 1 to {_MAX_NAME} bytes, and is there once"
+                raise BadRowError(int(numbers[0]), f"{rule}; not {name[:_SHOWN]!r}")
+        # Arrow gives each row all fields: those that its JSON has not are null.
+        expected = [*self._fields] or [name for name in names if columns[name][0].is_valid] or names
+        for name, column in columns.items():
+            bad = column.is_null() if name in expected else column.is_valid()
+            check_rows(bad, numbers, _other_fields(expected))
+        return {name: column for name, column in columns.items() if name in expected}
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
         """Return the labels of at least one row, and the class names (none for numbers).
@@ -139,193 +151,120 @@ class LabelColumn:
         int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a structured dtype of these
         if labels have named fields; ``RaggedLabels`` if the length of a list varies by row.
         """
-        if self._column is None:
-            return np.empty(0, dtype=np.int64), ()
-        return self._column.finish(), self._names.names()
+        columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+        for field in self._fields.values():
+            columns[field.name] = field.finish()
+            if field.varies:
+                values[field.name], columns[field.name] = columns[field.name], np.concatenate(field.counts)
+        rows = columns.get("")
+        if rows is None:
+            dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
+            rows = np.empty(len(next(iter(columns.values()))), dtype=dtype)
+            for name, column in columns.items():
+                rows[name] = column
+        return (RaggedLabels(rows, values) if values else rows), self._names.names()
+
+    @property
+    def unseen(self) -> list[str]:
+        """The given classes that no label has named."""
+        return [name for name in self._names.given if name not in self._names.code_of]
 
 
-class _Column(ABC):
-    """Base of the collectors of labels of one form."""
-
-    row_bytes = 8
-    """Bytes of the latest row."""
-    is_text = False
-    """True if its labels name classes."""
-
-    @abstractmethod
-    def append(self, label: Any) -> None:
-        """Add the next row's label."""
-
-    @abstractmethod
-    def finish(self) -> Any:
-        """Return the labels as an array of shape (rows, ...), or ragged."""
+def _other_fields(expected: Iterable[str]) -> str:
+    named = ", ".join(filter(None, expected))[:200] or "none"
+    return f"the label has other fields than those before it: {named}: all labels have the same"
 
 
-def _column_for(label: object, names: _ClassNames) -> _Column:
-    """Make the column for labels of this form. It refuses values that are no labels."""
-    if isinstance(label, str):
-        return _Texts(names)
-    return _Lists(label) if isinstance(label, list) else _Numbers()
+class _Field:
+    """A field of labels: a number, a class name, or an array of numbers; or a list of these of any length."""
 
-
-class _Numbers(_Column):
-    """Integers; floats from the first label that is not an integer."""
-
-    def __init__(self) -> None:
-        self._numbers: array[Any] = array("q")
-
-    def append(self, label: Any) -> None:
-        if isinstance(label, str):
-            raise BadLabelError(
-                f"the label {label[:_SHOWN]!r} is a text, those before it are numbers: {_ONE_KIND}"
-            )
-        if isinstance(label, bool) or not isinstance(label, (int, float)):
-            raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
-        if isinstance(label, int) and not -_INT64 <= label < _INT64:
-            raise BadLabelError(f"the label {str(label)[:_SHOWN]} does not fit into 64 bits")
-        if not math.isfinite(label):
-            raise BadLabelError(f"the label {label} is not finite")
-        if isinstance(label, float) and self._numbers.typecode == "q":
-            self._numbers = array("d", self._numbers)
-        self._numbers.append(label)
-
-    def finish(self) -> NDArray[Any]:
-        numbers: NDArray[Any] = np.asarray(self._numbers)
-        return numbers
-
-
-class _Texts(_Column):
-    """Class names."""
-
-    is_text = True
-
-    def __init__(self, names: _ClassNames) -> None:
+    def __init__(self, name: str, names: _ClassNames) -> None:
+        self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
+        self.is_text = False
+        self.counts: list[NDArray[np.uint32]] = []
+        """The lengths of the lists that vary, a batch each."""
         self._names = names
-        self._codes = array("q")
+        self._shape: tuple[int, ...] | None = None
+        self._pieces: list[NDArray[Any]] = []
 
-    def append(self, label: Any) -> None:
-        if isinstance(label, (int, float)) and not isinstance(label, bool):
-            raise BadLabelError(f"the label {label} is a number, those before it are texts: {_ONE_KIND}")
-        if not isinstance(label, str):
-            raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
-        if not label:
-            raise BadLabelError("the label is empty")
-        self._codes.append(self._names.code(label))
+    def extend(self, labels: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add the labels of some rows; return the bytes of each."""
+        if not self.varies:
+            self._add(labels, numbers)
+            return np.full(len(labels), 8 * math.prod(self._shape or ()))
+        bad = labels.is_null() if _is_list(labels.type) else np.ones(len(labels))
+        check_rows(bad, numbers, "it is no list, as the [] behind its name says it is")
+        items, counts = _opened(labels)
+        if len(items):
+            self._add(items, np.repeat(numbers, counts))
+        self.counts.append(counts.astype(np.uint32))
+        return 4 + counts * 8 * math.prod(self._shape or ())
 
-    def finish(self) -> NDArray[Any]:
-        codes: NDArray[np.int64] = np.asarray(self._codes)
-        return self._names.labels()[codes]
+    def _add(self, values: Any, numbers: NDArray[np.int64]) -> None:
+        """Add values of one shape, with the numbers of their rows."""
+        import pyarrow as pa
 
-
-class _Lists(_Column):
-    """Arrays of numbers, all of the first one's shape."""
-
-    def __init__(self, first: list[Any]) -> None:
-        self._shape = np.array(first, dtype=object).shape
-        if isinstance(next(np.array(first, dtype=object).flat, None), str):
-            raise BadLabelError(
-                f"{str(first)[:_SHOWN]} is a list of texts, which may vary by row: end its name in [], as in "
-                "label[]"
+        first, shape = int(numbers[0]), list[int]()
+        while _is_list(values.type):
+            check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+            items, counts = _opened(values)
+            known = self._shape and self._shape[len(shape) : len(shape) + 1]
+            length = known[0] if known else int(counts[0])
+            check_rows(
+                counts != length,
+                numbers,
+                f"a list has not the {length} items of those before it; {_MAY_VARY}",
             )
-        if not 0 < math.prod(self._shape) <= _NUMBERS_MAX or len(self._shape) > _MAX_NDIM:
-            raise BadLabelError(
-                f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of them "
-                f"empty; this has the shape {self._shape}{_MAY_VARY}"
-            )
-        self._numbers = _Numbers()
-        self.row_bytes = 8 * math.prod(self._shape)
-
-    def append(self, label: Any) -> None:
-        numbers = np.array(label, dtype=object)
-        if not isinstance(label, list) or numbers.shape != self._shape:
-            raise BadLabelError(
-                f"{str(label)[:_SHOWN]!r} has the shape {numbers.shape}, the first label has {self._shape}: "
-                f"all have the same shape{_MAY_VARY}"
-            )
-        for number in numbers.flat:
-            self._numbers.append(number)
-
-    def finish(self) -> NDArray[Any]:
-        return self._numbers.finish().reshape(-1, *self._shape)
-
-
-class _Varying(_Column):
-    """Lists of any length. All items have the form of the first item."""
-
-    def __init__(self, names: _ClassNames) -> None:
-        self._names = names
-        self.counts = array("I")
-        self._items: _Column | None = None
-
-    def append(self, label: Any) -> None:
-        if not isinstance(label, list):
-            raise BadLabelError(f"{str(label)[:_SHOWN]!r} is no list, as the [] behind its name says it is")
-        if self._items is None and label:
-            self._items = _column_for(label[0], self._names)
-            self.is_text = self._items.is_text
-        if self._items is not None:
-            self.row_bytes = 4 + len(label) * self._items.row_bytes
-            for item in label:
-                self._items.append(item)
-        self.counts.append(len(label))
-
-    def finish(self) -> NDArray[Any]:
-        """Return the items of all rows."""
-        if self._items is None:
-            return np.empty(0, dtype=np.int64)
-        items: NDArray[Any] = self._items.finish()
-        return items
-
-
-class _Fields(_Column):
-    """Objects with the first one's fields, each in a column. At most one field may hold text."""
-
-    def __init__(self, first: Mapping[Any, Any], names: _ClassNames) -> None:
-        if not first or len(first) > MAX_LABEL_FIELDS:
-            raise BadLabelError(
-                f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
-            )
-        self._columns = {
-            name: _Varying(names) if name.endswith(VARIES) else _column_for(value, names)
-            for name, value in first.items()
-        }
-        fields = [name.removesuffix(VARIES) for name in first]
-        for name in fields:
-            bare = list(first) == [VARIES]
-            if not (name or bare) or len(name.encode()) > _MAX_NAME or fields.count(name) > 1:
-                raise BadLabelError(
-                    f"a field's name has 1 to {_MAX_NAME} bytes, and is there once; not {name[:_SHOWN]!r}"
+            shape.append(length)
+            if not 0 < math.prod(shape) <= _NUMBERS_MAX or len(shape) > _MAX_NDIM:
+                raise BadRowError(
+                    first,
+                    f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of "
+                    f"them empty; this has the shape {tuple(shape)}; {_MAY_VARY}",
                 )
+            values, numbers = items, np.repeat(numbers, counts)
+        check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+        values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        are_texts = is_text(values.type)
+        if not (are_texts or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+            raise BadRowError(first, f"{_WHAT}; not {str(values.type)[:_SHOWN]}")
+        if are_texts and shape:
+            raise BadRowError(first, f"it is a list of texts; {_MAY_VARY}")
+        if self._shape is None:
+            self._shape, self.is_text = tuple(shape), are_texts
+        if (tuple(shape), are_texts) != (self._shape, self.is_text):
+            raise BadRowError(first, f"the label is of another kind than those before it: {MIXED}")
+        array = coded(values, numbers, self._names.code) if are_texts else _numbers_of(values, numbers)
+        self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
-    def append(self, label: Any) -> None:
-        if not isinstance(label, dict) or label.keys() != self._columns.keys():
-            actual = f"the fields {', '.join(label)}" if isinstance(label, dict) else str(label)
-            expected = f"those before it have the fields {', '.join(self._columns)}"
-            raise BadLabelError(f"the label is {actual[:_SHOWN]!r}, {expected}: all have the same"[:400])
-        for name, column in self._columns.items():
-            try:
-                column.append(label[name])
-            except ValueError as error:
-                raise BadLabelError(f"in the field {name[:_SHOWN]!r}: {error}") from error
-        self.row_bytes = sum(column.row_bytes for column in self._columns.values())
-        if len(texts := [name for name, column in self._columns.items() if column.is_text]) > 1:
-            message = (
-                f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
-            )
-            raise BadLabelError(message[:400])
+    def finish(self) -> NDArray[Any]:
+        """Return all values: int64, or float64 if one is no integer."""
+        if not self._pieces:
+            return np.empty(0, dtype=np.int64)
+        are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)
+        values = np.concatenate(self._pieces, dtype=np.float64 if are_floats else np.int64)
+        return self._names.labels()[values] if self.is_text else values
 
-    def finish(self) -> Labels:
-        values, columns = {}, {}
-        for name, column in self._columns.items():
-            finished = column.finish()
-            if isinstance(column, _Varying):
-                values[name.removesuffix(VARIES)] = finished
-                finished = np.array(column.counts, dtype=np.uint32)
-            columns[name.removesuffix(VARIES)] = finished
-        if "" in columns:
-            return RaggedLabels(columns[""], values)
-        dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
-        rows = np.empty(len(next(iter(columns.values()))), dtype=dtype)
-        for name, column in columns.items():
-            rows[name] = column
-        return RaggedLabels(rows, values) if values else rows
+
+def _numbers_of(values: Any, numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Return numbers as int64 or float64."""
+    array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    if array.dtype.kind == "f":
+        check_rows(~np.isfinite(array), numbers, lambda at: f"the label {array[at]} is not finite")
+        return array.astype(np.float64)
+    most = np.iinfo(np.int64).max
+    check_rows(array > most, numbers, lambda at: f"the label {array[at]} is more than {most}")
+    return array.astype(np.int64)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
+    """Return the items of lists, of which none is null, and the length of each list."""
+    import pyarrow.compute as pc
+
+    return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

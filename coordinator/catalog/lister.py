@@ -5,7 +5,6 @@ Blocking, with threads of its own. The coordinator runs it outside its event loo
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from itertools import pairwise
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
-from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, Part, read_key_list
+from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Noted, Tally
 from superdl.coordinator.catalog.listing_bucket import (
     ask_for_versions,
     list_bucket,
     pinned,
     probe_bucket,
-    small_object,
 )
 from superdl.coordinator.catalog.listing_file import (
     list_directory,
@@ -31,21 +29,18 @@ from superdl.coordinator.catalog.listing_file import (
 from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
-from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError
-from superdl.super_wire.ids import Naming, checked_naming
+from superdl.super_wire.errors import SourceEmptyError, SourceError
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from superdl.coordinator.catalog.key_list_columns import Part
     from superdl.coordinator.catalog.members import Members
 
-__all__ = ["NAMING_FILE", "list_objects", "list_source"]
+__all__ = ["list_objects", "list_source"]
 
-NAMING_FILE = ".superdl-source"
-"""A file in a source's root: JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
-
-_NAMING_BYTES = 4096
 _SHOWN = 5
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 
@@ -75,12 +70,12 @@ def list_source(
         progress: called with the number of samples so far, which never decreases, from any thread but one
             call at a time; called with ``None`` when all are found and get sorted and packed.
         cancelled: set it to end the listing.
-        naming: how samples are named; :data:`NAMING_FILE` in the source may fill in what it leaves open.
+        naming: how samples are named.
         classes: class names by label; empty: the classes in the source, sorted.
         allowed: what may be read, and how much.
 
     Raises:
-        ConfigError: a URL is malformed, or the naming file has an invalid value.
+        ConfigError: a URL is malformed.
         SourceError: the source does not exist (``SourceNotFoundError``), has no sample
             (``SourceEmptyError``), may not be read (``SourceForbiddenError``) or cannot be reached; or labels
             are missing or name other classes.
@@ -92,13 +87,11 @@ def list_source(
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     place = pinned(place)
     if not key_list:
-        naming = _naming_of(place, naming, tally)
         folders = _list(place, tally, images_only=True, naming=naming)
         tally.found_all()
         catalog = _by_folders(place, folders, naming, tally, classes)
     else:
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
-        naming = _naming_of(place, naming, tally)
         own, *fields = _fields(place, rows, naming, tally)
         columns = own.keys, own.versions, rows.labels, rows.classes, tally.report(f"key_list {rows.url}")
         named: Any = {"alias": naming.alias, "prefix": place.prefix, "where": f"key_list {rows.url}"}
@@ -108,16 +101,16 @@ def list_source(
     return catalog
 
 
-def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
+def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
     """Return own objects and fields, with full keys, and versions looked up if needed."""
-    parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
+    parts = {"": rows.own, **rows.fields}
     folders: list[Folder] | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         folders = _list(place, tally, images_only=False, naming=naming)
     elif place.is_file:  # check that it exists, or functions would be the first to notice
         probe_directory(place.directory)
-    elif not place.is_web or rows.versions is not None:
-        probe_bucket(place, rows.keys[0], tally)
+    elif not place.is_web or rows.own.versions is not None:
+        probe_bucket(place, rows.own.keys[0], tally)
     fields, prefix = [], place.prefix.encode()
     for name, part in parts.items():
         versions = part.versions
@@ -159,27 +152,6 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
         digests = naming.versions == "digests"
         return list_directory(place.directory, tally, images_only=images_only, digests=digests)
     return list_bucket(place, tally, images_only=images_only)
-
-
-def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
-    """Return how samples are named: as configured, else by the source's naming file."""
-    content = small_object(place, NAMING_FILE, _NAMING_BYTES, tally.allowed.link_roots)
-    if content is None:
-        return told
-    where = f"{place.url.rstrip('/')}/{NAMING_FILE}: "
-    try:
-        says = json.loads(content) if len(content) <= _NAMING_BYTES else None
-    except (ValueError, RecursionError):
-        says = None
-    if not isinstance(says, dict) or not says.keys() <= {"alias", "versions"}:
-        raise ConfigError(
-            f'{where}it is JSON such as {{"alias": "imagenet", "versions": "digests"}}, at most '
-            f"{_NAMING_BYTES} bytes; not {content[:80]!r}"
-        )
-    own = checked_naming(says.get("alias"), says.get("versions"), where)
-    naming = Naming(told.alias or own.alias, told.versions or own.versions)
-    _log.info("%s: its samples are named by %s, as %s and the job say", place.url, naming, NAMING_FILE)
-    return naming
 
 
 def _by_folders(
@@ -285,7 +257,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
     return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
 
 
-def _check_ends(url: str, rows: KeyList | Part, members: Members, versions: PackedStrings) -> None:
+def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
     """Check that members end within their files. For objects, functions check it."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():

@@ -8,8 +8,6 @@ from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Noted, Ta
 from superdl.coordinator.catalog.source import Source
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.objects import (
-    Fault,
-    ObjectError,
     Span,
     open_bucket,
     pinned_bucket,
@@ -30,7 +28,6 @@ __all__ = [
     "list_bucket",
     "pinned",
     "probe_bucket",
-    "small_object",
 ]
 
 _THREADS = 16
@@ -39,23 +36,16 @@ _CHUNK_BYTES = 2**26
 
 
 def pinned(source: Source) -> Source:
-    """Pin a source to its current state: replace a branch or tag by its commit.
-
-    Raises:
-        ConfigError: the environment holds an invalid value.
-        SourceError: the dataset or revision does not exist, may not be read, or there is no answer.
+    """Pin a source to its current state: replace a branch or tag by its commit; raise like
+    :func:`list_bucket`.
     """
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """List all below the prefix: a :class:`Folder` per first-level folder, and one for the rest.
-
-    Args:
-        source: a bucket.
-        tally: counts the samples.
-        images_only: skip objects without an image's extension.
+    """List all images, or objects, below the prefix: a :class:`Folder` per first-level folder, and one for
+    the rest.
 
     Raises:
         ConfigError: the package that reads this kind of bucket is not installed.
@@ -109,13 +99,9 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
-    """Return the given keys of a source that cannot be listed, with their versions.
+    """Return the keys, relative to a source that cannot be listed, with their versions.
 
-    Keys are relative to the source. Each takes a request of its own.
-
-    Raises:
-        SourceError: an object does not exist, may not be read or has no version; or there is no answer.
-        ListingCancelledError: the listing was cancelled.
+    Each takes a request of its own. Raises like :func:`list_bucket`.
     """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
@@ -147,38 +133,11 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
             next(iter(bucket.pages(source.prefix)), None)
 
 
-def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, ...]) -> bytes | None:
-    """Return an object at the source's root, cut one byte past the limit; ``None`` if it does not exist.
-
-    Links may lead to ``roots``. Web servers are not asked: many answer for names that they do not have.
-    """
-    if source.is_web:
-        return None
-    key = f"{source.prefix}{name}"
-    with source_failures(source.url):
-        bucket = open_bucket(source.bucket, roots=roots)
-        try:
-            # S3 calls a missing object forbidden unless the bucket may be listed, so list first.
-            if source.bucket.startswith("s3://"):
-                listed = (item.key for page in bucket.pages(key) for item in page.objects)
-                if next(listed, "") != key:
-                    return None
-            return bytes(bucket.read(key, span=Span(0, limit_bytes + 1)))
-        except ObjectError as error:
-            if error.fault is Fault.MISSING:
-                return None
-            if error.fault is Fault.CHANGED:  # an empty object has no first byte
-                return b""
-            raise
-
-
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object to a stream. Messages call it ``what``; ``check_size`` may refuse it.
-
-    Raises:
-        SourceError: as in :func:`list_bucket`.
+    """Write an object to a stream; raise like :func:`list_bucket`. Messages call it ``what``; ``check_size``
+    may refuse it.
     """
 
     def check(size_bytes: int) -> None:
@@ -204,11 +163,7 @@ class _LargeError(Exception):
 
 
 def bucket_region(bucket: str) -> str:
-    """Return the region of an S3 bucket; empty if it has none.
-
-    Raises:
-        SourceError: the store does not answer.
-    """
+    """Return the region of an S3 bucket, empty if it has none; ``SourceError`` without an answer."""
     from superdl.super_wire.objects.s3 import open_s3
 
     with source_failures(f"s3://{bucket}"):

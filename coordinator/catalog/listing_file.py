@@ -14,6 +14,7 @@ import re
 import stat
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from superdl.coordinator.catalog.listing import (
@@ -40,7 +41,6 @@ _THREADS = 8
 # take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
 _MAX_LINKED_DIRECTORIES = 100_000  # links to links can make any number of a few directories
-_BLOCK_BYTES = 2**20
 _SURROGATE = re.compile("[\udc80-\udcff]")  # a byte of a name that is not UTF-8
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO in the source would wait for its writer.
@@ -57,7 +57,7 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
     """List all below a directory: a :class:`Folder` per first-level folder, and one for the rest.
 
     Args:
-        directory: the source's directory, an absolute real path.
+        directory: an absolute real path.
         tally: counts the samples.
         images_only: skip files without an image's extension.
         digests: read every file, for versions by content (:func:`superdl.super_wire.ids.digest_version`).
@@ -193,37 +193,22 @@ class _Walk:
             return
         try:
             status = found.linked or found.entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                self.note(Noted.NO_FILES, found.path)
+                return
+            version = self._digest(found) if self._digests else file_version(status)
         except FileNotFoundError:
             return  # it vanished since the directory was read
         except OSError as error:
             _raise(error, found.path)
-        if not stat.S_ISREG(status.st_mode):
-            self.note(Noted.NO_FILES, found.path)
-            return
-        try:
-            version = self._digest(found) if self._digests else file_version(status)
-            folder.append(found.key.encode(), version.encode())
-        except FileNotFoundError:
-            return
+        folder.append(found.key.encode(), version.encode())
 
     def _digest(self, found: _Found) -> str:
-        """Return the version of a file by its content; ``FileNotFoundError`` if it vanished."""
-        size, digest = 0, hashlib.blake2b(digest_size=ID_BYTES)
-        try:
-            descriptor = os.open(found.real, _FILE_FLAGS)
-            try:
-                self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
-                while block := os.read(descriptor, _BLOCK_BYTES):
-                    self._tally.check()
-                    digest.update(block)
-                    size += len(block)
-            finally:
-                os.close(descriptor)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            _raise(error, found.path)
-        return digest_version(size, digest.digest())
+        """Return the version of a file by its content."""
+        with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
+            self._tally.allowed.check_open_file(file.fileno(), f"what {self._root} links to")
+            digest = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=ID_BYTES))
+            return digest_version(file.tell(), digest.digest())
 
     def note(self, what: Noted, path: str) -> None:
         """Note a remark if folders determine the samples; key lists name what they mean."""

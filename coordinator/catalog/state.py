@@ -56,11 +56,10 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A listing's catalog file, the listing's end (Unix time), and its duration in seconds."""
+    """A listing's catalog file, and the listing's end (Unix time)."""
 
     file: str
     ended_s: float
-    took_s: float
 
 
 class CatalogState:
@@ -138,7 +137,7 @@ class CatalogState:
         try:
             entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
             # The directory may be shared: the name must not lead out, the times must be numbers.
-            return entry if Path(entry.file).name == entry.file and entry.took_s + entry.ended_s > 0 else None
+            return entry if Path(entry.file).name == entry.file and entry.ended_s > 0 else None
         except (OSError, ValueError, TypeError):
             return None
 

@@ -7,9 +7,7 @@ bytes plus eight more each. Arrow uses the same layout.
 from __future__ import annotations
 
 import mmap
-import sys
 import tempfile
-from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,61 +18,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings"]
+__all__ = ["PackedStrings", "PackedStringsBuilder"]
 
 _IN_MEMORY_BYTES = 2**26
 _CHUNK = 8192  # strings unpacked at a time: few for memory, many for speed
 
 
-class Strings(ABC):
-    """An immutable sequence of byte strings, independent of storage."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of strings."""
-
-    @abstractmethod
-    def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
-        """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
-
-    @abstractmethod
-    def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
-
-    def slice(self, start: int, stop: int) -> list[bytes]:
-        """Return the strings from ``start`` to ``stop``; like a slice, it stops at the end."""
-        return self.take(np.arange(start, min(stop, len(self))))
-
-    def __getitem__(self, index: int) -> bytes:
-        return self.take([index])[0]
-
-    def __iter__(self) -> Iterator[bytes]:
-        for start in range(0, len(self), _CHUNK):
-            yield from self.slice(start, start + _CHUNK)
-
-    def _places(self, indices: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
-        places = np.asarray(indices, dtype=np.int64)
-        # As unsigned numbers, negative places are huge: one pass catches both errors.
-        if places.size and int(places.view(np.uint64).max()) >= len(self):
-            raise IndexError(f"indices of {len(self)} strings lie from 0 to {len(self) - 1}")
-        return places
-
-
-class PackedStrings(Strings):
-    """Strings in one blob. They can be sorted.
+class PackedStrings:
+    """An immutable sequence of byte strings in one blob.
 
     Args:
         blob: all strings, one after the other: bytes, or a view of a mapped file.
         offsets: uint64, one more than there are strings: string ``i`` is ``blob[offsets[i]:offsets[i + 1]]``.
+        which: the place of each string among those of the blob, where many repeat and each distinct one is
+            held once; ``None``: each is there as it comes.
     """
 
-    __slots__ = ("blob", "offsets")
+    __slots__ = ("blob", "offsets", "which")
 
-    def __init__(self, blob: bytes | memoryview, offsets: NDArray[np.uint64]) -> None:
-        self.blob = blob
-        self.offsets = offsets
+    def __init__(
+        self,
+        blob: bytes | memoryview,
+        offsets: NDArray[np.uint64],
+        which: NDArray[Any] | None = None,
+    ) -> None:
+        self.blob, self.offsets, self.which = blob, offsets, which
         self.offsets.flags.writeable = False
 
     @classmethod
@@ -98,6 +66,8 @@ class PackedStrings(Strings):
         """Wrap the strings of an Arrow array without copying them; null becomes empty."""
         import pyarrow as pa
 
+        if pa.types.is_dictionary(strings.type):
+            return cls.of(strings.dictionary).repeated(strings.indices.to_numpy())
         array = strings.cast(pa.large_binary()).fill_null(b"")
         if not len(array):
             return cls(b"", np.zeros(1, dtype=np.uint64))
@@ -106,30 +76,53 @@ class PackedStrings(Strings):
         ends = np.frombuffer(offsets, np.uint64, len(array) + 1, 8 * array.offset)
         return cls(memoryview(blob or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends)
 
+    def repeated(self, which: NDArray[Any]) -> PackedStrings:
+        """Return the string at each place in ``which``; each distinct one stays held once."""
+        return PackedStrings(self.blob, self.offsets, which)
+
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets) - 1 if self.which is None else len(self.which)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.take([index])[0]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self), _CHUNK):
+            yield from self.slice(start, start + _CHUNK)
 
     def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
         """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
-        return np.diff(self.offsets[start : None if stop is None else stop + 1])
+        if self.which is None:
+            return np.diff(self.offsets[start : None if stop is None else stop + 1])
+        which = self.which[start:stop].astype(np.int64)
+        lengths: NDArray[np.uint64] = self.offsets[which + 1] - self.offsets[which]
+        return lengths
 
     def slice(self, start: int, stop: int) -> list[bytes]:
         """Return the strings from ``start`` to ``stop``; like a slice, it stops at the end."""
+        if self.which is not None:
+            return self.take(np.arange(start, min(stop, len(self))))
         ends = self.offsets[start : min(stop, len(self)) + 1].tolist()
         return [bytes(self.blob[begin:end]) for begin, end in pairwise(ends)]
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
-        places = self._places(indices)
+        places = np.asarray(indices, dtype=np.int64)
+        # As unsigned numbers, negative places are huge: one pass catches both errors.
+        if places.size and int(places.view(np.uint64).max()) >= len(self):
+            raise IndexError(f"indices of {len(self)} strings lie from 0 to {len(self) - 1}")
+        if self.which is not None:
+            places = self.which[places].astype(np.int64)
         begins, ends = self.offsets[places].tolist(), self.offsets[places + 1].tolist()
         return [bytes(self.blob[begin:end]) for begin, end in zip(begins, ends, strict=True)]
 
     def arrow(self) -> Any:
-        """Return an Arrow array of large binaries that shares the bytes."""
+        """Return an Arrow array of large binaries that shares the bytes; a dictionary if strings repeat."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.blob)]
-        return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+        strings = pa.Array.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers)
+        return strings if self.which is None else pa.DictionaryArray.from_arrays(self.which, strings)
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """Return the strings at ``order`` as packed strings."""
@@ -167,57 +160,23 @@ class PackedStrings(Strings):
         return order
 
 
-class RepeatedStrings(Strings):
-    """Strings with many repetitions, each distinct one held once.
-
-    Args:
-        strings: the distinct strings.
-        which: the place in ``strings`` of each string.
-    """
-
-    __slots__ = ("strings", "which")
-
-    def __init__(self, strings: PackedStrings, which: NDArray[Any]) -> None:
-        self.strings, self.which = strings, which
-
-    def __len__(self) -> int:
-        return len(self.which)
-
-    def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
-        """Return the length in bytes of every string from ``start`` to ``stop``: uint64."""
-        which, offsets = self.which[start:stop].astype(np.int64), self.strings.offsets
-        lengths: NDArray[np.uint64] = offsets[which + 1] - offsets[which]
-        return lengths
-
-    def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
-        return self.strings.take(self.which[self._places(indices)])
-
-
 class PackedStringsBuilder:
     """Packs strings one by one."""
 
-    __slots__ = ("_blob", "_count", "_ends")
+    __slots__ = ("_blob", "_ends")
 
     def __init__(self) -> None:
-        self._blob, self._ends, self._count = _Spool(), _Spool(), 0
+        self._blob, self._ends = _Spool(), _Spool()
         # The first string begins at 0.
         self._ends.write(bytes(8))
 
     def __len__(self) -> int:
-        return self._count
-
-    def append(self, string: bytes) -> None:
-        """Add one string."""
-        self._ends.write(self._blob.write(string).to_bytes(8, sys.byteorder))
-        self._count += 1
+        return self._ends.size // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Add many strings."""
-        ends = strings.offsets[1:] + np.uint64(self._blob.size)
+        """Add many strings, none of them repeated."""
+        self._ends.write((strings.offsets[1:] + np.uint64(self._blob.size)).tobytes())
         self._blob.write(strings.blob)
-        self._ends.write(ends.tobytes())
-        self._count += len(strings)
 
     def build(self) -> PackedStrings:
         """Return the strings added. Afterwards, nothing may be added."""
@@ -233,17 +192,15 @@ class _Spool:
         self._latest, self.size = bytearray(), 0
         self._file: IO[bytes] | None = None
 
-    def write(self, piece: bytes | memoryview) -> int:
-        """Append a piece; return the total number of bytes."""
+    def write(self, piece: bytes | memoryview) -> None:
         self.size += len(piece)
         if len(self._latest) + len(piece) < _IN_MEMORY_BYTES:
             self._latest += piece
-            return self.size
+            return
         self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # view() closes it
         self._file.write(self._latest)
         self._file.write(piece)
         self._latest.clear()
-        return self.size
 
     def view(self) -> bytes | memoryview:
         """Return everything written. Afterwards, nothing may be written."""

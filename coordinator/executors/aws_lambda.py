@@ -38,7 +38,7 @@ from superdl.super_wire.protocol import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.lambda_client import Reply
     from superdl.coordinator.executors.messages import Warmed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 

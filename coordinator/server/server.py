@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
@@ -157,7 +156,9 @@ async def _start(
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     outcomes = (
-        OutcomeReader(cache) if any(executor.answers_by_stream(settings) for executor in executors) else None
+        OutcomeReader(cache.streams)
+        if any(executor.answers_by_stream(settings) for executor in executors)
+        else None
     )
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
@@ -174,7 +175,6 @@ async def _start(
     core_settings = replace(
         _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
-        teams_usd=await cache.teams_usd(),
     )
     tracing = _tracing(settings, stack)
     engine = Engine(
@@ -185,7 +185,7 @@ async def _start(
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
-    reports = ReportReader(cache, partial(_heard, tracing, engine))
+    reports = ReportReader(cache.streams, partial(_heard, tracing, engine))
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)
@@ -339,8 +339,12 @@ def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[Ex
 
 
 def _core_settings(
-    settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...], spent_usd: float
+    settings: Settings,
+    info: CacheInfo,
+    executors: tuple[ExecutorFacts, ...],
+    spent: tuple[float, dict[str, float]],
 ) -> CoreSettings:
+    spent_usd, teams_usd = spent
     if settings.max_usd or spent_usd:
         cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd sets no cap"
         _log.info("%.4f USD were spent on this cache before; %s", spent_usd, cap)
@@ -358,6 +362,7 @@ def _core_settings(
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
         spent_usd=spent_usd,
+        teams_usd=teams_usd,
         store=bool(settings.store_choice.address),
         store_read_only=settings.store_read_only,
         whole_packs=is_bucket(settings.store_choice.address),

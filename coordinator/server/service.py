@@ -39,7 +39,7 @@ from superdl.super_wire.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.cache.streams import ReportReader
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import DatasetFacts, Job
     from superdl.coordinator.executors.eligibility import Eligibility
@@ -204,7 +204,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             job=request.job,
             cache=self._engine.cache_address,
             batches_per_epoch=plan.batches_per_epoch,
-            warnings=[*self._exceeds_cache(dataset, plan), *filter(None, [dataset.moved])],
+            warnings=self._exceeds_cache(dataset, plan),
             kept=keeper.told,
             store=keeper.address if store_id else "",
             store_id=store_id,

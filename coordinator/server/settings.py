@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors import Executor
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]

@@ -24,8 +24,7 @@ from superdl.super_wire.ids import ID_BYTES
 if TYPE_CHECKING:
     from superdl.coordinator.cache.cache import Cache
     from superdl.coordinator.cache.info import CacheInfo
-    from superdl.coordinator.cache.outcomes import OutcomeReader
-    from superdl.coordinator.cache.read_reports import ReportReader
+    from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
     from superdl.coordinator.cache.sweeping import Ids
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.executors.manager import ExecutorManager

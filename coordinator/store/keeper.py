@@ -18,8 +18,8 @@ import numpy as np
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.store import index
-from superdl.coordinator.store.opening import check_there, filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places, moved_line
+from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
+from superdl.coordinator.store.places import Joined, Places
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -232,10 +232,7 @@ class StoreKeeper:
 
         def looked() -> tuple[Joined, Any]:
             contents = index.look(store, collection, self.fingerprint, known)
-            joined = self.places.join(ids, contents)
-            is_new = not (joined.indices.size or known.packs)
-            dataset.moved = moved_line(store, dataset) if is_new else ""
-            return joined, contents
+            return self.places.join(ids, contents), contents
 
         try:
             joined, contents = await self._threads.run(looked)
@@ -260,17 +257,18 @@ class StoreKeeper:
         """Run due upkeep, each part on its own: even on a full disk, room must be made."""
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
-                await work(self._store)
-            except StoreGoneError as error:
-                await self._let_go(self._store, error)
+                try:
+                    await work(self._store)
+                except StoreGoneError:
+                    if not await self._let_go_if_gone():
+                        raise
             except StoreError as error:
                 self._in_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
-        directory = store is not None and not is_bucket(self.address)
-        if directory and self._is_due("there", _THERE_S):  # cached data would hide that it is gone
-            await self._threads.run(partial(check_there, self.address, self.store_id))
-        if store is None and self._is_due("open", _AGAIN_S):
+        if store is not None and self._is_due("there", _THERE_S):  # cached data would hide that it is gone
+            await self._let_go_if_gone()
+        elif store is None and self._is_due("open", _AGAIN_S):
             await self.open()
             if self._store is not None:
                 self.trouble = ""
@@ -280,18 +278,20 @@ class StoreKeeper:
                     for event in self.stored(dataset.content):
                         self._post(event)
 
-    async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
-        """Drop the handle of a removed or replaced directory. The next call reopens it."""
-        gone = store is not None and await self._threads.run(partial(is_gone, self.address, self.store_id))
-        self._in_trouble("its directory is gone" if gone else str(why))
-        if not gone:
-            return
+    async def _let_go_if_gone(self) -> bool:
+        """Drop the handle of a removed or replaced directory, and return whether it is one. The next call
+        reopens it.
+        """
+        if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
+            return False
+        self._in_trouble("its directory is gone")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._lose(names)
         self.room.forget(names)
         self._known.clear()
         self._pending.clear()
+        return True
 
     async def _keep_room(self, store: Store | None) -> None:
         if store is not None and (self.room.is_overdue or self._is_due("room", _MINUTE_S)):

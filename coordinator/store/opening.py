@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.errors import StoreError, StoreFullError, StoreGoneError, StoreRefusedError
+import psutil
+
+from superdl.super_wire.errors import StoreFullError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store import default_directory, is_bucket, open_store, parse_store
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ __all__ = [
     "AUTO",
     "NONE",
     "StoreChoice",
-    "check_there",
     "chosen_store",
     "default_store",
     "filesystem_of",
@@ -46,8 +46,6 @@ _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "efs"}
     | {"wekafs", "orangefs", "pvfs2", "fuse"}
 )
-_MOUNTS = Path("/proc/self/mountinfo")
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +89,12 @@ def filesystem_of(address: str) -> int:
     return next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)).lstat().st_dev
 
 
-def check_there(address: str, store_id: str) -> None:
-    """Check that a directory still is the same store.
-
-    Raises:
-        StoreError: it is not.
-    """
-    if open_store(address, create=False, read_only=True).id != store_id:
-        raise StoreGoneError(f"another store is at {address}")
-
-
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a store's directory is gone or holds another store."""
+    """Return whether a store's directory is gone or holds another store; ``StoreError`` if it is no store."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
-    except StoreError as error:
-        return isinstance(error, StoreGoneError)
+    except StoreGoneError:
+        return True
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
@@ -151,19 +139,13 @@ def read_only_reason(directory: Path) -> str:
     return "" if usable else f"{directory} is read-only for this user (id {os.geteuid()})"
 
 
-def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:
+def network_filesystem(directory: Path) -> str:
     """Return a directory's kind of network filesystem; empty if local or unknown."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
     real, best = Path(os.path.realpath(directory)), (-1, "")
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        _, _, _, _, place, *_ = [*fields.split(" "), *" " * 5]
-        point = Path(_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), place))
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
         # Of equal mount points, the last one hides the others.
         if (real == point or point in real.parents) and len(point.parts) >= best[0]:
-            best = len(point.parts), rest.split(" ")[0]
+            best = len(point.parts), mount.fstype
     kind = best[1]
     return kind if kind in _NETWORK or kind.startswith("fuse.") else ""

@@ -24,23 +24,14 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """The facts that decide when a pack is removed.
-
-    Attributes:
-        name: of the pack.
-        bytes: its length.
-        useless: it is broken, or was written by another decoder.
-        used_s: Unix time when its collection was last opened; 0 if unknown.
-        live: the share of its records that a catalog still has; 1 if unknown.
-        wanted: an open job, here or elsewhere, reads its collection.
-    """
+    """The facts that decide when a pack is removed."""
 
     name: str
     bytes: int
-    useless: bool
-    used_s: float
-    live: float = 1.0
-    wanted: bool = False
+    useless: bool  # it is broken, or was written by another decoder
+    used_s: float  # Unix time when its collection was last opened; 0 if unknown
+    live: float = 1.0  # the share of its records that a catalog still has; 1 if unknown
+    wanted: bool = False  # an open job, here or elsewhere, reads its collection
 
 
 class Room:

@@ -247,7 +247,7 @@ class Client:
             run: the run that shares the listing.
             patience: of each call; by default that of :func:`job_start`.
             end_s: when to give up, a monotonic time; extended while the listing makes progress.
-            renew: whether to list again what this run has listed, if that is cheap.
+            renew: whether to list again what this run has listed, if that is too old.
             silence_s: maximum time without progress.
             listed: called with the number of samples so far whenever it has grown.
             stopped: as in :meth:`call`.

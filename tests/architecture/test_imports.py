@@ -51,7 +51,7 @@ ROOMS = {
     "coordinator/core": Room(
         may=frozenset({"numpy", "super_wire"}), stdlib=PURE_STDLIB, builtins_not=IO_BUILTINS
     ),
-    "coordinator": Room(may=frozenset({"super_wire", "numpy", "pydantic"}) | AWS | GRPC),
+    "coordinator": Room(may=frozenset({"super_wire", "numpy", "psutil", "pydantic"}) | AWS | GRPC),
     "lambda_prefetch": Room(may=frozenset({"super_wire", "numpy", "PIL", "aws_lambda_powertools"}) | AWS),
     "lambda_prefetch/worker": Room(may=frozenset({"lambda_prefetch", "super_wire"}) | GRPC),
     # Steps that come with SUPER: each needs an extra, and is imported where a recipe names it.
@@ -107,8 +107,9 @@ OPTIONAL = frozenset(
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
-    ("coordinator/catalog/key_list.py", "pyarrow"): "checks the columns of key lists",
-    ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
+    ("coordinator/catalog/key_list_columns.py", "pyarrow"): "checks the columns of key lists",
+    ("coordinator/catalog/key_list_formats.py", "pyarrow"): "reads key lists",
+    ("coordinator/catalog/key_list_labels.py", "pyarrow"): "packs the labels of key lists",
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",

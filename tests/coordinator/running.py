@@ -14,7 +14,7 @@ import numpy as np
 import redis
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.catalog import Catalog
     from superdl.coordinator.server.tokens import Tokens
     from tests.fixtures.valkey import Valkey
@@ -236,7 +236,7 @@ async def running(
         engine = ObservedEngine(settings, cache, manager.executors, datasets)
         stack.push_async_callback(engine.close)
         manager.tell_changes(engine.post)
-        reports = ReportReader(cache, engine.post_all)
+        reports = ReportReader(cache.streams, engine.post_all)
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
         service = CoordinatorService(

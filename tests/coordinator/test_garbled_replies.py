@@ -9,8 +9,7 @@ import random
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
@@ -103,7 +102,7 @@ async def garbled_cache(valkey):
             [ScriptedExecutor(garbler.address)],
             DatasetRegistry(max_age_s=1.0),
         )
-        reports, outcomes = ReportReader(cache, engine.post_all), OutcomeReader(cache)
+        reports, outcomes = ReportReader(cache.streams, engine.post_all), OutcomeReader(cache.streams)
         await reports.follow("job")
         await outcomes.begin()
         upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
@@ -146,8 +145,8 @@ def servers():
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatch):
     """Those of a group at the same time, since each waits again and again for a reply that does not come."""
-    monkeypatch.setattr("superdl.coordinator.cache.read_reports._BLOCK_MS", 1)
-    monkeypatch.setattr("superdl.coordinator.cache.outcomes._BLOCK_MS", 1)
+    monkeypatch.setattr("superdl.coordinator.cache.streams._REPORTS_BLOCK_MS", 1)
+    monkeypatch.setattr("superdl.coordinator.cache.streams._OUTCOMES_BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.nodes._TIMEOUT_S", 0.5)
     monkeypatch.setattr("superdl.super_wire.cache.commands._GRACE_S", 0.1)
 

@@ -126,20 +126,21 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
         tally = Tally(lambda _: None, threading.Event())
         try:
             found = read_key_list(file.name, tally, of_files=chance.random() < 0.5)
-            versions = found.keys if found.versions is None else found.versions
-            columns = found.keys, versions, found.labels, found.classes
+            own = found.own
+            versions = own.keys if own.versions is None else own.versions
+            columns = own.keys, versions, found.labels, found.classes
             fields = [
                 Field(name, part.keys, part.versions or part.keys, part.members)
                 for name, part in found.fields.items()
             ]
-            catalog = Catalog.build("file:///x", *columns, members=found.members, fields=fields)
+            catalog = Catalog.build("file:///x", *columns, members=own.members, fields=fields)
         except SourceError as error:
             assert len(str(error)) <= 4000, data[:200]  # noqa: PT017  # a refusal is right, if it is short
             return
     _check_file(catalog)
     names = [field.name for field in catalog.fields]
     assert len(catalog.sample_ids(b"", fields=names)) == 16 * len(catalog)
-    assert len(catalog) == len(found.labels) == len(found.members or found.keys) > 0
+    assert len(catalog) == len(found.labels) == len(own.members or own.keys) > 0
     assert len(catalog.names_at(np.arange(len(catalog)))) == len(catalog)
     labels = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype, len(catalog))
     assert len(list(labels)) == len(catalog)

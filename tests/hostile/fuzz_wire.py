@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
-from superdl.coordinator.catalog.key_list_rows import FORMATS
 from superdl.coordinator.server.history import read_history
 from superdl.super_dataset.reading.scatter import parse_line
 from superdl.super_wire import coordinator_pb2 as pb
@@ -162,8 +162,9 @@ def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
 def _rows(suffix: str) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         labels, rows = LabelColumn(), list(FORMATS[suffix](io.BytesIO(data)))
-        for label in (label for some in rows for label in some.labels):
-            labels.append(label)
+        for some in rows:
+            varies = some.labelled.endswith("[]")
+            labels.extend(some.columns[some.labelled], some.numbers, varies=varies)
         return labels.finish() if rows else rows
 
     return read

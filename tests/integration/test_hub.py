@@ -65,7 +65,7 @@ def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server: HubServ
         log = stack.log.read_text()
     assert TOKEN not in log
     assert "signature=" not in log
-    assert hub_server.counts() == {"revision": 1, "tree": 5, "resolve": 9}  # one asks for .superdl-source
+    assert hub_server.counts() == {"revision": 1, "tree": 5, "resolve": 8}
 
 
 def test_an_epoch_of_parquet_asks_the_hub_once_for_each_file(hub_server, tmp_path, capsys):
@@ -93,8 +93,8 @@ def test_an_epoch_of_parquet_asks_the_hub_once_for_each_file(hub_server, tmp_pat
         with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
-    # By the function, and for .superdl-source; the rest, footers and row groups, is the CDN's.
-    assert hub_server.counts()["resolve"] - indexed == len(files) + 1
+    # By the function; the rest, footers and row groups, is the CDN's.
+    assert hub_server.counts()["resolve"] - indexed == len(files)
     assert len(hub_server.fetched) > 2 * len(files)
     assert all(commit in line for line in hub_server.asked if "/resolve/" in line)
     assert "refs%2Fconvert%2Fparquet" in hub_server.asked[0]

@@ -95,7 +95,7 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary:
                 assert next(iter(loader))[1].shape == (10,)
         for ending in ("killed", "ended"):
             with stack.valkey.client() as client:
-                while float(client.get(SPENT_KEY) or 0) < told.total_usd:
+                while json.loads(client.get(SPENT_KEY) or '{"usd": 0}')["usd"] < told.total_usd:
                     pass  # written within a second
                 if ending == "killed":
                     stack.kill_coordinator()

@@ -139,31 +139,18 @@ def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(
     assert_exactly_once(second.epochs[1], expected)
 
 
-def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack], caplog: pytest.LogCaptureFixture
-) -> None:
-    stack = coordinator()
-    train(stack, photos)
-    assert "alias=" not in caplog.text
-    moved = photos.rename(tmp_path / "elsewhere")
-    for _ in range(2):  # the second time it is stored as what it is now
-        train(stack, moved)
-    [line] = [record.getMessage() for record in caplog.records if "alias=" in record.getMessage()]
-    assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()}, which the store holds")
-
-
-def test_a_name_in_the_set_itself_serves_readers_of_a_store_that_others_write(
+def test_a_name_serves_readers_of_a_store_that_others_write(
     photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
 ) -> None:
-    (photos / ".superdl-source").write_text('{"alias": "photos", "versions": "digests"}')
-    first = train(stack := coordinator(), photos)
+    named = {"alias": "photos", "versions": "digests"}
+    first = train(stack := coordinator(), photos, **named)
     assert stack.close_coordinator() == 0
     moved = copied(photos, tmp_path / "moved")
     changed = write_images(tmp_path / "changed", 8, seed=9, side=40)
     shutil.copytree(changed, moved, dirs_exist_ok=True)  # other bytes under eight of the keys
     expected = expected_pixels(moved, resize=SIDE, crop=SIDE)
     packs = sorted((tmp_path / "store" / "packs").iterdir())
-    second = train(coordinator("--store-read-only"), moved)
+    second = train(coordinator("--store-read-only"), moved, **named)
     assert second.stats.samples_produced == 8
     assert_exactly_once(second.epochs[0], expected)
     assert sorted((tmp_path / "store" / "packs").iterdir()) == packs

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from superdl.coordinator.cache.cache import A_POINTER, LOCK_TTL_S, Cache, LockHeldError
-from superdl.coordinator.cache.info import CacheInfo
+from superdl.coordinator.cache.info import CacheInfo, combined
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, cache_key
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone, read_tombstone
@@ -268,15 +268,6 @@ def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, pass
     assert on(address, lambda cache: cache.info()).keys == 0
 
 
-def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
-    with valkey.client() as client:
-        client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~*", "+@all", "-getrange")
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "super")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pw")
-    with pytest.raises(CacheError, match="refused.*getrange.*docs/reference.md"):
-        on(valkey.url, lambda cache: cache.audit(an_id(0)))
-
-
 def test_a_record_is_read_back_to_its_end(either):
     tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])
@@ -287,3 +278,46 @@ def test_a_record_is_read_back_to_its_end(either):
             client.set(cache_key(an_id(number)), value)
     found = on(either.url, lambda cache: cache.read_back(b"".join(map(an_id, range(8)))))
     assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, A_POINTER + len(pointer), 0, 0]
+
+
+def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, evicted=0):
+    said = {"run_id": name, "used_memory": used, "maxmemory": maxmemory, "maxmemory_policy": policy}
+    said |= {"total_system_memory": system, "evicted_keys": evicted}
+    lines = ("# Server", *(f"{name}:{value}" for name, value in said.items()), "")
+    return CacheInfo.of_server("\r\n".join(lines).encode(), keys)
+
+
+@pytest.mark.parametrize(
+    ("slots", "used", "maxmemory", "whole", "left"),
+    [
+        ((10, 10), (20, 20), (100, 100), 190, 150),
+        ((10, 10), (20, 60), (100, 100), 190, 70),  # the second has 35 left, and gets half of what comes
+        ((10, 10), (20, 20), (100, 300), 190, 150),  # the second never gets more than the first
+        ((10, 30), (20, 20), (100, 100), 380 / 3, 100),
+        ((10, 10), (105, 20), (100, 100), 190, -20),
+        ((10, 10), (20, 20), (100, 0), 190, 150),  # one without a limit limits nothing
+    ],
+)
+def test_the_fullest_node_is_the_measure_and_a_twentieth_is_left_to_chance(
+    slots, used, maxmemory, whole, left
+):
+    nodes = [a_node(str(n), used=used[n] * MB, maxmemory=maxmemory[n] * MB) for n in range(2)]
+    info = combined(nodes, slots, 1)
+    shares = [node / limit for node, limit in zip(used, maxmemory, strict=True) if limit]
+    assert info.fullest_share == pytest.approx(max(shares))
+    assert info.maxmemory == pytest.approx(whole * MB, abs=2)
+    assert info.maxmemory - info.used_memory == pytest.approx(left * MB, abs=4)
+
+
+def test_without_limits_the_memory_of_the_machines_counts():
+    nodes = [a_node(str(n), used=MB, system=4000 * MB) for n in range(3)]
+    assert combined(nodes, (1, 1, 1), hosts=1).budget(0) == 900 * MB
+    assert combined(nodes, (1, 1, 1), hosts=3).budget(0) == 2700 * MB
+    assert combined(nodes, (1, 1, 1), hosts=1).used_memory == 3 * MB
+
+
+def test_the_rest_is_summed_and_a_policy_that_drops_is_told():
+    nodes = [a_node("a", keys=3, evicted=1), a_node("b", keys=4, evicted=2, policy="allkeys-lru")]
+    info = combined(nodes, (1, 1), 1)
+    assert info.nodes == {"a", "b"}
+    assert (info.keys, info.evicted_keys, info.policy) == (7, 3, "allkeys-lru")

@@ -1,4 +1,4 @@
-"""Key lists of all formats say the same; what is wrong with one is named by file, line and reason."""
+"""Key lists of all formats say the same; what is wrong with one is named by file and line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from superdl.coordinator.catalog import key_list_rows as rows_module
+from superdl.coordinator.catalog import key_list_formats
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
@@ -30,14 +30,17 @@ from tests.coordinator.catalog.key_lists import WRITERS, read, written
     ],
     ids=["integers", "extremes", "floats", "texts"],
 )
-def test_labels(tmp_path, extension, labels, dtype, values, classes):
-    rows = [{"key": f"k/{i}", "label": label, "other": "ignored"} for i, label in enumerate(labels)]
+def test_labels_keys_and_versions(tmp_path, extension, labels, dtype, values, classes):
+    rows = [{"key": f'größe "猫", {i}', "label": label, "other": "-"} for i, label in enumerate(labels)]
     found = read(written(tmp_path, extension, rows))
-    assert list(found.keys) == [row["key"].encode() for row in rows]
-    assert found.versions is None
-    assert found.labels.dtype.name == dtype
-    assert found.labels.tolist() == values
-    assert found.classes == classes
+    assert list(found.own.keys) == [row["key"].encode() for row in rows]
+    assert found.own.versions is None
+    assert (found.labels.dtype.name, found.labels.tolist(), found.classes) == (dtype, values, classes)
+    progress = []
+    rows = [row | {"version": f'"v{i}"' if i % 2 else f"v{i}"} for i, row in enumerate(rows)]
+    found = read(written(tmp_path, extension, rows), progress=progress.append)
+    assert list(found.own.versions) == [b"v%d" % i for i in range(len(rows))]
+    assert progress == [len(rows), None]
 
 
 def test_numbers_as_people_write_them_and_texts_of_digits(tmp_path):
@@ -51,7 +54,7 @@ def test_numbers_as_people_write_them_and_texts_of_digits(tmp_path):
 
 
 @pytest.mark.parametrize("extension", WRITERS)
-def test_more_rows_than_are_read_at_a_time_until_nobody_wants_them(tmp_path, extension):
+def test_more_rows_than_are_read_at_a_time_until_they_are_cancelled(tmp_path, extension):
     path = written(tmp_path, extension, [{"key": f"{i:05d}", "label": i} for i in range(20_001)])
     assert np.array_equal(read(path).labels, np.arange(20_001))
     cancelled = threading.Event()
@@ -60,22 +63,9 @@ def test_more_rows_than_are_read_at_a_time_until_nobody_wants_them(tmp_path, ext
         read_key_list(str(path), Tally(lambda _: None, cancelled), of_files=True)
 
 
-@pytest.mark.parametrize("extension", WRITERS)
-def test_versions_and_keys_of_any_script(tmp_path, extension):
-    rows = [
-        {"version": "etag1", "label": 1, "key": 'größe "1", x.jpg'},
-        {"version": '"etag-2"', "label": 2, "key": "猫/ 2.jpg"},
-    ]
-    told = []
-    found = read(written(tmp_path, extension, rows), progress=told.append)
-    assert list(found.keys) == [row["key"].encode() for row in rows]
-    assert list(found.versions) == [b"etag1", b"etag-2"]
-    assert told == [2, None]
-
-
-def test_dictionary_columns_and_all_integer_types(tmp_path):
-    for kind in (pa.int8(), pa.uint32(), pa.uint64()):
-        table = pa.table({"key": ["a", "b"], "label": pa.array([1, 2], kind)})
+def test_types_of_parquet_columns(tmp_path):
+    for kind in (pa.int8(), pa.uint32(), pa.uint64(), pa.float32()):
+        table = pa.table({"key": ["a", "b"], "label": pa.array([1, 2], pa.int8()).cast(kind)})
         parquet.write_table(table, tmp_path / "x.parquet")
         assert read(tmp_path / "x.parquet").labels.tolist() == [1, 2]
     table = pa.table({"key": ["a", "b"], "label": pa.array(["u", "t"]).dictionary_encode()})
@@ -88,107 +78,100 @@ def test_dictionary_columns_and_all_integer_types(tmp_path):
 def test_byte_order_mark_blank_lines_crlf_and_quoted_newlines(tmp_path, scheme):
     path = tmp_path / "x.CSV"
     path.write_bytes(b'\xef\xbb\xbf\r\n label ,key\r\n\r\n1,"a\nb"\r\n\r\n2,c')
-    assert list(read(scheme.format(path)).keys) == [b"a\nb", b"c"]
+    assert list(read(scheme.format(path)).own.keys) == [b"a\nb", b"c"]
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"key": "a", "label": 1}\r\n\n  \n{"key": "b", "label": 2}')
-    assert list(read(scheme.format(path)).keys) == [b"a", b"b"]
+    assert list(read(scheme.format(path)).own.keys) == [b"a", b"b"]
 
 
-BAD_CSV = {
-    "no header": ("a/1.jpg,0\n", "line 1: the columns are key, label"),
-    "column twice": ("key,label,key\na,1,b\n", "line 1: the columns are key, label"),
-    "fields missing": ("key,label\na,1\nb\n", "line 3: 1 fields; the header names 2"),
-    "fields too many": ("key,label\n\na,1,2\n", "line 3: 3 fields; the header names 2"),
-    "quote not closed": ('key,label\n"a,1\n', "line 2: no CSV"),
-    "empty key": ("key,label\n,1\n", "line 2: a key is a text"),
-    "empty label": ("key,label\na,\n", "line 2: the label is empty"),
-    "text among numbers": ("key,label\na,1\nb,7x\n", "line 3: the label '7x' is a text.*CSV cannot tell"),
-    "number among texts": ("key,label\na,cat\nb,7\n", "line 3: the label 7 is a number"),
-    "empty version": ("key,label,version\na,1,v\nb,1,\n", "line 3: a version is.*leave the column out"),
-    "long version": (f"key,label,version\na,1,{'v' * 300}\n", "line 2: a version is"),
-    "too large": (f"key,label\na,{2**63}\n", "line 2: .* does not fit into 64 bits"),
-    "infinite": ("key,label\na,1e999\n", "line 2: the label inf is not finite"),
-    "NUL": ("key,label\na\0b,1\n", "line 2: "),
-    "leaves upwards": ("key,label\n../a.jpg,1\n", "line 2: .*'../a.jpg' is not a path below"),
-    "absolute": ("key,label\n/etc/a.jpg,1\n", "line 2: .*is not a path below"),
-    "double slash": ("key,label\na//b.jpg,1\n", "line 2: .*is not a path below"),
-    "line too long": (f"key,label\na,{'x' * 270_000}\n", "line 2: longer than 262144 bytes"),
-    "key too long": (f"key,label\n{'x' * 5000},1\n", "line 2: .*has 5000 bytes; at most 4096"),
-    "key twice": ("key,label\na,1\nb,1\na,1\nb,2\nc,1\n", "a key is listed once.*'a', 'b'$"),
-}
-
-
-@pytest.mark.parametrize(("text", "reason"), BAD_CSV.values(), ids=BAD_CSV)
-def test_bad_csv(tmp_path, text, reason):
-    path = tmp_path / "x.csv"
-    path.write_text(text)
-    with pytest.raises(SourceError, match=f"(?s)^key_list {path}(, |: ){reason}"):
-        read(path)
-
-
-BAD_JSONL = {
-    "label twice": ('{"key": "a", "label": 1, "label": 2}\n', "line 1: .*'label' is given twice"),
-    "two labels": ('{"key": "a", "label": 1, "label[]": [2]}\n', "line 1: there are label and label"),
-    "texts": ('{"key": "a", "label": ["cat", "dog"]}\n', r"line 1: .* is a list of texts.*label\[\]"),
-    "no JSON": ('{"key": "a", "label": 1}\n{"key"\n', "line 2: no JSON"),
-    "deep": ("[" * 60_000 + "\n", "line 1: no JSON"),
-    "no mapping": ("[1]\n", 'line 1: a row is {"key"'),
-    "no label": ('{"key": "a"}\n', 'line 1: a row is {"key"'),
-    "key is a number": ('{"key": 1, "label": 1}\n', "line 1: a key is a text"),
-    "key is half a character": ('{"key": "\\ud800", "label": 1}\n', "line 1: .*surrogates"),
-    "class is half a character": ('{"key": "a", "label": "\\ud800"}\n', "line 1: .*surrogates"),
-    "label is true": ('{"key": "a", "label": true}\n', "line 1: a label is a number, .*; not 'True'"),
-    "label is null": ('{"key": "a", "label": null}\n', "line 1: a label is a number, a text, a list of"),
-    "label is NaN": ('{"key": "a", "label": NaN}\n', "line 1: the label nan is not finite"),
-    "huge": ('{"key": "a", "label": 1' + "0" * 5000 + "}\n", "line 1: "),
-    "version is null": ('{"key": "a", "label": 1, "version": null}\n', "line 1: a version is"),
-    "version is a number": ('{"key": "a", "label": 1, "version": 5}\n', "line 1: a version is"),
-    "version now and then": (
-        '{"key": "a", "label": 1}\n{"key": "b", "label": 1, "version": "v"}\n',
-        "line 2: either all rows have a version or none",
+A = '{"key": "a", "label": 1}\n'
+BAD = {  # extension, content, and the line that the error names; 0 for none
+    "no header": ("csv", "a/1.jpg,0\n", 1),
+    "column twice": ("csv", "key,label,key\na,1,b\n", 1),
+    "fields missing": ("csv", "key,label\na,1\nb\n", 3),
+    "fields too many": ("csv", "key,label\n\na,1,2\n", 3),
+    "quote not closed": ("csv", 'key,label\n"a,1\n', 2),
+    "empty key": ("csv", "key,label\na,1\n,1\n", 3),
+    "empty label": ("csv", "key,label\na,\n", 2),
+    "text among numbers": ("csv", "key,label\na,1\nb,7x\n", 3),
+    "number among texts": ("csv", "key,label\na,cat\nb,7\n", 3),
+    "text far behind numbers": (
+        "csv",
+        "key,label\n" + "".join(f"{n},1\n" for n in range(9000)) + "a,x\n",
+        9002,
     ),
+    "empty version": ("csv", "key,label,version\na,1,v\nb,1,\n", 3),
+    "long version": ("csv", f"key,label,version\na,1,{'v' * 300}\n", 2),
+    "too large": ("csv", f"key,label\na,1\nb,{2**63}\n", 3),
+    "infinite": ("csv", "key,label\na,1e999\n", 2),
+    "NUL": ("csv", "key,label\na\0b,1\n", 2),
+    "leaves upwards": ("csv", "key,label\n../a.jpg,1\n", 2),
+    "absolute": ("csv", "key,label\n/etc/a.jpg,1\n", 2),
+    "double slash": ("csv", "key,label\na//b.jpg,1\n", 2),
+    "line too long": ("csv", f"key,label\na,{'x' * 270_000}\n", 2),
+    "key too long": ("csv", f"key,label\n{'x' * 5000},1\n", 2),
+    "key twice": ("csv", "key,label\na,1\nb,1\na,1\nb,2\nc,1\n", 0),
+    "no UTF-8 in CSV": ("csv", b"key,label\ncaf\xe9,1\n", 2),
+    "no UTF-8 in JSONL": ("jsonl", b"key,label\ncaf\xe9,1\n", 1),
+    "label twice": ("jsonl", '{"key": "a", "label": 1, "label": 2}\n', 1),
+    "two labels": ("jsonl", '{"key": "a", "label": 1, "label[]": [2]}\n', 1),
+    "no JSON": ("jsonl", A + '{"key"\n', 2),
+    "deep": ("jsonl", "[" * 60_000 + "\n", 1),
+    "no mapping": ("jsonl", "[1]\n", 1),
+    "no label": ("jsonl", '{"key": "a"}\n', 1),
+    "key is a number": ("jsonl", A + '{"key": 1, "label": 1}\n', 2),
+    "key is half a character": ("jsonl", '{"key": "\\ud800", "label": 1}\n', 1),
+    "class is half a character": ("jsonl", '{"key": "a", "label": "\\ud800"}\n', 1),
+    "label is true": ("jsonl", '{"key": "a", "label": true}\n', 1),
+    "label is true among floats": ("jsonl", '{"key": "a", "label": 0.5}\n{"key": "b", "label": true}\n', 2),
+    "label is null": ("jsonl", A + '{"key": "b", "label": null}\n', 2),
+    "label is NaN": ("jsonl", '{"key": "a", "label": NaN}\n', 1),
+    "huge": ("jsonl", A + '{"key": "a", "label": 1' + "0" * 5000 + "}\n", 2),
+    "beyond 64 bits": ("jsonl", A + '{"key": "a", "label": 1' + "0" * 50 + "}\n", 2),
+    "version is null": ("jsonl", '{"key": "a", "label": 1, "version": null}\n', 1),
+    "version is a number": ("jsonl", '{"key": "a", "label": 1, "version": 5}\n', 1),
+    "version now and then": ("jsonl", A + '{"key": "b", "label": 1, "version": "v"}\n', 2),
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), BAD_JSONL.values(), ids=BAD_JSONL)
-def test_bad_jsonl(tmp_path, text, reason):
-    path = tmp_path / "x.jsonl"
-    path.write_text(text)
-    with pytest.raises(SourceError, match=f"^key_list {path}, {reason}"):
-        read(path)
-
-
-@pytest.mark.parametrize("extension", ["csv", "jsonl"])
-def test_bytes_that_are_not_utf8(tmp_path, extension):
+@pytest.mark.parametrize(("extension", "content", "line"), BAD.values(), ids=BAD)
+def test_a_bad_line_is_named(tmp_path, extension, content, line):
     path = tmp_path / f"x.{extension}"
-    path.write_bytes(b"key,label\ncaf\xe9,1\n")
-    with pytest.raises(SourceError, match=r"line [12]: no"):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    where = f"^key_list {path}{f', line {line}' * bool(line)}: "
+    with pytest.raises(SourceError, match=where) as caught:
         read(path)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
-    ("columns", "reason"),
+    ("columns", "line"),
     [
-        ({"name": ["a"], "label": [1]}, "the columns are key, label"),
-        ({"key": ["a", None], "label": [1, 2]}, "line 2: a key is a text"),
-        ({"key": [b"a"], "label": [1]}, "line 1: a key is a text"),
-        ({"key": pa.array([1, 2], pa.duration("us")), "label": [1, 2]}, "line 1: a key is a text"),
-        ({"key": pa.array([2**62], pa.timestamp("us")), "label": [1]}, "no Parquet that can be read"),
+        ({"name": ["a"], "label": [1]}, 0),
+        ({"key": ["a", None], "label": [1, 2]}, 2),
+        ({"key": [b"a"], "label": [1]}, 1),
+        ({"key": pa.array([1, 2], pa.duration("us")), "label": [1, 2]}, 1),
         (
-            {"key": ["a"], "label": [1], "member": ["m"], "length": [1]}
-            | {"offset": pa.array([1], pa.timestamp("ns"))},
-            "no Parquet that can be read",
+            {
+                "key": ["a"],
+                "label": [1],
+                "member": ["m"],
+                "length": [1],
+                "offset": pa.array([1], "time32[s]"),
+            },
+            1,
         ),
-        ({"key": ["a", "b"], "label": [1, None]}, "line 2: a label is a number"),
-        ({"key": ["a"], "label": [True]}, "line 1: a label is a number"),
-        ({"key": ["a"], "label": [float("nan")]}, "line 1: the label nan is not finite"),
-        ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, "line 2: a version is"),
+        ({"key": ["a", "b"], "label": [1, None]}, 2),
+        ({"key": ["a"], "label": [True]}, 1),
+        ({"key": ["a"], "label": pa.array([2**62], pa.timestamp("us"))}, 1),
+        ({"key": ["a"], "label": pa.array([2**63], pa.uint64())}, 1),
+        ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, 2),
     ],
 )
-def test_bad_parquet(tmp_path, columns, reason):
+def test_a_bad_row_of_parquet_is_named(tmp_path, columns, line):
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table(columns), path)
-    with pytest.raises(SourceError, match=f"^key_list {path}(, |: ){reason}"):
+    with pytest.raises(SourceError, match=f"^key_list {path}{f', line {line}' * bool(line)}: "):
         read(path)
 
 
@@ -196,7 +179,7 @@ def test_bad_parquet(tmp_path, columns, reason):
 def test_a_key_of_a_list_with_versions_comes_once_too(tmp_path, extension):
     rows = [{"key": key, "label": 1, "version": "v"} for key in ("b", "a", "b")]
     path = written(tmp_path, extension, rows)
-    with pytest.raises(SourceError, match=f"^key_list {path}: a key is listed once.*'b'$"):
+    with pytest.raises(SourceError, match=f"^key_list {path}: .*'b'$"):
         list_source(str(tmp_path), str(path))
 
 
@@ -205,7 +188,7 @@ def test_long_lines_are_read_few_at_a_time(tmp_path):
     rows = [{"key": f"{n}", "label": [n] * 8000} for n in range(300)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with path.open("rb") as stream:
-        sizes = [len(some.numbers) for some in rows_module.FORMATS[".jsonl"](stream)]
+        sizes = [len(some.numbers) for some in key_list_formats.FORMATS[".jsonl"](stream)]
     assert sum(sizes) == 300
     assert 1 < max(sizes) < 60
 
@@ -213,44 +196,34 @@ def test_long_lines_are_read_few_at_a_time(tmp_path):
 def test_keys_of_object_stores_may_hold_anything(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\n../a//b/./c,1\n/d,2\n")
-    assert list(read(path, of_files=False).keys) == [b"../a//b/./c", b"/d"]
+    assert list(read(path, of_files=False).own.keys) == [b"../a//b/./c", b"/d"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"key,label\n"])
 def test_no_rows(tmp_path, content):
     path = tmp_path / "x.csv"
     path.write_bytes(content)
-    with pytest.raises(SourceEmptyError, match=f"key_list {path} names no sample"):
+    with pytest.raises(SourceEmptyError, match=f"key_list {path} "):
         read(path)
 
 
-def test_no_such_file_and_no_file(tmp_path):
-    with pytest.raises(SourceNotFoundError, match=f"key_list {tmp_path}/gone.csv does not exist"):
+def test_no_such_file_no_file_and_no_format(tmp_path):
+    with pytest.raises(SourceNotFoundError, match=f"key_list {tmp_path}/gone.csv "):
         read(tmp_path / "gone.csv")
     (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     for name in ("folder.csv", "pipe.csv"):
-        with pytest.raises(SourceError, match=f"key_list {tmp_path}/{name} is no file"):
+        with pytest.raises(SourceError, match=f"key_list {tmp_path}/{name} "):
             read(tmp_path / name)
+    for url in ("labels", "labels.csv.gz", ""):
+        with pytest.raises(SourceError, match=r"\.csv, \.jsonl, \.parquet"):
+            read(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("labels", r"no known format.*\.csv, \.jsonl, \.parquet"),
-        ("labels.csv.gz", "no known format"),
-        ("", "no known format"),
-    ],
-)
-def test_unknown_formats(url, reason):
-    with pytest.raises(SourceError, match=reason):
-        read(url)
-
-
-def test_classes_of_digits_in_csv_are_refused_with_the_way_to_write_them(tmp_path):
+def test_classes_of_digits_in_csv_are_refused(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\na,0\nb,1\n")
-    with pytest.raises(SourceError, match="none of its labels is a name.*JSONL or Parquet"):
+    with pytest.raises(SourceError, match="classes="):
         read_key_list(str(path), Tally(lambda _: None, threading.Event()), of_files=True, classes=("0", "1"))
 
 
@@ -258,7 +231,7 @@ def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypa
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table({"key": [str(n) for n in range(1000)], "label": ["x" * 1000] * 1000}), path)
     assert path.stat().st_size < 50_000
-    monkeypatch.setattr(rows_module, "_MAX_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(key_list_formats, "_MAX_BATCH_BYTES", 100_000)
     with pytest.raises(SourceError, match="line 1: 1000 rows from here have .* bytes, more than 100000"):
         read(path)
 
@@ -268,7 +241,6 @@ def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypa
     [
         "https://b.s3.amazonaws.com/l.csv?X-Amz-Signature=SECRET",
         "https://b.s3.amazonaws.com/l.parquet?X-Amz-Security-Token=SECRET&x=/a.csv",
-        "https://name:SECRET@example.org/l.csv",
         "https://name:SEC/SECRET@example.org/l.txt",
     ],
 )

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import threading
 from collections import Counter
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 import pytest
@@ -14,7 +14,6 @@ from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.lister import NAMING_FILE
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
@@ -142,11 +141,6 @@ def test_a_name_stands_for_bucket_and_prefix(store):
     assert pets.fingerprint == zoo.fingerprint != list_source("s3://pets/train").fingerprint
     assert (zoo.bucket, zoo.keys[0], zoo.prefix) == ("s3://zoo", b"a/b/cat/1.jpg", "a/b/")
 
-    store.client.put_object(Bucket="zoo", Key=f"a/b/{NAMING_FILE}", Body=b'{"alias": "pets"}')
-    store.client.put_object(Bucket="zoo", Key=f"a/{NAMING_FILE}.old", Body=b"not this")
-    assert list_source("s3://zoo/a/b").fingerprint == pets.fingerprint
-    assert list_source("s3://zoo/a").alias == ""
-
 
 def test_a_whole_bucket_with_more_keys_than_a_page_holds():
     told = []
@@ -204,31 +198,6 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
         list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
 
 
-def test_a_role_that_may_list_below_a_prefix_needs_no_more(monkeypatch):
-    """To such a role S3 calls an object forbidden that is not there."""
-    keys = ["train/cat/1.jpg"]
-
-    def answer(request):
-        query = parse_qs(urlsplit(request.path).query)
-        if "list-type" not in query:
-            request.answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
-            return
-        (prefix,) = query["prefix"]
-        found = [key for key in keys if key.startswith(prefix)]
-        items = "".join(f"<Contents><Key>{key}</Key><ETag>e</ETag><Size>1</Size></Contents>" for key in found)
-        if "delimiter" in query:
-            items = "<CommonPrefixes><Prefix>train/cat/</Prefix></CommonPrefixes>"
-        request.answer(200, {}, f"<ListBucketResult>{items}</ListBucketResult>".encode())
-
-    with contextlib.closing(LoopbackServer(answer)) as server:
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-        assert list(list_source("s3://pets/train").keys) == [b"train/cat/1.jpg"]
-        keys.append(f"train/{NAMING_FILE}")
-        with pytest.raises(SourceForbiddenError):
-            list_source("s3://pets/train")
-        close_connections()
-
-
 def test_no_permission(store, monkeypatch):
     store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
     iam = store.client_of("testing", "testing", "iam")
@@ -251,16 +220,6 @@ def test_no_permission(store, monkeypatch):
             list_source("s3://pets/train")
     finally:
         store.check_permissions(after=10**9)
-
-
-def test_no_credentials(monkeypatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(SourceError, match=r"no usable AWS credentials.*set AWS_ACCESS_KEY_ID"):
-        list_source("s3://pets/train")
-    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-    with pytest.raises(SourceError, match=r"no usable AWS credentials.*no-such-profile"):
-        list_source("s3://pets/train")
 
 
 def test_nobody_answers_at_the_endpoint_or_it_is_no_url(store, monkeypatch):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
 import random
 import shutil
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.catalog import list_objects, list_source, listing_file
+from superdl.coordinator.catalog import list_objects, list_source
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
 from superdl.coordinator.catalog.source import Allowed
@@ -45,29 +43,6 @@ def listed(directory, *, images_only=True, allowed=Allowed(), warnings=None):  #
     if warnings is not None:
         warnings += tally.report("source")
     return {folder.name: sorted(key.decode() for key in folder.keys) for folder in folders}
-
-
-def test_images_by_first_folder(tmp_path):
-    make(
-        tmp_path,
-        "b/1.jpg",
-        "a/2.PNG",
-        "a/deep/deeper/3.webp",
-        "a/notes.txt",
-        "top.jpg",
-        "c/readme.md",
-        "a.jpg/x.jpg",
-    )
-    (tmp_path / "empty").mkdir()
-    assert listed(tmp_path) == {
-        "": ["top.jpg"],
-        "a": ["a/2.PNG", "a/deep/deeper/3.webp"],
-        "a.jpg": ["a.jpg/x.jpg"],
-        "b": ["b/1.jpg"],
-        "c": [],
-        "empty": [],
-    }
-    assert listed(tmp_path, images_only=False)["a"] == ["a/2.PNG", "a/deep/deeper/3.webp", "a/notes.txt"]
 
 
 def plant(random, top):
@@ -247,27 +222,3 @@ def test_what_may_not_be_read_is_named(open_path):
         assert "user id " in line
         assert f"{open_path}/{path}" in line
         assert "grant it read" in line
-
-
-@pytest.mark.parametrize(("worth_threads_s", "walkers"), [(math.inf, 1), (0.0, 8)])
-def test_threads_help_only_where_the_file_system_is_slow(tmp_path, monkeypatch, worth_threads_s, walkers):
-    for n in range(16):
-        make(tmp_path, *(f"{n:02d}/{image}.jpg" for image in range(20)))
-    monkeypatch.setattr(listing_file, "_WORTH_THREADS_S", worth_threads_s)
-    walking, most, added, waited, together = set(), 0, itertools.count(), set(), threading.Barrier(walkers)
-
-    def add(self, found, folder):
-        nonlocal most
-        thread = threading.get_ident()
-        walking.add(thread)
-        most = max(most, len(walking))
-        if next(added) > 100 and thread not in waited:  # before, one thread's pace is measured
-            waited.add(thread)
-            together.wait(10)
-        walking.discard(thread)
-        whole_add(self, found, folder)
-
-    whole_add = listing_file._Walk.add
-    monkeypatch.setattr(listing_file._Walk, "add", add)
-    assert sum(map(len, listed(tmp_path).values())) == 16 * 20
-    assert most == walkers

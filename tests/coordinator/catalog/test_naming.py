@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.lister import NAMING_FILE, list_objects
-from superdl.super_wire.errors import ConfigError
+from superdl.coordinator.catalog.lister import list_objects
 from superdl.super_wire.ids import Naming, digest_version, size_of_digest, split_ids
 
 RECIPE = bytes(16)
@@ -69,35 +68,6 @@ def test_what_is_not_named_keeps_the_ids_of_its_place_and_times(tmp_path):
     assert named != ids_of(copy, Naming("others"))
     os.utime(copy / "cat" / "1.jpg", ns=(1, 1))
     assert named != ids_of(copy, Naming("pets"))
-
-
-def test_a_file_in_the_root_says_both_and_an_argument_wins(tmp_path):
-    source = write(tmp_path, {("cat", "1"): b"one"})
-    unnamed = ids_of(source, Naming())
-    (source / NAMING_FILE).write_text('{"alias": "pets", "versions": "digests"}')
-    assert ids_of(source, Naming()) == ids_of(source)
-    assert ids_of(source, Naming("others")) == ids_of(source, Naming("others", "digests"))
-    assert ids_of(source, Naming(versions="times")) == ids_of(source, Naming("pets", "times"))
-    (source / NAMING_FILE).write_text("{}")
-    assert ids_of(source, Naming()) == unnamed
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"alias: pets", "it is JSON such as"),
-        (b'{"name": "pets"}', "it is JSON such as"),
-        (b'{"alias": "pets"}' + b" " * 5000, "at most 4096 bytes"),
-        (b'{"alias": "my/pets"}', "characters A-Z, a-z, 0-9, '.', '_' and '-'"),
-        (b'{"alias": 5}', "an alias has 1 to 64"),
-        (b'{"versions": ["times"]}', "versions are 'times' or 'digests'"),
-    ],
-)
-def test_a_file_that_cannot_be_meant_is_named(tmp_path, content, why):
-    source = write(tmp_path, {("cat", "1"): b"one"})
-    (source / NAMING_FILE).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{NAMING_FILE}: .*{why}"):
-        list_source(str(source))
 
 
 def test_a_key_list_and_links_have_digests_too(tmp_path):

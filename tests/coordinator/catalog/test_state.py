@@ -104,7 +104,7 @@ def test_what_may_be_listed_no_longer_is_not_served(state, source):
 
 def test_any_byte_that_is_spoilt_is_found(state, source):
     catalog, file = state.hold(list_source(str(source)))
-    kept = Kept(file, time.time(), 1.0)
+    kept = Kept(file, time.time())
     state.note(KEY, kept)
     ids = state.ids(KEY, 6, derive).tobytes()
     assert state.find(KEY) == kept
@@ -167,7 +167,7 @@ def test_without_a_directory_nothing_stays(source, monkeypatch, tmp_path):
     assert (file, ids.tobytes()) == ("", derive(range(6)))
     assert list((tmp_path / "temporary").iterdir()) == []
     assert len(catalog.names_at(np.arange(6))) == 6
-    state.note(KEY, Kept(file, 1.0, 1.0))
+    state.note(KEY, Kept(file, 1.0))
     assert state.find(KEY) is None
 
 
@@ -181,7 +181,7 @@ def test_what_was_used_least_recently_goes_first_and_nothing_that_was_used_today
         assert isinstance(catalog, Catalog)
     size = files[0].stat().st_size
     assert 1500 < size < 3000 < 3 * size
-    state.note(KEY, Kept(files[-1].name, now_s, 1.0))
+    state.note(KEY, Kept(files[-1].name, now_s))
     assert [file.exists() for file in files] == [False, False, True]
     for days, name in (
         (2, "1.unfinished"),
@@ -191,7 +191,7 @@ def test_what_was_used_least_recently_goes_first_and_nothing_that_was_used_today
     ):
         (tmp_path / "state" / name).touch()
         os.utime(tmp_path / "state" / name, (now_s, now_s - days * DAYS_S))
-    state.note(bytes(15) + b"1", Kept(files[-1].name, now_s, 1.0))
+    state.note(bytes(15) + b"1", Kept(files[-1].name, now_s))
     kept = {file.name for file in (tmp_path / "state").iterdir()}
     assert kept == {files[-1].name, "2.unfinished", "user.txt", f"{(bytes(15) + b'1').hex()}.json"}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
+from superdl.coordinator.catalog.strings import PackedStrings
 
 # Few different bytes, zero among them, so that strings share beginnings and differ by trailing zeros only.
 ALIKE = st.lists(st.sampled_from([0, 1, 97, 255]), max_size=20).map(bytes)
@@ -54,7 +54,7 @@ def test_takes_any_part_of_an_arrow_array(strings, data, large):
 @given(LISTS.filter(bool), st.data())
 def test_repeated_strings_have_the_lengths_of_those_they_repeat(strings, data):
     which = data.draw(st.lists(st.integers(0, min(len(strings), 200) - 1), max_size=300))
-    repeated = RepeatedStrings(PackedStrings.pack(strings), np.array(which, dtype=np.uint8))
+    repeated = PackedStrings.pack(strings).repeated(np.array(which, dtype=np.uint8))
     expected = [len(strings[place]) for place in which]
     assert repeated.lengths().tolist() == expected
     assert repeated.lengths(3, 9).tolist() == expected[3:9]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.outcomes import OutcomeReader
+from superdl.coordinator.cache.streams import OutcomeReader
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionLostError,
@@ -31,7 +31,7 @@ def using(service, valkey, work, **changes):
 
     async def body():
         cache = Cache(valkey.url, owner="")
-        outcomes = OutcomeReader(cache)
+        outcomes = OutcomeReader(cache.streams)
         await outcomes.begin()
         executor = executor_for(service, valkey.url, outcomes, **changes)
         following = asyncio.create_task(follow(outcomes))

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
@@ -59,9 +58,11 @@ async def kept_at(address):
         [ScriptedExecutor(address)],
         DatasetRegistry(max_age_s=1.0),
     )
-    reports = ReportReader(cache, engine.post_all)
+    reports = ReportReader(cache.streams, engine.post_all)
     try:
-        yield Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=OutcomeReader(cache))
+        yield Upkeep(
+            cache, engine, reports, info=info, fingerprint="aa", outcomes=OutcomeReader(cache.streams)
+        )
     finally:
         await engine.close()
         await cache.close()

@@ -21,7 +21,7 @@ from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.coordinator.store.opening import open_own
 from superdl.store import contents_of
-from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
+from superdl.super_wire.errors import StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack
 from superdl.super_wire.request import Outcome, PrefetchResult
@@ -218,21 +218,6 @@ def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
     kept(work)
 
 
-def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
-    async def work(one, dataset):
-        first = write_pack(one.path, dataset, [0, 1])
-        await one.keeper.opened(dataset)
-        write_pack(one.path, dataset, [7])
-        (one.path / "packs" / first).unlink()
-        await one.keeper.opened(dataset)
-        (event,) = one.keeper.stored(dataset.content)
-        assert event.indices.tolist() == [7]
-        (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
-        assert lost.packs.tolist() == [one.keeper.places.number(first)]
-
-    kept(work)
-
-
 def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
     async def work(one, dataset):
         await one.keeper.opened(dataset)
@@ -350,15 +335,6 @@ def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
         assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
 
     kept(work)
-
-
-def test_what_is_no_store_ends_the_start(source):
-    async def body():
-        keeper = StoreKeeper(StoreChoice(str(source)), DatasetRegistry(max_age_s=1.0), 0, read_only=False)
-        with pytest.raises(StoreFormatError):
-            await keeper.open()
-
-    asyncio.run(body())
 
 
 def test_the_default_store_that_is_none_is_done_without(source):

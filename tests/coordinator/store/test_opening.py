@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,17 +15,16 @@ from superdl.coordinator.store.opening import network_filesystem
 from superdl.super_wire.errors import ConfigError, StoreFormatError
 from superdl.super_wire.store import DirectoryStore, open_store
 
-MOUNTS = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 252:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 27 0:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
-31 30 0:41 / /home/me/with\\040space rw - ext4 /dev/vdb rw
-32 27 0:42 / /data rw - fuse.s3fs s3fs rw
-33 27 0:43 / /ntfs rw - fuseblk /dev/sda1 rw
-34 27 0:44 / /over rw - nfs server:/x rw
-35 27 0:45 / /over rw - xfs /dev/vdc rw
-broken
-"""
+MOUNTS = [
+    ("/proc", "proc"),
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/me/with space", "ext4"),
+    ("/data", "fuse.s3fs"),
+    ("/ntfs", "fuseblk"),
+    ("/over", "nfs"),
+    ("/over", "xfs"),
+]
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,12 @@ broken
         ("/over/x", ""),
     ],
 )
-def test_a_network_filesystem_is_known_by_the_kind_of_its_mount(tmp_path, directory, kind):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
-    assert network_filesystem(Path(directory), mounts) == kind
-    assert network_filesystem(Path(directory), tmp_path / "nothing") == ""
+def test_a_network_filesystem_is_known_by_the_kind_of_its_mount(monkeypatch, directory, kind):
+    mounts = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
+    assert network_filesystem(Path(directory)) == kind
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: [])
+    assert network_filesystem(Path(directory)) == ""
 
 
 def test_a_setting_names_a_store_or_none(tmp_path):

@@ -70,9 +70,9 @@ def test_labels_come_out_of_files_beside_images(files, words, labels, extension,
     found = read_key_list(str(out), Tally(lambda _: None, threading.Event()), of_files=True)
     classes = found.classes or {label: label for label in labels}
     assert [classes[place] for place in found.labels] == labels
-    keys = [key.decode() for key in found.keys]
+    keys = [key.decode() for key in found.own.keys]
     assert keys == sorted(keys)
-    for key, version in zip(keys, found.versions, strict=True):
+    for key, version in zip(keys, found.own.versions, strict=True):
         status = (source / key).stat()
         assert version.decode() == f"{status.st_size}-{status.st_mtime_ns}"
 

@@ -1,4 +1,4 @@
-"""Places of records: joined by ids as a dictionary would, sixteen bytes a sample, and nameable to the end."""
+"""Room in a store: never the last tenth of a disk, what goes first, and what stays."""
 
 from __future__ import annotations
 
@@ -7,8 +7,94 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.store.places import Joined, Places, join
+from superdl.coordinator.store.room import Room, StoredPack, room_bytes, to_prune
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.store import SEGMENT_DTYPE
+
+SIZES = st.integers(0, 2**45)
+A, B, C = ("a" * 16, "b" * 16, "c" * 16)
+
+
+@given(wanted=SIZES, stored=SIZES, free=SIZES, more=SIZES)
+def test_the_last_tenth_of_a_disk_stays_free(wanted, stored, free, more):
+    disk = stored + free + more
+    room = room_bytes(wanted, stored, free, disk)
+    assert room <= (wanted or (stored + free) // 4)
+    assert stored + free - room >= disk // 10 or room == 0
+
+
+def test_the_default_share_does_not_shrink_as_it_is_used():
+    assert room_bytes(0, 0, 800, 1000) == room_bytes(0, 200, 600, 1000) == 200
+
+
+PACKS = st.builds(
+    StoredPack,
+    name=st.uuids().map(str),
+    bytes=st.integers(1, 100),
+    useless=st.booleans(),
+    used_s=st.integers(0, 5).map(float),
+    live=st.sampled_from([0.0, 0.4, 0.6, 1.0]),
+    wanted=st.booleans(),
+)
+
+
+@given(st.lists(PACKS), st.integers(0, 500), st.integers(0, 500))
+def test_as_little_goes_as_must_and_in_order(packs, bytes_to_free, margin_bytes):
+    bytes_too_many = bytes_to_free - margin_bytes
+    chosen = to_prune(packs, bytes_to_free, bytes_too_many)
+    by_name = {pack.name: pack for pack in packs}
+    gone, stay = [by_name[name] for name in chosen], [pack for pack in packs if pack.name not in chosen]
+
+    def kept_by_jobs(pack):
+        return pack.wanted and not pack.useless and pack.live >= 0.5
+
+    assert sum(pack.bytes for pack in gone[:-1]) < max(bytes_to_free, 1)
+    if sum(pack.bytes for pack in gone) < bytes_to_free:
+        assert all(kept_by_jobs(pack) for pack in stay)
+        assert not stay or sum(pack.bytes for pack in gone) >= bytes_too_many
+    if any(map(kept_by_jobs, gone)):
+        assert sum(pack.bytes for pack in gone[:-1]) < bytes_too_many
+        assert all(map(kept_by_jobs, stay))
+    for one in gone:
+        assert one.useless or not any(pack.useless for pack in stay)
+        if not (one.useless or one.live < 0.5 or one.wanted):
+            assert all(one.used_s <= pack.used_s for pack in stay if not pack.wanted)
+
+
+def test_what_is_written_while_packs_are_listed_is_counted():
+    room = Room("s3://bucket/store", 1600)
+    room.wrote(f"{A}-x", 500, 1)
+    before = set(room.sizes)
+    room.wrote(f"{B}-x", 700, 1)
+    room.wrote(f"{B}-x", 700, 1)
+    assert room.used_bytes == 1200
+    room.found({f"{C}-x": 800}, before)
+    assert room.sizes == {f"{B}-x": 700, f"{C}-x": 800}
+    assert room.excess_bytes == 1500 - 1500 + 1500 // 32
+    room.forget([f"{A}-x", f"{C}-x"])
+    assert room.used_bytes == 700
+
+
+def test_a_bucket_is_bounded_by_its_setting_alone(tmp_path):
+    free = Room("s3://bucket/store", 0)
+    free.wrote(f"{A}-x", 2**50, 10)
+    free.measure()
+    assert (free.bounded, free.excess_bytes, free.is_overdue) == (False, 0, False)
+    capped = Room("s3://bucket/store", 1600)
+    capped.found({f"{A}-x": 700, f"{B}-x": 700, f"{C}-x": 200}, {})
+    assert capped.excess_bytes == 1600 - 1500 + 1500 // 32
+    assert capped.to_prune({A: 5.0, B: 3.0, C: 1.0}, {C}, {}, now=1e6) == [f"{B}-x"]
+    assert capped.to_prune({A: 5.0, B: 3.0, C: 1e6 - 60}, {}, {}, now=1e6) == [f"{B}-x"]
+    assert capped.to_prune({A: 5.0, B: 3.0}, {A, B, C}, {f"{A}-x": 0.1}, now=1e6) == [f"{A}-x"]
+    capped.forget([f"{B}-x"])
+    assert (capped.used_bytes, capped.excess_bytes) == (900, 0)
+    here = Room(str(tmp_path), 2**20)
+    here.wrote(f"{A}-x", 2**19, 3)
+    assert here.is_overdue
+    here.measure()
+    assert 0 < here.bytes <= 2**20
+    assert not here.is_overdue
+
 
 CONTENT = b"c" * 16
 SAMPLE_IDS = st.integers(0, 40).map(lambda n: n.to_bytes(8, "little") + (n % 3).to_bytes(8, "little"))

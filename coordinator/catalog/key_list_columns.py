@@ -1,0 +1,380 @@
+"""The columns of a key list: what they are called, and those that name samples, checked and packed.
+
+:mod:`superdl.coordinator.catalog.key_list_formats` reads them as Arrow arrays,
+:mod:`superdl.coordinator.catalog.key_list_labels` has the labels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from superdl.coordinator.catalog.members import Members, distinct, narrowed
+from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
+from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
+from superdl.super_wire.request import MEMBER_ENCODINGS, ROW_ENCODING, Limits, is_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Parts = dict[str, frozenset[str]]
+
+__all__ = [
+    "LABELS",
+    "MIXED",
+    "VARIES",
+    "BadRowError",
+    "Part",
+    "PartColumns",
+    "Rows",
+    "check_columns",
+    "check_rows",
+    "coded",
+    "is_text",
+    "kind_of",
+    "labelled_by",
+    "names_of",
+    "parts_of",
+]
+
+VARIES = "[]"
+"""Suffix of the name of a list whose length varies by row."""
+
+LABELS = ("label", f"label{VARIES}")
+"""Names of a label column."""
+
+MIXED = (
+    "write all as numbers, all as texts, or all as lists of one shape "
+    '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
+)
+"""What to do about values of several kinds in a column."""
+
+_NUMERIC = ("offset", "length")
+_MEMBER = ("member", *_NUMERIC)
+_OF_PARTS = frozenset({"key", "version", *_MEMBER, "encoding"})
+_MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
+_MAX_NAME_BYTES = 4096
+_MAX_VERSION = 256  # characters
+_MAX_LENGTH = Limits().object_bytes
+_MAX_OFFSET = 2**63 - _MAX_LENGTH
+_MAX_ROW = 2**31 - 1  # of a row group, and of row groups in a file
+_MAX_ENCODINGS = 256
+_OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a path segment that is empty, . or ..
+_SHOWN = 200  # characters of a name in a message
+
+
+class Rows(NamedTuple):
+    """A batch of rows. ``numbers`` are their lines in the file (Parquet: rows, from 1), int64.
+
+    ``columns`` are Arrow arrays with a value per row. ``labelled`` is the name of the labels among them,
+    which ends in :data:`VARIES` if they are lists of any length. ``parts`` maps each part to its columns: the
+    samples' own objects under an empty name, and each field under its name. Columns of fields have names such
+    as ``mask.key``.
+    """
+
+    numbers: NDArray[np.int64]
+    columns: Mapping[str, Any]
+    labelled: str
+    parts: Parts
+
+
+class BadRowError(ValueError):
+    """A row that cannot be read, with its number and the reason."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(number, reason)
+        self.number, self.reason = number, reason
+
+
+def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
+    """Raise :class:`BadRowError` for the first row that is bad; ``reason`` describes it, by its place."""
+    for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
+        raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
+
+
+def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
+    """Return the code of each text; ``code_of`` raises ``ValueError`` for a text that is not valid."""
+    encoded, codes = texts.dictionary_encode(), []
+    places = encoded.indices.to_numpy()
+    for place, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
+        try:
+            codes.append(code_of(text))
+        except ValueError as error:
+            check_rows(places == place, numbers, str(error))
+    of_rows: NDArray[np.int64] = np.array(codes, dtype=np.int64)[places]
+    return of_rows
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is that of texts."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def kind_of(name: str) -> Any:
+    """Return the type of the column of a part."""
+    import pyarrow as pa
+
+    return pa.int64() if name.endswith(_NUMERIC) else pa.large_string()
+
+
+def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
+    """Check that each needed column exists exactly once. Other columns are ignored."""
+    if any(names.count(name) != 1 for name in needed):
+        reason = (
+            f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
+        )
+        raise BadRowError(number, reason[:400])
+
+
+def labelled_by(names: Collection[Any], number: int) -> str:
+    """Return which of the names of a label column exists."""
+    if set(LABELS) <= set(names):
+        raise BadRowError(number, "there are label and label[]: keep the one that is meant")
+    return LABELS[LABELS[1] in names]
+
+
+def parts_of(names: Collection[str], number: int) -> Parts:
+    """Return the columns of own objects and of each field (``mask`` in ``mask.key``)."""
+    by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
+    for name in names:
+        field, _, column = name.partition(".")
+        if column in _OF_PARTS and field not in {"", "label"}:
+            by_field.setdefault(field, []).append(column)
+    parts = {}
+    for field, columns in by_field.items():
+        where = f"the field {field[:80]}: " if field else ""
+        if len(set(columns)) < len(columns):
+            raise BadRowError(number, f"{where}a column comes twice: {', '.join(columns)}")
+        present = [name for name in _MEMBER if name in columns]
+        # A lone offset or length is another column of the user's.
+        if len(present) == len(_MEMBER) - 1 or present == ["member"]:
+            has = f"there is {' and '.join(present)} alone"
+            raise BadRowError(number, f"{where}the columns member, offset and length come together; {has}")
+        of_members = len(present) == len(_MEMBER)
+        if of_members or "key" in columns:
+            try:
+                name = field and checked_field(field)
+            except ConfigError as error:
+                raise BadRowError(number, f"{where}{error}") from error
+            parts[name] = frozenset(columns).difference(() if of_members else (*_MEMBER, "encoding"))
+    if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
+        raise BadRowError(
+            number,
+            f"the columns key, member and so on are those of {MAIN_FIELD}, and up to {MAX_FIELDS - 1} fields "
+            f"are beside it; not {', '.join(filter(None, parts))}",
+        )
+    return parts
+
+
+def names_of(parts: Parts) -> list[str]:
+    """Return the full names of the columns of all parts."""
+    return [f"{part}." * bool(part) + name for part, names in parts.items() for name in sorted(names)]
+
+
+class Part(NamedTuple):
+    """The columns of a part of the samples: their own objects, or a field.
+
+    ``keys`` are relative to the source. ``versions`` is ``None`` if the list has no such column. If the rows
+    are ``members`` of objects, members are in row order and ``lines`` are the row numbers. Keys and versions
+    are those of the objects, each once, in byte order. Keys of whole objects may repeat in a field.
+    """
+
+    keys: PackedStrings
+    versions: PackedStrings | None
+    members: Members | None
+    lines: NDArray[np.int64]
+
+
+class PartColumns:
+    """Collects the columns of one part, a batch of rows at a time, a few bytes a row."""
+
+    def __init__(self, name: str, *, of_files: bool) -> None:
+        self._name, self._of_files = name, of_files
+        self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
+        self._names = PackedStringsBuilder()
+        self._columns = defaultdict[str, list[Any]](list)
+        self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
+
+    def extend(self, rows: Rows) -> None:
+        """Add rows; :class:`BadRowError` names a wrong one."""
+        try:
+            self._extend(rows, f"{self._name}." if self._name else "")
+        except BadRowError as error:
+            where = f"the field {self._name}: " if self._name else ""
+            raise BadRowError(error.number, where + error.reason) from error
+
+    def _extend(self, rows: Rows, prefix: str) -> None:
+        names = rows.parts[self._name]
+        # A field without a key of its own is in the sample's object.
+        keyed = prefix if "key" in names else ""
+        keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
+        versions = None
+        if "version" in names:
+            versions = _versions(rows, f"{prefix}version")
+        elif not keyed and "version" in rows.parts[""]:
+            versions = _versions(rows, "version")
+        if "member" in names:
+            # Members of one object are mostly adjacent: add its key once for each run of them.
+            is_new = np.ones(len(keys), dtype=np.bool_)
+            is_new[1:] = ~keys.equals_next()
+            if versions is not None:
+                is_new[1:] |= ~versions.equals_next()
+            self._add_members(rows, prefix, keys)
+            self._columns["objects"].append(len(self.keys) - 1 + np.cumsum(is_new))
+            keys = keys.reorder(np.flatnonzero(is_new))
+            versions = None if versions is None else versions.reorder(np.flatnonzero(is_new))
+        self.keys.extend(keys)
+        if versions is not None:
+            self.versions.extend(versions)
+
+    def _add_members(self, rows: Rows, prefix: str, keys: PackedStrings) -> None:
+        import pyarrow.compute as pc
+
+        numbers, names = rows.numbers, rows.columns[f"{prefix}member"].fill_null("")
+        sizes = pc.binary_length(names).to_numpy()
+        check_rows(
+            (sizes == 0) | (sizes > _MAX_NAME_BYTES) | np.asarray(pc.match_substring(names, "\0")),
+            numbers,
+            lambda at: (
+                f"a member of {_shown(keys[at])} has a name of 1 to {_MAX_NAME_BYTES} bytes, without NUL; "
+                f"not {names[at].as_py()[:60]!r}"
+            ),
+        )
+        encodings, codes = rows.columns.get(f"{prefix}encoding"), np.zeros(len(numbers), dtype=np.int64)
+        if encodings is not None:
+            codes = coded(encodings.fill_null(""), numbers, self._code_of)
+        are_rows = codes >= len(MEMBER_ENCODINGS)
+        limits = {
+            "offset": (np.zeros_like(codes), np.where(are_rows, _MAX_ROW, _MAX_OFFSET)),
+            "length": (np.where(are_rows, 0, 1), np.where(are_rows, _MAX_ROW, _MAX_LENGTH)),
+        }
+        for name, (least, most) in limits.items():
+            values = rows.columns[f"{prefix}{name}"].fill_null(-1).to_numpy()
+
+            def reason(at: int, name: str = name, values: Any = values, limits: Any = (least, most)) -> str:
+                what = f"the member {names[at].as_py()[:_SHOWN]!r} of {_shown(keys[at])}"
+                kind = ("a row group" if name == "offset" else "a row") if are_rows[at] else f"an {name}"
+                return f"{what} has {kind} from {limits[0][at]} to {limits[1][at]}; not {values[at]}"
+
+            check_rows((values < least) | (values > most), numbers, reason)
+            self._columns[name].append(narrowed(values))
+        self._names.extend(PackedStrings.of(names))
+        self._columns["encodings"].append(codes.astype(np.uint8))
+        self._columns["lines"].append(numbers)
+
+    def _code_of(self, encoding: str) -> int:
+        """Return the number of an encoding; a Parquet column new to the rows gets a new one."""
+        if encoding in self._codes:
+            return self._codes[encoding]
+        if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
+            raise ValueError(
+                f"a member has the encoding {encoding[:60]!r}, which this SUPER does not know: leave it "
+                "empty for bytes as they are, write 'deflate' for those of a compressed zip archive, or "
+                f"'{ROW_ENCODING}' and a column for a row of a Parquet file"
+            )
+        if len(self._codes) == _MAX_ENCODINGS:
+            raise ValueError(f"a member has one encoding more than the {_MAX_ENCODINGS} of a key list")
+        return self._codes.setdefault(encoding, len(self._codes))
+
+    def part(self, url: str, *, shared: bool = False) -> Part:
+        """Return the objects or members of all rows; messages begin with ``url``.
+
+        Raises:
+            SourceError: an object has two versions, or two of its members overlap or share a name, unless
+                rows may be ``shared``.
+        """
+        keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
+        if not len(self._names):
+            return Part(keys, versions, None, np.empty(0, dtype=np.int64))
+        first, which = distinct(keys)
+        if versions is not None:
+            # Members of one object may be scattered: compare the version of each with the first.
+            version_of = distinct(versions)[1]
+            if len(other := np.flatnonzero(version_of != version_of[first][which])):
+                at = int(other[0])
+                raise SourceError(
+                    f"key_list {url}: the members of {_shown(keys[at])} are of two versions, "
+                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object "
+                    "has one; list its members again"
+                )
+            versions = versions.reorder(first)
+        keys = keys.reorder(first)
+        columns = {name: np.concatenate(pieces) for name, pieces in self._columns.items()}
+        # Sorted, whichever row came first, so that equal lists have equal fingerprints.
+        row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
+        codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
+        encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[columns["encodings"]]
+        places, objects = (columns["offset"], columns["length"]), which[columns["objects"]]
+        members = Members(objects, self._names.build(), *places, encodings, tuple(row_encodings))
+        if not shared:
+            self._check(url, keys, members, columns["lines"])
+        return Part(keys, versions, members, columns["lines"])
+
+    @staticmethod
+    def _check(url: str, keys: PackedStrings, members: Members, lines: NDArray[np.int64]) -> None:
+        """Check that no two members of one object overlap or share a name."""
+        # Sorted by offset, members overlap only if two neighbours do.
+        by_offset, name_of = members.sort_order(), distinct(members.names)[1]
+        by_name = np.lexsort((name_of, members.objects))
+        overlap = members.ends[by_offset][:-1] > members.offsets[by_offset][1:]
+        again = name_of[by_name][:-1] == name_of[by_name][1:]
+        for order, bad, what in (
+            (by_offset, overlap, "overlap"),
+            (by_name, again, "have one name, of which their ids are made"),
+        ):
+            beside = np.diff(members.objects[order].astype(np.int64)) == 0
+            for at in np.flatnonzero(beside & bad)[:1].tolist():
+                pair = sorted(order[at : at + 2].tolist())
+                names = " and ".join(
+                    f"{members.names[row].decode()[:_SHOWN]!r} (line {lines[row]})" for row in pair
+                )
+                spans = " and ".join(f"{members.offsets[row]} to {members.ends[row]}" for row in pair)
+                key = _shown(keys[int(members.objects[pair[0]])])
+                raise SourceError(f"key_list {url}: the members {names} of {key}, bytes {spans}, {what}")
+
+
+def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
+    import pyarrow.compute as pc
+
+    keys = rows.columns[name].fill_null("")
+    sizes = pc.binary_length(keys).to_numpy()
+
+    def refuse(bad: Any, rule: str) -> None:
+        check_rows(bad, rows.numbers, lambda at: f"the key {keys[at].as_py()[:_SHOWN]!r} {rule}")
+
+    refuse(sizes == 0, "is empty")
+    refuse(pc.match_substring(keys, "\0"), "has a NUL")
+    if of_files:
+        rule = "is not a path below the source: write it without leading /, // , . and .."
+        refuse(pc.match_substring_regex(keys, _OUTSIDE), rule)
+    refuse(sizes > _MAX_KEY_BYTES, f"is too long: at most {_MAX_KEY_BYTES} bytes are possible")
+    return PackedStrings.of(keys)
+
+
+def _versions(rows: Rows, name: str) -> PackedStrings:
+    import pyarrow.compute as pc
+
+    versions = rows.columns[name].fill_null("")
+    # S3 quotes ETags, and lists may contain them either way.
+    bare = pc.utf8_trim(versions, '"')
+    length, size = pc.utf8_length(versions).to_numpy(), pc.binary_length(bare).to_numpy()
+    check_rows(
+        (length > _MAX_VERSION) | (size == 0),
+        rows.numbers,
+        lambda at: (
+            f"a version is the object's ETag, or size-mtime_ns of a file; not {versions[at].as_py()[:60]!r}: "
+            "leave the column out to have the versions looked up"
+        ),
+    )
+    return PackedStrings.of(bare)
+
+
+def _shown(key: bytes) -> str:
+    return repr(key.decode()[:_SHOWN])

@@ -1,0 +1,336 @@
+"""Readers of a key list's rows from CSV, JSONL or Parquet, a batch at a time."""
+
+from __future__ import annotations
+
+import csv
+import json
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import numpy as np
+
+from superdl.coordinator.catalog.key_list_columns import (
+    LABELS,
+    MIXED,
+    BadRowError,
+    Rows,
+    check_columns,
+    check_rows,
+    is_text,
+    kind_of,
+    labelled_by,
+    names_of,
+    parts_of,
+)
+from superdl.super_wire.parquet_pages import check_pages
+from superdl.super_wire.user_text import once_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["FORMATS"]
+
+_T = TypeVar("_T")
+
+_MAX_LINE_BYTES = 2**18  # the longest possible label has 8192 numbers
+_ROWS_AT_A_TIME, _BATCH_BYTES = 8192, 2**20
+# A few bytes of a Parquet file can expand to gigabytes, hence these limits:
+_MAX_BATCH_BYTES = 2**28  # of _ROWS_AT_A_TIME rows
+_MAX_PAGE_BYTES = 2**29
+_MAX_LISTED = 2**27  # values in the lists of a row group; one row may hold them all
+_PIECE_BYTES = 2**14  # holds the header of a page
+_FIELD = "label."
+_SHOWN = 80
+_MAX_DIGITS = 60  # longer texts are no sensible numbers
+_NUMBER = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
+_INTEGER = r"\A-?[0-9]+\z"
+
+
+def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
+    import pyarrow as pa
+
+    records = _csv_records(stream)
+    line, first = next(records, (0, []))
+    if not first:
+        return
+    header = [name.strip() for name in first]
+    # CSV has no other way to write an object, so columns label.NAME are its fields.
+    fields = [name for name in header if name.startswith(_FIELD)]
+    # A plain label column wins. If a label.NAME repeats, the check below reports a missing label.
+    if "label" in header or len(set(fields)) < len(fields):
+        fields = []
+    check_columns(header, line, "key", *() if fields else ["label"])
+    parts = parts_of(header, line)
+    labels, named = fields or ["label"], names_of(parts)
+    for numbers, rows in _batches(stream, records):
+        columns = dict[str, Any]()
+        for name, values in zip(header, zip(*rows, strict=True), strict=True):
+            if name in labels or name in named:
+                columns[name] = _parsed(pa.array(values, pa.large_string()), numbers, name)
+        if fields:
+            names = [name.removeprefix(_FIELD) for name in fields]
+            columns["label"] = pa.StructArray.from_arrays([columns[name] for name in fields], names)
+        yield Rows(numbers, columns, "label", parts)
+
+
+def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield all non-blank rows with their lines. Each must have as many fields as the first."""
+    rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise BadRowError(rows.line_num, f"no CSV: {error}") from error
+        if row is None:
+            return
+        if row and len(row) != (width := width or len(row)):
+            raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {width}")
+        if row:
+            yield rows.line_num, row
+
+
+def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
+    """Return a CSV column as numbers if its texts spell some, or if its name demands it; else as texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Arrow's own spelling has no spaces around numbers and no plus.
+    spelt = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\A\+", "")
+    is_short = pc.utf8_length(spelt).to_numpy() <= _MAX_DIGITS
+    are_whole = np.asarray(pc.match_substring_regex(spelt, _INTEGER)) & is_short
+    if name not in LABELS and not name.startswith(_FIELD):
+        if pa.types.is_large_string(kind_of(name)):
+            return texts
+        check_rows(~are_whole, numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r} is no number")
+    are = are_whole | (np.asarray(pc.match_substring_regex(spelt, _NUMBER)) & is_short)
+    if not are.any():
+        return texts
+    check_rows(are != are[0], numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r}: {MIXED}")
+    kind = pa.int64() if are_whole.all() else pa.float64()
+    return _converted(spelt, numbers, name, lambda count: spelt[:count].cast(kind))
+
+
+def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
+    for numbers, rows in _batches(stream, _json_records(stream)):
+        parts, labelled = parts_of(rows[0], int(numbers[0])), labelled_by(rows[0], int(numbers[0]))
+        # Rows may lack an encoding.
+        names = {*names_of(parts), labelled, *(["encoding"] if "member" in parts[""] else [])}
+        columns = {name: _from_json([row.get(name) for row in rows], numbers, name) for name in names}
+        yield Rows(numbers, columns, labelled, parts)
+
+
+def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield all rows with their lines. All must have the columns of the first."""
+    decoder = json.JSONDecoder(object_pairs_hook=once_each)
+    names: tuple[str, ...] = ()
+    first: set[str] = set()
+    labelled = ""
+    for number, line in _lines(stream):
+        if not line.strip():
+            continue
+        try:
+            row = decoder.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise BadRowError(number, f"no JSON: {error}") from error
+        labelled = labelled or labelled_by(row if isinstance(row, dict) else (), number)
+        if not isinstance(row, dict) or "key" not in row or labelled not in row:
+            reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
+            raise BadRowError(number, reason)
+        # Among floats, Arrow takes true for 1.0.
+        if ("true" in line or "false" in line) and _holds_bool(row[labelled]):
+            raise BadRowError(number, f"the label {str(row[labelled])[:_SHOWN]!r}: {MIXED}")
+        # Most rows have the columns of the row before, so check only changes.
+        if tuple(row) != names:
+            names, columns = tuple(row), {*names_of(parts_of(row, number))} - {"encoding"}
+            first = first or columns
+            if other := first ^ columns:
+                raise BadRowError(number, f"either all rows have {', '.join(sorted(other))} or none")
+        yield number, row
+
+
+def _holds_bool(label: object) -> bool:
+    items = label.values() if isinstance(label, dict) else label if isinstance(label, list) else ()
+    return isinstance(label, bool) or any(map(_holds_bool, items))
+
+
+def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
+    """Return a column in the type of its name; labels in any that fits all."""
+    import pyarrow as pa
+
+    kind = None if name in LABELS else kind_of(name)
+
+    def convert(count: int) -> Any:
+        # Arrow would cut 1.5 to 1.
+        if kind == pa.int64() and any(isinstance(value, float) for value in values[:count]):
+            raise TypeError("it is a whole number")
+        return pa.array(values[:count], kind)
+
+    return _converted(values, numbers, name, convert)
+
+
+def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Callable[[int], Any]) -> Any:
+    """Return what ``convert`` makes of all values, given how many of them it shall take.
+
+    :class:`BadRowError` names the first that does not fit.
+    """
+    import pyarrow as pa
+
+    unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
+
+    def misfit(count: int) -> str:
+        try:
+            convert(count)
+        except unfit as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    try:
+        return convert(len(values))
+    except unfit as error:
+        at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
+        shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
+        reason = f"the {name} {shown!r} is not of its kind, or not of those before it: {why}"
+        raise BadRowError(int(numbers[at]), reason) from error
+
+
+def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    done = 0
+    try:
+        footer = parquet.read_metadata(stream)
+        # As dictionaries: a text of many rows would otherwise fill memory row by row.
+        texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
+        table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
+        names = list(table.schema_arrow.names)
+        labelled = labelled_by(names, 0)
+        check_columns(names, 0, "key", labelled)
+        parts = parts_of(names, 0)
+        column_names = [labelled, *names_of(parts)]
+        _check_chunks(stream, footer, column_names)
+        for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=column_names):
+            if not batch.num_rows:
+                continue
+            _check_size(batch, done + 1)
+            numbers = np.arange(done + 1, done + 1 + batch.num_rows)
+            columns = {name: _typed(batch.column(name), name, done + 1) for name in column_names}
+            yield Rows(numbers, columns, labelled, parts)
+            done += batch.num_rows
+    except BadRowError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadRowError(done, f"no Parquet that can be read: {error}") from error
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield lines as text, numbered from 1; ``BadRowError`` if a line is too long."""
+    number = 0
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_LINE_BYTES:
+            raise BadRowError(number, f"longer than {_MAX_LINE_BYTES} bytes")
+        try:
+            # Spreadsheets write a byte order mark in front of the first line.
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadRowError(number, f"not UTF-8: {error}") from error
+
+
+def _batches(
+    stream: BinaryIO, records: Iterator[tuple[int, _T]]
+) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
+    """Yield line numbers and records of a stream in batches, with fewer per batch if lines are long."""
+    numbers, batch, begin = list[int](), list[_T](), stream.tell()
+    for number, record in records:
+        numbers.append(number)
+        batch.append(record)
+        if len(batch) == _ROWS_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
+            yield np.array(numbers), batch
+            numbers, batch, begin = [], [], stream.tell()
+    if batch:
+        yield np.array(numbers), batch
+
+
+def _typed(column: Any, name: str, number: int) -> Any:
+    """Return a column of Parquet, validated, in the type of its name; labels in any."""
+    import pyarrow as pa
+
+    column.validate(full=True)
+    # A tensor is the list of its numbers.
+    column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+    if name in LABELS:
+        return column
+    kind, types = kind_of(name), pa.types
+    dense = column.dictionary_decode() if types.is_dictionary(column.type) else column
+    fits = types.is_integer(dense.type) if types.is_integer(kind) else is_text(dense.type)
+    if not (fits or types.is_null(dense.type)):
+        raise BadRowError(number, f"a {name} is a {kind}, not a {str(dense.type)[:_SHOWN]}")
+    return dense.cast(kind)
+
+
+class _Chunk:
+    """The bytes of a column chunk in a file, read on access."""
+
+    def __init__(self, stream: BinaryIO, begin: int, size_bytes: int) -> None:
+        self._stream, self._begin, self._size_bytes = stream, begin, size_bytes
+        self._at, self._piece = 0, b""
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, place: int) -> int:
+        if not self._at <= place < self._at + len(self._piece):
+            self._stream.seek(self._begin + place)
+            self._at, self._piece = place, self._stream.read(_PIECE_BYTES)
+        return self._piece[place - self._at]
+
+
+def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:
+    """Check that pyarrow's allocation for each page is bounded; ``ValueError`` if not."""
+    leaves = [at for at, leaf in enumerate(footer.schema) if leaf.path.partition(".")[0] in names]
+    leaves += [at for at, leaf in enumerate(footer.schema) if leaf.path in names and at not in leaves]
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for leaf in leaves:
+            chunk, column = group.column(leaf), footer.schema.column(leaf)
+            begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+            pages = _Chunk(stream, begin, chunk.total_compressed_size)
+            values = check_pages(pages, chunk.total_uncompressed_size, _MAX_PAGE_BYTES)
+            if column.max_repetition_level and values > _MAX_LISTED:
+                raise ValueError(f"a row group has {values} values in the lists of {column.path[:_SHOWN]!r}")
+            if column.length * _ROWS_AT_A_TIME > _MAX_BATCH_BYTES:
+                raise ValueError(f"a value of {column.path[:_SHOWN]!r} has {column.length} bytes")
+
+
+def _check_size(batch: Any, number: int) -> None:
+    size_bytes = sum(map(_dense_bytes, batch.columns))
+    if size_bytes > _MAX_BATCH_BYTES:
+        reason = f"{batch.num_rows} rows from here have {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
+        raise BadRowError(number, reason)
+
+
+def _dense_bytes(column: Any) -> int:
+    """Return the bytes of a column, counting a shared text once per row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    # Nested columns hold their texts in child arrays.
+    if pa.types.is_struct(kind):
+        return sum(map(_dense_bytes, column.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _dense_bytes(column.flatten()) + int(column.nbytes)
+    if not pa.types.is_dictionary(kind) or pa.types.is_primitive(kind.value_type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+    return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
+
+
+FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
+    ".csv": _csv_rows,
+    ".jsonl": _jsonl_rows,
+    ".parquet": _parquet_rows,
+}
+"""Reader of the rows for each file extension. All raise :class:`BadRowError`."""
