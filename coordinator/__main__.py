@@ -21,7 +21,7 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from superdl.coordinator.server.lifetime import Holders
+    from superdl.coordinator.server.server import Holders
 
 __all__ = ["add_arguments", "main", "parsed", "run", "serve_with"]
 

@@ -75,7 +75,6 @@ def request_for(
     store: str = "",
     places: RecordPlaces | None = None,
     golden: str = "",
-    traceparent: str = "",
 ) -> PrefetchRequest:
     """Make a request for samples of a dataset, by their places in its catalog.
 
@@ -101,7 +100,6 @@ def request_for(
         prefix=catalog.prefix,
         golden=golden,
         fields=dataset.recipe.beside,
-        traceparent=traceparent,
         **catalog.part_columns(indices, dataset.recipe.beside),
     )
 

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
-    from superdl.coordinator.server.tracing import Tracing
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Engine"]
@@ -94,7 +93,6 @@ class Engine:
         datasets: the registry; datasets that the core uses are open there.
         keeper: keeper of the store, if there is one.
         function_memory_mb: memory of a function, to account for GB-seconds if results do not report it.
-        tracing: traces requests, if any are traced.
     """
 
     def __init__(
@@ -106,9 +104,7 @@ class Engine:
         keeper: StoreKeeper | None = None,
         *,
         function_memory_mb: int = 1769,
-        tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
@@ -251,7 +247,6 @@ class Engine:
             store="" if kind is RequestKind.DECODE else keeper.address,
             places=keeper.places.of(*at, with_gone=True) if kind is RequestKind.RESTORE else None,
             golden=keeper.fingerprint if kind is RequestKind.SAVE else "",
-            traceparent=self._tracing.planned(action, executor.name, dataset) if self._tracing else "",
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
@@ -264,13 +259,8 @@ class Engine:
             words = "request %s to %s failed: %s: %s"
             _log.warning(words, request.request_id, executor.name, failure.value, error, extra=about)
             billed = getattr(error, "ran_s", 0.0) * self._memory_gb, getattr(error, "refused", False)
-            failed = RequestFailed(action.request_id, failure, str(error), *billed)
-            if self._tracing:
-                self._tracing.failed(failed)
-            self.post(failed)
+            self.post(RequestFailed(action.request_id, failure, str(error), *billed))
         else:
-            if self._tracing:
-                self._tracing.answered(done)
             self.post(done)
             self._tell_unavailable(action, result, dataset)
 

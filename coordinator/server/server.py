@@ -11,7 +11,7 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
@@ -28,13 +28,11 @@ from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
-from superdl.coordinator.server.lifetime import watch_stdin
 from superdl.coordinator.server.listening import raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tokens import Tokens
-from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import (
     DecoderReplacedError,
@@ -49,18 +47,17 @@ from superdl.super_wire.errors import CacheError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import BatchRead, DatasetFacts
+    from superdl.coordinator.core import DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
     from superdl.coordinator.executors.called_in import Workers
-    from superdl.coordinator.server.lifetime import Holders
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["Holders", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +71,18 @@ _SHARDS = "shards"
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
+class Holders(Protocol):
+    """The processes for which a coordinator runs."""
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Begin, in the running event loop; call ``stop`` when no process holds it any more."""
+
+    def serving(self) -> None:
+        """Note that the coordinator serves."""
+
+
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run until SIGTERM, SIGINT or the end of stdin, the run or the holders; then drain.
+    """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
 
     Args:
         settings: the coordinator's settings.
@@ -96,8 +103,6 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if settings.exit_with_stdin:
-        watch_stdin(loop, stop)
     if holders is not None:
         holders.begin(stop.set)
     codes = [0]
@@ -176,16 +181,14 @@ async def _start(
         teams=tokens.teams_now() if tokens is not None else (),
         teams_usd=await cache.teams_usd(),
     )
-    tracing = _tracing(settings, stack)
     engine = Engine(
         *(core_settings, cache, manager.executors, datasets, keeper),
         function_memory_mb=settings.function_memory_mb,
-        tracing=tracing,
     )
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
-    reports = ReportReader(cache, partial(_heard, tracing, engine))
+    reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)
@@ -252,23 +255,6 @@ def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool)
     """Return the core's facts about a dataset, for the functions as they are now."""
     keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
     return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
-
-
-def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
-    """Return the tracing, if requests are traced; pending spans are sent at the end."""
-    if not settings.trace:
-        return None
-    tracing = Tracing(settings.trace)
-    stack.push_async_callback(asyncio.to_thread, tracing.close)
-    return tracing
-
-
-def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) -> None:
-    """Pass read reports to the tracing and to the engine."""
-    if tracing is not None:
-        for read in reads:
-            tracing.read(read, engine.core)
-    engine.post_all(reads)
 
 
 async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:

@@ -112,12 +112,8 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "DEBUG, INFO, WARNING or ERROR (INFO)",
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
-    trace: float = setting(
-        0.0, "share of requests that OpenTelemetry traces, from 0 to 1, such as 0.01 (0)", high=1.0
-    )
     metrics_emf: bool = setting(False, "write CloudWatch's metrics to standard output, a line a minute")
     log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
-    exit_with_stdin: bool = setting(False, "end when stdin is closed")
     ends_with_run: bool = setting(
         False, "end, and end all workers, when a trainer says that its run has ended"
     )

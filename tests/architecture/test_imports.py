@@ -87,7 +87,6 @@ OPTIONAL = frozenset(
         "litdata",
         "matplotlib",
         "obstore",
-        "opentelemetry",
         "prometheus_client",
         "pyarrow",
         "pynvml",
@@ -107,7 +106,6 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
-    ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("lambda_prefetch/worker/on_ray.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
     (
         "coordinator/embedded/cache_server.py",

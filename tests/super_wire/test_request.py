@@ -121,16 +121,6 @@ def test_results_round_trip(result):
     assert PrefetchResult.from_mapping(result.to_mapping()) == result  # as an executor without JSON gives it
 
 
-def test_a_traced_request_has_its_context_and_others_lack_it():
-    plain = PrefetchRequest("r", "b", "{}", 0, "unix:/x", 1.0, ("k",), ("v",), ("0" * 32,))
-    assert "traceparent" not in plain.to_mapping()
-    traced = replace(plain, traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
-    assert PrefetchRequest.from_mapping(traced.to_mapping()) == traced
-    for wrong in ("00-a-b-01", f"00-{'A' * 32}-{'b' * 16}-01", "x\n"):
-        with pytest.raises(ConfigError, match="traceparent"):
-            PrefetchRequest.from_mapping(replace(plain, traceparent=wrong).to_mapping())
-
-
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
@@ -257,9 +247,8 @@ def test_bad_results(name, value):
 def test_requests_lack_nothing(field):
     mapping = json.loads(OF_MEMBERS.to_json())
     mapping.pop(field, None)
-    if field in {"encodings", "fields", "traceparent"}:  # none at all stand for bytes as they are
-        absent = "" if field == "traceparent" else ()
-        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: absent})
+    if field in {"encodings", "fields"}:  # none at all stand for bytes as they are
+        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: ()})
         return
     words = "one of member" if field.startswith("member") else f"the prefetch request lacks '{field}'"
     with pytest.raises(ConfigError, match=words):

@@ -78,12 +78,9 @@ def test_a_file_gives_typed_values(toml):
     settings = load_settings(
         {},
         {},
-        toml(
-            'cache_bytes = 4294967296\nexit_with_stdin = true\nrequest_timeout_s = 5\nlog_level = "error"\n'
-        ),
+        toml('cache_bytes = 4294967296\nrequest_timeout_s = 5\nlog_level = "error"\n'),
     )
     assert settings.cache_bytes == 2**32
-    assert settings.exit_with_stdin is True
     assert settings.request_timeout_s == 5.0
     assert settings.log_level == "ERROR"
 
@@ -141,7 +138,7 @@ def test_executors_are_known_and_named_once(text):
         "slots = true",
         'slots = "many"',
         "listen = 5",
-        "exit_with_stdin = 1",
+        "insecure = 1",
         "cache_bytes = 1.5",
     ],
 )
