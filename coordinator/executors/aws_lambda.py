@@ -244,8 +244,8 @@ class LambdaExecutor(Executor):
 
         payload = json.dumps(warm_event(self._cache)).encode()
 
-        def read(reply: Reply, ran_s: float) -> Warmed:
-            return read_warm_reply(reply, self.target, self._cache, ran_s)
+        def read(reply: Reply, _ran_s: float) -> Warmed:
+            return read_warm_reply(reply, self.target, self._cache)
 
         attempts = 1
         while True:

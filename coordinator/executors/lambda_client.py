@@ -130,14 +130,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of the Invoke API. ``function_error`` is empty unless the function failed; ``log_result`` is
-    the end of its log in base64.
-    """
+    """An answer of the Invoke API; ``function_error`` is empty unless the function failed."""
 
     payload: bytes
-    request_id: str
     function_error: str = ""
-    log_result: str = ""
 
 
 class LambdaClient:
@@ -194,16 +190,9 @@ class LambdaClient:
             error.refused = True
             raise error
         arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
-        if kind == "RequestResponse":
-            arguments["LogType"] = "Tail"  # holds the billing report
         answer = self._mapped(lambda: self._client.invoke(**arguments))
         # Reading the body can fail like the call itself.
-        return Reply(
-            self._mapped(answer["Payload"].read),
-            request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
-            function_error=str(answer.get("FunctionError", "")),
-            log_result=str(answer.get("LogResult", "")),
-        )
+        return Reply(self._mapped(answer["Payload"].read), str(answer.get("FunctionError", "")))
 
     def close(self) -> None:
         """Close the idle connections."""

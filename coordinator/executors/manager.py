@@ -52,8 +52,7 @@ class ManagedExecutor:
         self.decodes = decodes
         self.made = make()  # raises at once for wrong settings
         self._is_closed = False
-        self.name, self.remote, self.region = self.made.name, self.made.remote, self.made.region
-        self.files_remedy = self.made.files_remedy
+        self.name, self.remote = self.made.name, self.made.remote
         self.absence = "it has not been started"
         """Reason that it is absent; empty while it runs."""
 

@@ -22,7 +22,6 @@ from superdl.coordinator.executors import (
 )
 from superdl.coordinator.executors import eligibility as eligibility_module
 from superdl.coordinator.executors import manager as manager_module
-from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
@@ -85,7 +84,7 @@ REFUSE = explain(Outcome.REFUSED, "403: grant it")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(preflight_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(eligibility_module, "_PAUSE_S", 0.0)
     monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
 
@@ -276,7 +275,7 @@ def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
 
 
 def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait(executor, monkeypatch):
-    monkeypatch.setattr(preflight_module, "_REGION_S", 0.05)
+    monkeypatch.setattr(eligibility_module, "_REGION_S", 0.05)
     answer = threading.Event()
     try:
         assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
@@ -352,7 +351,7 @@ def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, chan
         assert eligibility.opened(dataset) == frozenset()
         assert eligibility.warnings(dataset) == ("the executor two is missing: asleep",)
         late.comes = True
-        while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
+        while eligibility.executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
         assert eligibility.is_known(dataset), "it holds no job up"
         assert not late.requests
