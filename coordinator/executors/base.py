@@ -6,16 +6,19 @@ are not errors here; the result reports them.
 
 from __future__ import annotations
 
+import importlib
+import tomllib
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from superdl.coordinator.core import FailureKind
+from superdl.coordinator.core import FailureKind, Prices
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire import coordinator_pb2 as pb
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_KIND",
     "MAX_WORDS",
+    "SHIPPED_PRICES",
     "ConnectionLostError",
     "Executor",
     "ExecutorContext",
@@ -36,14 +40,18 @@ __all__ = [
     "Scaling",
     "ThrottledError",
     "check_settings",
+    "executor_class",
+    "executor_classes",
     "failure_kind",
     "one_line",
     "setting",
+    "shipped_prices_of",
 ]
 
 MAX_KIND, MAX_WORDS = 80, 600
 """Maximum characters shown of a failure's kind and of its message, whatever its source."""
 _SCAN = 4
+SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
@@ -231,6 +239,25 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """End everything it started, within a bounded time. Requests in progress fail."""
+
+
+def executor_class(name: str) -> type[Executor]:
+    """Return the class of the executor that settings call ``name``."""
+    module, _, attribute = EXECUTORS[name].implementation.partition(":")
+    implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
+    return implementation
+
+
+def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
+    """Return the classes of several executors, in their order."""
+    return [executor_class(name) for name in names]
+
+
+def shipped_prices_of(executor: str) -> Prices:
+    """Return the shipped prices of an executor; zero for an unknown one."""
+    # Without pydantic, whose import is a sixth of a coordinator's start.
+    table = tomllib.loads(SHIPPED_PRICES.read_text(encoding="utf-8"))
+    return Prices(**table.get(executor, {}))
 
 
 def setting(

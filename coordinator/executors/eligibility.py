@@ -4,8 +4,9 @@ Each executor whose functions run elsewhere gets a trial of three samples, which
 If all are refused, so will be the millions that follow, and the user who makes the sampler gets the reason;
 unless the cache holds samples, which proves that a function could make them: a temporary failure must not end
 a job that a restarted coordinator resumes. If one executor succeeds, the others are left out for this dataset
-with a warning, and tried again for a later run. An executor that starts later is tried then for open datasets,
-and gets no requests for them before. What may pass (throttling, a store that does not answer) is a warning.
+with a warning, and tried again for a later run. An executor that starts later is tried then for open
+datasets, and gets no requests for them before. What may pass (throttling, a store that does not answer) is a
+warning.
 """
 
 from __future__ import annotations

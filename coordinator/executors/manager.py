@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from superdl.coordinator.core import Event
-    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.executors.base import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["ExecutorManager", "ManagedExecutor"]

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from superdl.coordinator.core import Prices
-from superdl.coordinator.executors.executor_prices import SHIPPED_PRICES
+from superdl.coordinator.executors.base import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 

@@ -56,46 +56,39 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
         """Admit a worker by its hello, and yield the messages to it."""
-        async for message in _serve(self.workers, incoming, context):
-            yield message
-
-
-async def _serve(
-    workers: Mapping[bool, Workers],
-    incoming: AsyncIterator[pb.FromWorker],
-    context: grpc.aio.ServicerContext[Any, Any],
-) -> AsyncIterator[pb.ToWorker]:
-    hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
-    silence_s = min((group.silence_s for group in workers.values()), default=_SILENCE_S)
-    await asyncio.wait([hello], timeout=silence_s)
-    if not hello.done():  # the call's end ends the read, with this error
-        hello.add_done_callback(asyncio.Future.exception)
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
-        return
-    try:
-        home = _home(hello.result(), workers)
-        worker = home.admit(hello.result().hello)
-    except SuperError as error:
-        # All executors show the reason: a refused worker belongs to none.
-        for each in workers.values():
-            each.refusal = str(error)
-        _log.warning("refused a worker: %s", error)
-        metadata = ((ERROR_METADATA_KEY, type(error).__name__),)
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), metadata)
-        return
-    except Exception as error:  # noqa: BLE001  # gRPC raises several types for malformed bytes
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}")
-        return
-    stream = _Stream(home, worker, context)
-    # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
-    home.tasks.start(stream.hear(incoming))
-    try:
-        worker.say(welcome=pb.Welcome())
-        while (message := await worker.outgoing.get()) is not None:
-            yield message
-    finally:
-        stream.has_ended.set()
-        home.leave(worker)
+        hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
+        silence_s = min((group.silence_s for group in self.workers.values()), default=_SILENCE_S)
+        await asyncio.wait([hello], timeout=silence_s)
+        if not hello.done():  # the call's end ends the read, with this error
+            hello.add_done_callback(asyncio.Future.exception)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
+            return
+        try:
+            home = _home(hello.result(), self.workers)
+            worker = home.admit(hello.result().hello)
+        except SuperError as error:
+            # All executors show the reason: a refused worker belongs to none.
+            for each in self.workers.values():
+                each.refusal = str(error)
+            _log.warning("refused a worker: %s", error)
+            metadata = ((ERROR_METADATA_KEY, type(error).__name__),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), metadata)
+            return
+        except Exception as error:  # noqa: BLE001  # gRPC raises several types for malformed bytes
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}"
+            )
+            return
+        stream = _Stream(home, worker, context)
+        # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
+        home.tasks.start(stream.hear(incoming))
+        try:
+            worker.say(welcome=pb.Welcome())
+            while (message := await worker.outgoing.get()) is not None:
+                yield message
+        finally:
+            stream.has_ended.set()
+            home.leave(worker)
 
 
 def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:

@@ -36,8 +36,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, failure_kind
-from superdl.coordinator.executors.base import one_line
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, failure_kind, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store import StoreChoice

@@ -19,17 +19,14 @@ from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
-from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors.base import executor_classes, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.executor_prices import shipped_prices_of
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
-from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
 from superdl.coordinator.server.listening import raise_limit_of_open_files
-from superdl.coordinator.server.metrics import Metrics
+from superdl.coordinator.server.metrics import EMF_PAUSE_S, EmfLines, Metrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tokens import Tokens
@@ -40,7 +37,7 @@ from superdl.coordinator.server.upkeep import (
     agree_on_fingerprint,
     warm_and_take_over,
 )
-from superdl.coordinator.server.watching import Watch
+from superdl.coordinator.server.watching import HISTORY_PAUSE_S, JobHistory, Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import DatasetFacts
-    from superdl.coordinator.executors import ExecutorContext
+    from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 

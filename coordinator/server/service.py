@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
-from superdl.coordinator.server.plans import Orders, check_job_id, check_place
+from superdl.coordinator.server.paging import (
+    Occurrence,
+    Orders,
+    PlannedBatches,
+    check_job_id,
+    check_place,
+    page_of,
+    places_fit,
+    samples_from,
+)
 from superdl.coordinator.server.statistics import batch_status, filling, stats
 from superdl.coordinator.server.tokens import is_named, team_of
 from superdl.coordinator.server.watching import Watch

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog.source import Allowed, parse_roots
-from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
-from superdl.coordinator.executors.base import check_settings, setting
+from superdl.coordinator.executors.base import ExecutorContext, check_settings, executor_classes, setting
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from superdl.coordinator.executors.workers import StoreWorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
-    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.executors.base import Executor
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 

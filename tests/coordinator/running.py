@@ -19,7 +19,7 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CoreSettings
-from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from superdl.coordinator.executors import ConnectionLostError, FunctionRaisedError, PayloadTooLargeError
+from superdl.coordinator.executors.base import ConnectionLostError, FunctionRaisedError, PayloadTooLargeError
 
 MEMORY_GB = 1769 / 1024
 

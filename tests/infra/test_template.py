@@ -17,7 +17,7 @@ from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import Core, CoreSettings
 from superdl.coordinator.server import engine, server
-from superdl.coordinator.server.emf import EmfLines
+from superdl.coordinator.server.metrics import EmfLines
 from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry

@@ -6,8 +6,8 @@ import asyncio
 
 import boto3
 
-from superdl.coordinator.executors import ExecutorContext
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
+from superdl.coordinator.executors.base import ExecutorContext
 from tests.coordinator.executors import functions
 from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors import aws_lambda
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
-    aws_lambda,
 )
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import cache_key
@@ -215,7 +215,7 @@ def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
 
 PROGRAM = """
 import asyncio, sys
-from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.base import ExecutorContext
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
 from tests.coordinator.executors.asking import ask
 

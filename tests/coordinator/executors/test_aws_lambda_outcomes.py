@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
     FunctionCrashedError,

@@ -14,14 +14,14 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.catalog.strings import PackedStrings
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors import eligibility as eligibility_module
+from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors import eligibility as eligibility_module
-from superdl.coordinator.executors import manager as manager_module
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,

@@ -11,7 +11,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionLostError,
     FunctionRaisedError,

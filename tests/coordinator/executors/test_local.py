@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorContext,
     ExecutorError,
     FunctionCrashedError,
@@ -182,7 +182,7 @@ def test_slots_that_decode_differently_are_refused(functions, capfd):
 
 COORDINATOR = """
 import asyncio, sys
-from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.base import ExecutorContext
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import ask
 

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from superdl.coordinator.core import ExecutorResized
-from superdl.coordinator.executors import Executor, ExecutorError, Scaling
 from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from superdl.coordinator.executors import ExecutorError, FunctionRaisedError
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
 from superdl.coordinator.executors.messages import FunctionClock, read_object, read_warmed
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.request import Outcome

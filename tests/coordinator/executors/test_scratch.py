@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.executors.scratch import Scratch
+from superdl.coordinator.executors.local import Scratch
 
 ANOTHER = """
 import sys
 from pathlib import Path
-from superdl.coordinator.executors.scratch import Scratch
+from superdl.coordinator.executors.local import Scratch
 mine = Scratch(Path(sys.argv[1]))
 print(mine.path, flush=True)
 sys.stdin.read()

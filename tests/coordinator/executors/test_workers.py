@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     FunctionCrashedError,
     FunctionRaisedError,

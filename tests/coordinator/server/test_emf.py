@@ -10,7 +10,7 @@ import time
 import pytest
 
 from superdl.coordinator.cache.info import CacheLoad
-from superdl.coordinator.server.emf import EmfLines
+from superdl.coordinator.server.metrics import EmfLines
 from tests.coordinator.core.driver import Driver
 
 

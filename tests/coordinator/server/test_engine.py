@@ -11,7 +11,7 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CacheReset, CoreSettings, FillUp
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,

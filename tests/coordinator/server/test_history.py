@@ -10,8 +10,7 @@ import pytest
 import redis
 from rich.console import Console
 
-from superdl.coordinator.server.history import _JOBS_MAX, JobHistory, read_history
-from superdl.coordinator.server.watching import Watch
+from superdl.coordinator.server.watching import _JOBS_MAX, JobHistory, Watch, read_history
 from superdl.main import main as superdl
 from superdl.sampler import SuperSampler
 from superdl.stats_command import _print_jobs, mapping
