@@ -152,6 +152,7 @@ class Running:
     reports: ReportReader
     stub: Any
     channel: grpc.aio.Channel
+    loop: asyncio.Runner | None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def call(self, method: str, request: Any) -> Any:
@@ -215,17 +216,18 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(
     valkey: Valkey,
+    loop: asyncio.Runner | None = None,
     *,
     budget_bytes: int = 2**24,
     cache_was_empty: bool = True,
-    cache: Cache | None = None,
+    cache_type: Callable[..., Cache] = Cache,
     lister: Callable[..., Catalog] = list_source,
     tokens: Tokens | None = None,
     **core: Any,
 ) -> AsyncIterator[Running]:
     """A coordinator on a unix socket beside the server's own."""
     async with contextlib.AsyncExitStack() as stack:
-        cache = cache or Cache(valkey.unix_url, owner="test")
+        cache = cache_type(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
         executor = ScriptedExecutor(valkey.unix_url)
         manager = await manager_of(executor)
@@ -254,7 +256,7 @@ async def running(
         stack.push_async_callback(cancel_and_wait, reading)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
-        made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
+        made = Running(address, cache, executor, engine, datasets, reports, stub, channel, loop)
         engine.tell = made.look
         yield made
         left = list(problems(engine.core))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.super_wire.cache import SLOTS, Credentials, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.cache import SLOTS, key_slot
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.ports import free_port
@@ -213,33 +213,6 @@ def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, d
     on(cluster, use)
 
 
-def test_a_user_needs_few_permissions(cluster, certificates):
-    rights = [f"+{command}" for command in COMMANDS.split()]
-    for node in cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~super:*", *rights)
-            client.execute_command("ACL", "SETUSER", "default", ">closed")
-
-    async def use(cache):
-        await cache.info()
-        await cache.hold_lock()
-        await cache.agree_on_fingerprint("aa")
-        await cache.audit(ids(range(50)))
-        await cache.bury(an_id(1), [Tombstone("k", "undecodable", "m", permanent=False)], 60.0)
-        await cache.scan_records(0, count=10)
-        await cache.drop(ids(range(50)))
-        await cache.streams.begin(report_stream("j"))
-        await cache.streams.take([report_stream("j")], block_ms=1, count=1)
-        await cache.streams.keep([report_stream("j")])
-        await cache.streams.delete(report_stream("j"))
-        await cache.release_lock()
-
-    credentials = Credentials("super", "pw", ca_file=certificates.ca_file)
-    on(cluster, use, credentials)
-    with pytest.raises(CacheError, match="refused"):
-        on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", ca_file=certificates.ca_file))
-
-
 def test_a_node_beyond_loopback_needs_tls():
     server = Valkey(arguments=("--cluster-enabled", "yes", "--cluster-announce-ip", "10.1.2.3"))
     server.arguments += ("--cluster-port", str(free_port()))
@@ -262,18 +235,3 @@ def front(valkey, certificates):
     running.start()
     yield running
     running.close()
-
-
-def test_a_single_server_by_tls(valkey, front, certificates):
-    async def use(address, credentials):
-        async with open_cache(address, credentials) as cache:
-            await cache.hold_lock()
-            return await cache.info()
-
-    address = f"rediss://localhost:{front.port}"
-    info = asyncio.run(use(address, Credentials(ca_file=certificates.ca_file)))
-    assert (info.keys, len(info.nodes)) == (1, 1)
-    for trusted in (Credentials(), Credentials(ca_file=certificates.strange_ca_file)):
-        with pytest.raises(CacheError, match=f"{address}.*SUPER_CACHE_CA_FILE") as caught:
-            asyncio.run(use(address, trusted))
-        assert not isinstance(caught.value, CacheUnreachableError)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 
 import numpy as np
 import pytest
@@ -124,13 +123,6 @@ def executor(valkey):
 @pytest.fixture
 def two(valkey):
     return Remote(valkey.unix_url, "one"), Remote(valkey.unix_url, "two")
-
-
-@pytest.mark.parametrize(("keys", "asked"), [(KEYS, [KEYS[0], KEYS[4], KEYS[8]]), (KEYS[:1], KEYS[:1])])
-def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
-    assert try_out(executor, dataset_of(keys), times=3) == ""
-    assert executor.keys_asked == asked
-    assert [request.cache for request in executor.requests] == ["redis://cache"]
 
 
 @pytest.mark.parametrize(
@@ -272,15 +264,6 @@ def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
     assert words in try_out(executor, region_of=region_of)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert bool(told) == bool(words)
-
-
-def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait(executor, monkeypatch):
-    monkeypatch.setattr(eligibility_module, "_REGION_S", 0.05)
-    answer = threading.Event()
-    try:
-        assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
-    finally:
-        answer.set()
 
 
 def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):

@@ -90,37 +90,6 @@ def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
     assert lambda_service.most_at_once <= 2
 
 
-def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 1)
-
-    async def work(executor, outcomes):
-        await reach_the_stream(executor, request)
-        lambda_service.crash_next()
-        with pytest.raises(FunctionLostError, match=r"no outcome of the function .* within 1\.0 s"):
-            await executor.invoke(request, timeout_s=ALONE_S)
-        assert not outcomes._waiting
-        return await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    assert using(lambda_service, valkey, work).outcomes == ("cached",)
-
-
-def test_an_event_that_is_delivered_twice_is_answered_once(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 2)
-
-    async def work(executor, outcomes):
-        with outcomes.expecting("other"):
-            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            again = lambda_service.invocations[-1].event
-            await asyncio.to_thread(executor._client.invoke, again, "Event")
-            async with asyncio.timeout(TIMEOUT_S):
-                while not outcomes.unawaited:  # noqa: ASYNC110  # nobody tells of it
-                    await asyncio.sleep(0)
-        return first, await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    first, second = using(lambda_service, valkey, work)
-    assert first.outcomes == second.outcomes == ("cached", "cached")
-
-
 @pytest.mark.slow
 def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)

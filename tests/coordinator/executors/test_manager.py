@@ -87,17 +87,6 @@ async def until_there(manager):
     return [one.scaling.capacity for one in manager.executors]
 
 
-def test_one_alone_that_does_not_start_is_the_error():
-    with pytest.raises(ConfigError, match="no such function"):
-        using([Startable(fails=[ConfigError("no such function")])], presence)
-
-
-def test_several_of_which_none_starts_say_all_why():
-    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", fingerprint="bb")]
-    with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
-        using(executors, presence)
-
-
 def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails_by(caplog):
     first = Startable("one", fails=[ExecutorError("asleep"), KeyError("k")])
     third = Startable("three", fails=[OSError("no space")])
@@ -126,12 +115,6 @@ def test_one_that_decodes_otherwise_is_left_out():
     assert using([Startable("one", fingerprint="bb"), Startable("two")], work) == ["other pixels", ""]
 
 
-def test_a_start_under_way_is_given_up_at_the_end():
-    slow = Startable("one", waits=asyncio.Event())
-    assert using([slow, Startable("two")], presence) == ["it has not been started", ""]
-    assert slow.closes == 1
-
-
 def test_the_core_is_told_of_what_changes():
     executors = [Startable("one"), Startable("two")]
 
@@ -146,14 +129,3 @@ def test_the_core_is_told_of_what_changes():
     told = using(executors, work)
     assert [event.executor for event in told] == [0, 1, 1]
     assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
-
-
-def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
-    monkeypatch.setattr(manager_module, "_CLOSE_S", 0.05)
-    second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
-
-    async def work(manager):
-        return await until_there(manager)
-
-    assert using([Startable("one"), second], work) == [2, 2]
-    assert "the executor two did not end within 0.05 s" in caplog.text

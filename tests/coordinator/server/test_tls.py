@@ -112,7 +112,7 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
         assert not expected or expected[1] in caplog.text
 
 
-def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
+async def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -127,15 +127,12 @@ def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certif
                 channel.unary_unary("/super.v1.Coordinator/GetJobStats")(b"", timeout=10)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def work():
-        server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
-        second = await listen_for_health(probed, health)
-        try:
-            await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
-            health.end()
-            await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
-        finally:
-            await second.stop(0)
-            await server.stop(0)
-
-    serving_loop.run(work())
+    server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
+    second = await listen_for_health(probed, health)
+    try:
+        await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
+        health.end()
+        await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
+    finally:
+        await second.stop(0)
+        await server.stop(0)
