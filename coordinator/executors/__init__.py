@@ -7,4 +7,6 @@ failures. No executor imports the function: text names it, as ``module:attribute
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from superdl.coordinator.executors.base import ExecutorError, executor_class, executor_classes
+
+__all__ = ["ExecutorError", "executor_class", "executor_classes"]

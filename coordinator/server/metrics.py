@@ -11,10 +11,9 @@ import math
 import sys
 import time
 from collections import defaultdict
-from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import numpy as np
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from prometheus_client.core import Metric as Family
 
-    from superdl.coordinator.cache.info import CacheLoad
-    from superdl.coordinator.core import ClosedJobs, Core, Job
+    from superdl.coordinator.core import ClosedJobs, Job
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
 
@@ -121,14 +119,6 @@ METRICS = tuple(
 )
 
 
-def _stalled(wait: str, job: Job | ClosedJobs) -> float:
-    return job.stalls.by_wait().get(wait, (0, 0))[0]
-
-
-def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
-    return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
-
-
 # A job's counters: the metric, and the job's attribute, after the other label's value if any.
 _COUNTED = """
 batches_read batches_read
@@ -143,14 +133,14 @@ source_requests source_requests
 source_bytes source_bytes
 record_bytes record_bytes
 """
-_OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job | ClosedJobs], float]]] = [
+_OF_JOBS = [
     (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
     for name, *columns in map(str.split, _COUNTED.strip().splitlines())
     for label, _, counter in (column.rpartition("=") for column in columns)
 ]
-_OF_JOBS += [("super_stalls_total", (wait,), partial(_stalled, wait)) for wait in WAITS]
-_OF_JOBS += [("super_wait_seconds_total", (wait,), partial(_waited_s, wait)) for wait in WAITS]
-_NOTHING = np.zeros(len(_OF_JOBS))
+_ROW = [(name, labels) for name, labels, _ in _OF_JOBS]
+_ROW += [(f"super_{name}_total", (wait,)) for name in ("stalls", "wait_seconds") for wait in WAITS]
+_NOTHING = np.zeros(len(_ROW))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
@@ -162,7 +152,11 @@ class _Seen(NamedTuple):
 
 
 def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
-    return np.array([of(account) for _, _, of in _OF_JOBS], np.float64)
+    """Return the values of a row of counters."""
+    by_wait = account.stalls.by_wait()
+    batches, waited_us = zip(*(by_wait.get(wait, (0, 0)) for wait in WAITS), strict=True)
+    counted = [of(account) for _, _, of in _OF_JOBS]
+    return np.array([*counted, *batches, *(us / 1e6 for us in waited_us)], np.float64)
 
 
 class Metrics:
@@ -241,24 +235,20 @@ class Metrics:
                 growth = figures if last is None or last.job is not job else figures - last.figures
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
-                yield from self._gauges(job)
+                ahead = core.lookahead_batches(job)
+                yield "super_lookahead_batches", (job.name,), ahead
+                yield "super_lookahead_seconds", (job.name,), ahead * job.interval_s
+                yield "super_job_usd", (job.name,), core.state.ledger.job_costs(job.name).usd
         while len(self._rows) > JOBS_NAMED:  # the first job closed longest ago
             del self._rows[next(iter(self._rows))]
         # Figures once in a row never move to OTHER, where they would look like a burst of work.
         # Sums in a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
-            for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
+            for (name, labels), value in zip(_ROW, row.tolist(), strict=True):
                 yield name, (job_name, *labels), value
         yield from _states("super_jobs", [job.lapsed for job in jobs])
         yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])
-
-    def _gauges(self, job: Job) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        core = self._engine.core
-        ahead, name = core.lookahead_batches(job), (job.name,)
-        yield "super_lookahead_batches", name, ahead
-        yield "super_lookahead_seconds", name, ahead * job.interval_s
-        yield "super_job_usd", name, core.state.ledger.job_costs(job.name).usd
 
     def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
@@ -341,56 +331,40 @@ class EmfLines:
     https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
 
     Args:
-        core: the source of the figures.
+        engine: the engine with the core and the load of the cache's nodes.
         owner: the coordinator's name, the only dimension of the metrics.
-        load: returns the load of the cache's nodes.
-        to: the stream to write to; standard output by default.
+        stream: the stream to write to; standard output by default.
     """
 
-    def __init__(
-        self, core: Core, owner: str, load: Callable[[], CacheLoad], to: TextIO | None = None
-    ) -> None:
-        self._core = core
-        self._owner = owner
-        self._load = load
-        self._to = to or sys.stdout
+    def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
+        self._engine, self._owner, self._stream = engine, owner, stream or sys.stdout
         self._waited_us: dict[str, int] = {}
         self._evicted_keys = 0
-        self._said_s = core.now_s
+        self._written_s = engine.core.now_s
 
-    async def tell(self) -> None:
+    async def write(self) -> None:
         """Write a line with the figures since the last one."""
-        state, now = self._core.state, time.monotonic()
-        passed_s, self._said_s = now - self._said_s, now
-        waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in self._core.jobs}
+        core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
+        passed_s, self._written_s = now_s - self._written_s, now_s
+        waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}
         more_us = sum(max(0, us - self._waited_us.get(name, 0)) for name, us in waited_us.items())
         self._waited_us = waited_us
-        load = self._load()
         evicted_keys, self._evicted_keys = load.evicted_keys - self._evicted_keys, load.evicted_keys
-        ranks = sum(not cursor.lapsed for cursor in state.cursors)
-        self._write(
-            {
-                "WaitingPercent": 100 * more_us / 1e6 / (ranks * passed_s) if ranks and passed_s > 0 else 0.0,
-                "FullestNodePercent": 100 * load.fullest_share,
-                "BusiestNodePercent": 100 * load.busiest_share,
-                "EvictedKeys": evicted_keys,
-                "Thrashing": int(self._core.thrashing),
-                "Throttles": sum(
-                    executor.concurrency.throttled_lately(now) for executor in state.fleet.executors
-                ),
-                "SpendingLimited": list(Spending).index(state.ledger.spending),
-            }
-        )
-
-    def _write(self, values: dict[str, float]) -> None:
+        ranks = sum(not cursor.lapsed for cursor in core.state.cursors)
+        executors = core.state.fleet.executors
+        values = {
+            "WaitingPercent": 100 * more_us / 1e6 / (ranks * passed_s) if ranks and passed_s > 0 else 0.0,
+            "FullestNodePercent": 100 * load.fullest_share,
+            "BusiestNodePercent": 100 * load.busiest_share,
+            "EvictedKeys": evicted_keys,
+            "Thrashing": int(core.thrashing),
+            "Throttles": sum(executor.concurrency.throttled_lately(now_s) for executor in executors),
+            "SpendingLimited": list(Spending).index(core.state.ledger.spending),
+        }
         metrics = [
             {"Name": name, "Unit": "Percent" if name.endswith("Percent") else "Count"} for name in values
         ]
         described = {"Namespace": "SUPER", "Dimensions": [["Coordinator"]], "Metrics": metrics}
-        line: dict[str, Any] = {
-            "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]},
-            "Coordinator": self._owner,
-            **values,
-        }
-        self._to.write(json.dumps(line) + "\n")
-        self._to.flush()
+        about = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]}
+        self._stream.write(json.dumps({"_aws": about, "Coordinator": self._owner, **values}) + "\n")
+        self._stream.flush()

@@ -45,12 +45,10 @@ from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import DatasetFacts
-    from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 
@@ -167,7 +165,11 @@ async def _start(
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
     context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
-    manager = _manager(settings, context, scratch)
+    decoding = replace(context, scratch=scratch)  # those that only restore and save keep no shards
+    manager = ExecutorManager(
+        [partial(executor, settings, decoding) for executor in executors],
+        [partial(executor, given, context) for executor, given in settings.store_only],
+    )
     stack.push_async_callback(manager.close)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
     if outcomes is not None:
@@ -192,11 +194,16 @@ async def _start(
     await history.load()
     watch = Watch(engine, history)
     stack.push_async_callback(watch.end)
+
+    def facts_of(dataset: Dataset) -> DatasetFacts:
+        keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
+        return dataset.facts(known_absent=info.keys == 0, keeps_shards=keeps_shards)
+
     service = CoordinatorService(
         engine,
         reports,
         eligibility,
-        facts_of=partial(_facts_of, manager, known_absent=info.keys == 0),
+        facts_of=facts_of,
         settings=settings,
         watch=watch,
         tokens=tokens,
@@ -216,82 +223,58 @@ async def _start(
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
 
-    async def follow_executors() -> None:
-        """Tell the core which executors come, go, grow and shrink, and what new ones can do."""
-        known = [
-            dataset for content, dataset in datasets.opened.items() if content in engine.core.state.datasets
-        ]
-        eligibility.tell_changes(known, engine.post)
-        manager.tell_changes(engine.post)
-        keeper.step()
-        watch.step()
-
     steps: _Steps = {
-        "upkeep": (partial(_look_after, upkeep, engine, doors.workers), _UPKEEP_S),
-        "executors": (follow_executors, _UPKEEP_S),
+        "upkeep": (upkeep.once, _UPKEEP_S),
+        "executors": (
+            partial(_follow, engine, eligibility, manager, watch, tokens, doors.workers),
+            _UPKEEP_S,
+        ),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
-        **(_emf(engine, settings.owner) if settings.metrics_emf else {}),
-        **(_teams(tokens, engine) if tokens is not None else {}),
     }
+    if settings.metrics_emf:
+        steps["emf"] = EmfLines(engine, settings.owner).write, EMF_PAUSE_S
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
-
-
-def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None) -> ExecutorManager:
-    """Return the manager of executors. Those that only restore and save keep no shards."""
-    decoding = replace(context, scratch=scratch)
-    return ExecutorManager(
-        [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
-        [partial(executor, given, context) for executor, given in settings.store_only],
-    )
-
-
-def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
-    """Return the core's facts about a dataset, for the functions as they are now."""
-    keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
-    return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
-
-
-async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:
-    """Check the cache, and whether another decoder replaces the one that made its records."""
-    await upkeep.once()
-    is_needed = bool(engine.core.jobs)
-    if workers is not None and (decoder := workers.successor(is_needed=is_needed)):
-        if is_needed:
-            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
-        raise DecoderReplacedError(decoder)
-
-
-def _emf(engine: Engine, owner: str) -> _Steps:
-    """Return the step that writes CloudWatch's metrics."""
-    return {"emf": (EmfLines(engine.core, owner, lambda: engine.cache_load).tell, EMF_PAUSE_S)}
-
-
-def _teams(tokens: Tokens, engine: Engine) -> _Steps:
-    """Return the step that passes changed limits of teams to the core."""
-
-    async def follow() -> None:
-        teams = tokens.teams_now()
-        if teams != engine.core.state.teams.given:
-            engine.post(TeamsChanged(teams))
-
-    return {"teams": (follow, _UPKEEP_S)}
 
 
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
     """Return the datasets, and the store's keeper, opened before functions look for the store."""
-    choice, read_only = settings.store_choice, settings.store_read_only
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
     stack.push_async_callback(datasets.close)
+    choice, read_only = settings.store_choice, settings.store_read_only
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
     await keeper.open()
     return datasets, keeper
+
+
+async def _follow(
+    engine: Engine,
+    eligibility: Eligibility,
+    manager: ExecutorManager,
+    watch: Watch,
+    tokens: Tokens | None,
+    workers: Workers | None,
+) -> None:
+    """Tell the core which executors come, go, grow and shrink, what new ones can do, and teams' limits."""
+    known = engine.core.state.datasets
+    opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
+    eligibility.tell_changes(opened, engine.post)
+    manager.tell_changes(engine.post)
+    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
+        engine.post(TeamsChanged(teams))
+    engine.keeper.step()
+    watch.step()
+    is_needed = bool(engine.core.jobs)
+    if workers is not None and (successor := workers.successor(is_needed=is_needed)):
+        if is_needed:
+            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
+        raise DecoderReplacedError(successor)
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:

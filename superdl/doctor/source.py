@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors.base import executor_classes
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects.s3_account import Account

@@ -14,7 +14,6 @@ from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.ports import free_port
-from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
@@ -24,15 +23,15 @@ COMMANDS += " cluster|slots asking"
 """What a coordinator's user needs."""
 
 
-def an_id(number: int) -> bytes:
+def an_id(number):
     return number.to_bytes(16, "big")
 
 
-def ids(numbers) -> bytes:
+def ids(numbers):
     return b"".join(map(an_id, numbers))
 
 
-def a_record(count: int) -> bytes:
+def a_record(count):
     header, payload = pack(np.zeros(count, dtype=np.uint8), an_id(0))
     return header + bytes(payload)
 
@@ -227,11 +226,3 @@ def test_a_node_beyond_loopback_needs_tls():
             on(server, lambda cache: cache.info())
     finally:
         server.close()
-
-
-@pytest.fixture
-def front(valkey, certificates):
-    running = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    running.start()
-    yield running
-    running.close()

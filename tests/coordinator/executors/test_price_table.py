@@ -12,7 +12,7 @@ from superdl.coordinator.executors.price_table import load_prices
 from superdl.super_wire.errors import ConfigError
 
 
-def written(tmp_path, text: str) -> str:
+def written(tmp_path, text):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     return str(path)

@@ -264,7 +264,7 @@ async def test_an_answer_that_cannot_be_used_is_billed(coordinator, source):
 def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
     valkey, serving_loop, source, monkeypatch, caplog
 ):
-    written: set[str] = set()
+    written = set()
 
     def spoilt(key, sample_id):
         record = bytearray(whole(key, sample_id))

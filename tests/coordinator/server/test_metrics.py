@@ -10,7 +10,6 @@ import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -26,9 +25,6 @@ from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 from tests.coordinator.running import missed
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 def metrics_of(coordinator):
     workers = [pb.WorkerStats(waits=False), pb.WorkerStats(waits=True), pb.WorkerStats(waits=True)]
@@ -39,10 +35,10 @@ def metrics_of(coordinator):
 def parsed(text):
     """Values by name and labels in their order, as the strict parser of OpenMetrics finds them."""
     order = {metric.name: metric.labels for metric in METRICS}
-    found: dict[tuple[str, ...], float] = {}
+    found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
-            labels: Mapping[str, str] = sample.labels
+            labels = sample.labels
             names = order.get(sample.name) or sorted(labels)
             found[sample.name, *(labels[name] for name in names)] = sample.value
     return found
@@ -175,13 +171,14 @@ def test_a_line_says_how_long_readers_waited_since_the_last_one():
     driver.open()
     driver.ask(0, 8)
     out = io.StringIO()
-    loads = iter([CacheLoad(0.25, 0.5, 3), CacheLoad(0.25, 0.5, 7)])
-    lines = EmfLines(driver.core, "a-stack", lambda: next(loads), out)
+    engine = SimpleNamespace(core=driver.core, cache_load=CacheLoad(0.25, 0.5, 3))
+    lines = EmfLines(engine, "a-stack", out)
     driver.read(0, missed=(0, 1))
     driver.answer_all()
     driver.read(0, hits=6, wait_us=30_000_000, missed=())
-    asyncio.run(lines.tell())
-    asyncio.run(lines.tell())
+    asyncio.run(lines.write())
+    engine.cache_load = CacheLoad(0.25, 0.5, 7)
+    asyncio.run(lines.write())
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert first["WaitingPercent"] == pytest.approx(50.0, rel=0.05)
     assert second["WaitingPercent"] == 0.0
