@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 
 import boto3
 
@@ -26,17 +26,19 @@ def handler_of(name):
     return f"{functions.MODULE}.{name}"
 
 
-def using(executor, work):
-    """Runs ``work(executor)`` while the executor runs."""
+@contextlib.asynccontextmanager
+async def using(executor):
+    """Start an executor, and close it at the end."""
+    try:
+        await executor.start()
+        yield executor
+    finally:
+        await executor.close()
 
-    async def body():
-        try:
-            await executor.start()
-            return await work(executor)
-        finally:
-            await executor.close()
 
-    return asyncio.run(body())
+async def start_and_close(executor):
+    async with using(executor):
+        pass
 
 
 def request_for_objects(store, cache, count, request_id="r"):

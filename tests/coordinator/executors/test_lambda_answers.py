@@ -115,17 +115,15 @@ def test_what_is_no_answer_of_ours_is_refused(text, reason):
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(100.0, "behind"), (-100.0, "ahead of")])
-def test_a_function_with_another_clock_makes_the_samples(
+async def test_a_function_with_another_clock_makes_the_samples(
     lambda_service, object_store, valkey, caplog, ahead_s, side
 ):
     lambda_service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": str(ahead_s)})
     request = replace(request_for_objects(object_store, valkey.url, 2), expires_at=time.time() + 20.0)
     expired = replace(request, request_id="late", expires_at=time.time() - 20.0)
 
-    async def work(executor):
-        return [await executor.invoke(one, timeout_s=TIMEOUT_S) for one in (request, expired)]
-
-    made, late = using(executor_for(lambda_service, valkey.url), work)
+    async with using(executor_for(lambda_service, valkey.url)) as executor:
+        made, late = [await executor.invoke(one, timeout_s=TIMEOUT_S) for one in (request, expired)]
     assert made.outcomes == (Outcome.CACHED,) * 2
     assert late.outcomes == (Outcome.EXPIRED,) * 2
     told = [record for record in caplog.records if "clock is 100 s" in record.getMessage()]
