@@ -42,7 +42,6 @@ __all__ = [
     "check_settings",
     "executor_class",
     "executor_classes",
-    "failure_kind",
     "one_line",
     "setting",
     "shipped_prices_of",
@@ -59,9 +58,10 @@ class ExecutorError(SuperError):
 
     ``ran_s`` is how long a function ran for it, which is billed; 0 if none ran, or if unknown. ``refused``:
     no function was invoked, so the invocation is not billed either.
-    ``wrong_settings``: only other settings can help.
+    ``wrong_settings``: only other settings can help. ``kind`` is the failure's, for the core.
     """
 
+    kind: ClassVar = FailureKind.UNAVAILABLE
     ran_s: float = 0.0
     refused: bool = False
     wrong_settings: bool = False
@@ -74,43 +74,37 @@ class ConnectionLostError(ExecutorError):
 class FunctionCrashedError(ExecutorError):
     """The function's process is gone. The request may or may not have been carried out."""
 
+    kind = FailureKind.CRASHED
+
 
 class FunctionTimedOutError(ExecutorError):
     """The function did not answer within its time limit, and was ended."""
+
+    kind = FailureKind.TIMED_OUT
 
 
 class FunctionLostError(ExecutorError):
     """The request was sent, but no answer came: whether a function ran is unknown."""
 
+    kind = FailureKind.LOST
+
 
 class FunctionRaisedError(ExecutorError):
     """The function raised; the message has the error's type and text."""
+
+    kind = FailureKind.RAISED
 
 
 class PayloadTooLargeError(ExecutorError):
     """The request or its result has too many bytes: request fewer samples at once."""
 
+    kind = FailureKind.RAISED
+
 
 class ThrottledError(ExecutorError):
     """No function was free in time; the request was not started."""
 
-
-# The first match counts, so subclasses come before ExecutorError.
-_KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
-    (FunctionCrashedError, FailureKind.CRASHED),
-    (FunctionTimedOutError, FailureKind.TIMED_OUT),
-    (FunctionLostError, FailureKind.LOST),
-    (FunctionRaisedError, FailureKind.RAISED),
-    (PayloadTooLargeError, FailureKind.RAISED),
-    (ThrottledError, FailureKind.THROTTLED),
-    (ExecutorError, FailureKind.UNAVAILABLE),
-    (ConfigError, FailureKind.RAISED),
-)
-
-
-def failure_kind(error: ExecutorError | ConfigError) -> FailureKind:
-    """Classify a failed invocation for the core."""
-    return next(kind for cause, kind in _KINDS if isinstance(error, cause))
+    kind = FailureKind.THROTTLED
 
 
 @dataclass(frozen=True, slots=True)

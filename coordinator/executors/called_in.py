@@ -257,8 +257,20 @@ class Workers:
         Raises:
             ConfigError: it cannot be admitted; the message gives the reason.
         """
-        if refusal := self._refusal(hello):
-            raise ConfigError(refusal)
+        if len(self._all) >= _MAX_WORKERS:
+            raise ConfigError(f"this coordinator has its {_MAX_WORKERS} workers")
+        others = self.fingerprint or hello.fingerprint
+        if self._decodes and self.patience_s is None and hello.fingerprint != others:
+            raise ConfigError(
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
+                "install the same versions of SUPER and Pillow everywhere"
+            )
+        store = self._store, self._store_id()
+        if not self._decodes and store[1] and (hello.store, hello.store_id) != store:
+            raise ConfigError(
+                f"this worker does not see the store {self._store}: mount it there, and start the worker "
+                f"with --store {self._store} (SUPER_STORE)"
+            )
         self.refusal = ""
         worker = ConnectedWorker(hello, next(self._numbers))
         self.fingerprint = self.fingerprint or worker.fingerprint
@@ -312,27 +324,6 @@ class Workers:
             worker.outgoing.put_nowait(None)
         if not self._all:
             self._some.clear()
-
-    def _refusal(self, hello: pb.WorkerHello) -> str:
-        """Return why a worker cannot be admitted now; empty if it can."""
-        if len(self._all) >= _MAX_WORKERS:
-            return f"this coordinator has its {_MAX_WORKERS} workers"
-        others = self.fingerprint or hello.fingerprint
-        if self._decodes and self.patience_s is None and hello.fingerprint != others:
-            return (
-                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
-                "install the same versions of SUPER and Pillow everywhere"
-            )
-        if (
-            not self._decodes
-            and self._store_id()
-            and (hello.store, hello.store_id) != (self._store, self._store_id())
-        ):
-            return (
-                f"this worker does not see the store {self._store}: mount it there, and start the worker "
-                f"with --store {self._store} (SUPER_STORE)"
-            )
-        return ""
 
     async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
         """Take a free slot, from the worker with the largest share of free slots."""

@@ -36,7 +36,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, failure_kind, one_line
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store import StoreChoice
@@ -252,7 +252,7 @@ class Engine:
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
-            failure = failure_kind(error)
+            failure = getattr(error, "kind", FailureKind.RAISED)
             about = {"cause": f"{executor.name}: {failure.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
             words = "request %s to %s failed: %s: %s"
@@ -344,9 +344,16 @@ class Engine:
             record = await self._cache.record(sample_id)
         except CacheError:  # the next one will find it, and upkeep reports the cache
             return
-        if record is not None:
-            fault = _fault_of(record, sample_id)
-            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+        if record is None:
+            return
+        fault = ""
+        try:
+            unpack(record, sample_id=sample_id)
+        except RecordVersionError:  # pointers, tombstones and other versions are no faults
+            pass
+        except RecordError as error:
+            fault = str(error)
+        self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
 
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
@@ -375,14 +382,3 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # readers report them again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
-
-
-def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """Describe a new record's fault; pointers, tombstones and other versions are none."""
-    try:
-        unpack(record, sample_id=sample_id)
-    except RecordVersionError:
-        return ""
-    except RecordError as error:
-        return str(error)
-    return ""
