@@ -144,13 +144,6 @@ _NOTHING = np.zeros(len(_ROW))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
-class _Seen(NamedTuple):
-    """An open job at the last scrape, and its figures then."""
-
-    job: Job
-    figures: NDArray[np.float64]
-
-
 def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
     """Return the values of a row of counters."""
     by_wait = account.stalls.by_wait()
@@ -177,7 +170,8 @@ class Metrics:
             raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[Job, NDArray[np.float64]]] = {}
+        """Open jobs at the last scrape, and their figures then."""
         self._rows: dict[str, NDArray[np.float64]] = {}
         self._in_rows = self._others = _NOTHING
         self._usd: dict[str, float] = {}
@@ -229,10 +223,10 @@ class Metrics:
         for job in jobs:
             figures = _figures(job)
             total += figures
-            last, row = before.get(job.name), self._rows.pop(job.name, _NOTHING)
-            self._seen[job.name] = _Seen(job, figures)
+            seen_job, seen = before.get(job.name, (None, _NOTHING))
+            row, self._seen[job.name] = self._rows.pop(job.name, _NOTHING), (job, figures)
             if job.name in self._named:
-                growth = figures if last is None or last.job is not job else figures - last.figures
+                growth = figures - seen if seen_job is job else figures
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
                 ahead = core.lookahead_batches(job)

@@ -68,31 +68,28 @@ def test_a_cache_that_hangs_does_not_keep_the_process():
 RENEWAL_S = 0.1
 
 
-def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_service, valkey):
+async def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_service, valkey):
     async def own(cache):
         while True:
             await cache.hold_lock()
             await asyncio.sleep(RENEWAL_S)
 
-    async def body():
-        first, second = Cache(valkey.url, owner=""), Cache(valkey.url, owner="")
-        executor = executor_for(lambda_service, valkey.url)
-        await first.hold_lock()
-        owning = asyncio.create_task(own(first))
-        try:
-            with pytest.raises(LockHeldError, match="name it by SUPER_COORDINATOR"):
-                await warm_and_take_over(executor, second)
-        finally:
-            await cancel_and_wait(owning)
-            await executor.close()
-            await second.close()
-            await first.close()
-
-    asyncio.run(body())
+    first, second = Cache(valkey.url, owner=""), Cache(valkey.url, owner="")
+    executor = executor_for(lambda_service, valkey.url)
+    await first.hold_lock()
+    owning = asyncio.create_task(own(first))
+    try:
+        with pytest.raises(LockHeldError, match="name it by SUPER_COORDINATOR"):
+            await warm_and_take_over(executor, second)
+    finally:
+        await cancel_and_wait(owning)
+        await executor.close()
+        await second.close()
+        await first.close()
     assert not lambda_service.invocations
 
 
-def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, monkeypatch):
+async def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, monkeypatch):
     monkeypatch.setattr("superdl.coordinator.server.upkeep.LOCK_TTL_S", 0.04)
     held = []
 
@@ -101,16 +98,13 @@ def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, mon
             held.append(lambda_service.refused)
             return await super().hold_lock()
 
-    async def body():
-        cache = Counting(valkey.url, owner="")
-        executor = executor_for(lambda_service, valkey.url)
-        lambda_service.throttle_next(1)  # warming goes on after a second
-        try:
-            await warm_and_take_over(executor, cache)
-        finally:
-            await executor.close()
-            await cache.close()
-
-    asyncio.run(body())
+    cache = Counting(valkey.url, owner="")
+    executor = executor_for(lambda_service, valkey.url)
+    lambda_service.throttle_next(1)  # warming goes on after a second
+    try:
+        await warm_and_take_over(executor, cache)
+    finally:
+        await executor.close()
+        await cache.close()
     assert held.count(1) > 1  # again and again after the throttling
     assert len(lambda_service.invocations) == 1

@@ -43,7 +43,6 @@ QUICK = {
     "tiff-tile",
     "zip-member",
     "store-segment",
-    "tar-header",
 }
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BOMBS]
 

@@ -71,19 +71,14 @@ def misbehaving(functions):
     return f"{functions}:misbehaving"
 
 
-def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey, sockets):
+async def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey, sockets):
     request, pixels = ask_for_images(tmp_path, valkey.unix_url)
-
-    async def main():
-        async with started("superdl.lambda_prefetch.handler:handler", sockets=sockets) as (executor, worker):
-            assert (executor.name, executor.scaling.capacity, len(executor.fingerprint)) == ("local", 1, 32)
-            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            second = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            nice = [psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)]
-            assert nice == [psutil.Process().nice() + 7]
-            return first, second
-
-    first, second = asyncio.run(main())
+    async with started("superdl.lambda_prefetch.handler:handler", sockets=sockets) as (executor, worker):
+        assert (executor.name, executor.scaling.capacity, len(executor.fingerprint)) == ("local", 1, 32)
+        first = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        second = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        nice = [psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)]
+        assert nice == [psutil.Process().nice() + 7]
     assert first.outcomes == second.outcomes == ("cached",) * 8
     assert not second.cold_start  # the warm event was
     assert_cached(valkey, request, pixels)

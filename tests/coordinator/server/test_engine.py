@@ -27,7 +27,7 @@ from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, read_tombstone
 from superdl.super_wire.request import RequestKind
 from tests.coordinator import running as running_module
-from tests.coordinator.running import ScriptedExecutor, missed, running
+from tests.coordinator.running import ScriptedExecutor, missed
 
 KEYS = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(5)]
 FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
@@ -162,23 +162,20 @@ async def test_while_the_store_makes_room_no_function_is_asked_to_write_to_it(
     assert {request.kind for request in coordinator.executor.requests} == {RequestKind.DECODE}
 
 
-def test_a_bug_in_an_executor_is_seen(valkey, caplog):
+async def test_a_bug_in_an_executor_is_seen(valkey, caplog):
     class Broken(ScriptedExecutor):
         async def invoke(self, request, *, timeout_s):
             raise ZeroDivisionError
 
-    async def body():
-        cache = Cache(valkey.unix_url, owner="test")
-        engine = Engine(
-            CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)], DatasetRegistry(max_age_s=1.0)
-        )
-        engine._tasks.start(engine._executors[0].invoke(None, timeout_s=1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(engine.failed, 20)
-        await engine.close()
-        await cache.close()
-
-    asyncio.run(body())
+    cache = Cache(valkey.unix_url, owner="test")
+    engine = Engine(
+        CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)], DatasetRegistry(max_age_s=1.0)
+    )
+    engine._tasks.start(engine._executors[0].invoke(None, timeout_s=1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(engine.failed, 20)
+    await engine.close()
+    await cache.close()
     assert "a bug" in caplog.text
 
 
@@ -261,8 +258,8 @@ async def test_an_answer_that_cannot_be_used_is_billed(coordinator, source):
     assert counters.gb_s == pytest.approx(2.0 * MEMORY_GB)
 
 
-def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
-    valkey, serving_loop, source, monkeypatch, caplog
+async def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
+    coordinator, valkey, source, monkeypatch, caplog
 ):
     written = set()
 
@@ -274,17 +271,12 @@ def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produce
 
     whole = running_module.record_of
     monkeypatch.setattr(running_module, "record_of", spoilt)
-
-    async def work():
-        async with running(valkey) as coordinator:
-            await coordinator.open(await coordinator.register(source))
-            await coordinator.page()
-            await coordinator.until(lambda: "does not read back" in caplog.text)
-            await coordinator.until(lambda: len(coordinator.executor.keys_asked) > 10)
-            await coordinator.until(lambda: not coordinator.engine.busy)
-            return coordinator.executor.keys_asked
-
-    keys = serving_loop.run(work())
+    await coordinator.open(await coordinator.register(source))
+    await coordinator.page()
+    await coordinator.until(lambda: "does not read back" in caplog.text)
+    await coordinator.until(lambda: len(coordinator.executor.keys_asked) > 10)
+    await coordinator.until(lambda: not coordinator.engine.busy)
+    keys = coordinator.executor.keys_asked
     (again,) = {key for key in keys if keys.count(key) > 1}
     with valkey.client() as client:
         payloads = [client.get(name)[HEADER_BYTES:] for name in client.keys("super:r1:*")]

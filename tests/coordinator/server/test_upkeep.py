@@ -99,17 +99,13 @@ def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(sm
     assert 0.8 * records < records_after_a_look(small, source, serving_loop) < records
 
 
-def test_it_stays_while_no_job_is_open(small):
+async def test_it_stays_while_no_job_is_open(small):
     records = fill(small, 0.92)
-
-    async def work():
-        async with kept_at(small.unix_url) as upkeep:
-            upkeep._settled_at_s = 0.0
-            for _ in range(3):
-                await upkeep.once()
-            assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
-
-    asyncio.run(work())
+    async with kept_at(small.unix_url) as upkeep:
+        upkeep._settled_at_s = 0.0
+        for _ in range(3):
+            await upkeep.once()
+        assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
     assert left(small) == records
 
 
@@ -121,18 +117,14 @@ def test_it_stays_while_there_is_room_or_its_readers_may_come_back(
     assert records_after_a_look(small, source, serving_loop, settled=settled) == records
 
 
-def told_after(address, fault):
+async def told_after(address, fault):
     """The kinds of event that the core is told of by the look after a fault."""
     told = []
-
-    async def work():
-        async with kept_at(address) as upkeep:
-            await upkeep.once()
-            upkeep._engine.post = told.append
-            await asyncio.to_thread(fault)
-            await upkeep.once()
-
-    asyncio.run(work())
+    async with kept_at(address) as upkeep:
+        await upkeep.once()
+        upkeep._engine.post = told.append
+        await asyncio.to_thread(fault)
+        await upkeep.once()
     return {type(event) for event in told} & {CacheReset, CacheEvicted}
 
 
@@ -192,23 +184,23 @@ async def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_
 
 
 @pytest.mark.slow
-def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
+async def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     for node in valkey_cluster.nodes:
 
         def empty(node=node):
             node.restart_empty()
             valkey_cluster.wait_until_ready()
 
-        assert told_after(valkey_cluster.url, empty) == {CacheEvicted}
+        assert await told_after(valkey_cluster.url, empty) == {CacheEvicted}
     slot = key_slot(b"any")
-    assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
+    assert await told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
 
     def empty_all():
         for node in valkey_cluster.nodes:
             node.restart_empty()
         valkey_cluster.wait_until_ready()
 
-    assert told_after(valkey_cluster.url, empty_all) == {CacheReset}
+    assert await told_after(valkey_cluster.url, empty_all) == {CacheReset}
 
 
 async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
@@ -228,23 +220,18 @@ async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, mo
             hanging.process.send_signal(signal.SIGCONT)
 
 
-def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
+async def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
     """Also where no command of the coordinator has met a slot that was moved."""
-
-    async def work():
-        async with kept_at(valkey_cluster.url) as upkeep:
-            await upkeep.once()
-            before = upkeep._engine.core.state.budget_bytes
-            for slot in range(3):  # the fullest node is the measure, and counts differ by one
-                await asyncio.to_thread(valkey_cluster.move, slot, 1)
-            async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
-                while (after := upkeep._engine.core.state.budget_bytes) == before:
-                    await upkeep.once()
-            for node in valkey_cluster.nodes:
-                with node.client() as client:
-                    client.config_set("maxmemory", 16 * 2**20)
-            await upkeep.once()
-            return before, after, upkeep._engine.core.state.budget_bytes
-
-    before, after, small = asyncio.run(work())
-    assert small < after < before
+    async with kept_at(valkey_cluster.url) as upkeep:
+        await upkeep.once()
+        before = upkeep._engine.core.state.budget_bytes
+        for slot in range(3):  # the fullest node is the measure, and counts differ by one
+            await asyncio.to_thread(valkey_cluster.move, slot, 1)
+        async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
+            while (after := upkeep._engine.core.state.budget_bytes) == before:
+                await upkeep.once()
+        for node in valkey_cluster.nodes:
+            with node.client() as client:
+                client.config_set("maxmemory", 16 * 2**20)
+        await upkeep.once()
+        assert upkeep._engine.core.state.budget_bytes < after < before
