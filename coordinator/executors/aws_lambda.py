@@ -78,11 +78,7 @@ class LambdaSettings:
 
 
 class LambdaExecutor(Executor):
-    """A deployed function.
-
-    Raises:
-        ConfigError: a setting is invalid.
-    """
+    """A deployed function."""
 
     name = "lambda"
     remote = True
@@ -123,10 +119,8 @@ class LambdaExecutor(Executor):
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
 
-        Raises:
-            ExecutorError: none started in time; the message gives the reason.
-            ConfigError: there is no such function or there are no credentials, or the function is another
-                version of SUPER, or its environments decode differently.
+        ``ConfigError``: there is no such function or there are no credentials, or the function is another
+        version of SUPER, or its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]

@@ -127,17 +127,11 @@ class Scaling:
 class ExecutorContext:
     """The coordinator's facts for each executor, apart from the executor's own settings.
 
-    Attributes:
-        cache: the cache's address, as requests carry it.
-        function: the function's import path, ``module:attribute``.
-        request_timeout_s: how long a function may take before it starts a sample.
-        environment: variables for functions on this machine, with the coordinator's permissions.
-        outcomes: delivers answers through the cache; only if an executor answers that way.
-        scratch: a directory, created when needed, for the files of functions on this machine while it runs.
-        workers: workers that call in (:class:`superdl.coordinator.executors.called_in.Workers`); only in a
-            coordinator.
-        savers: likewise, workers that only restore and save.
-        sockets: the directory of the coordinator's unix socket; empty if it listens on a port.
+    ``function`` is an import path, ``module:attribute``; ``environment`` has variables for functions on this
+    machine, with the coordinator's permissions. ``outcomes`` delivers answers through the cache; ``scratch``,
+    created when needed, is for files of functions on this machine. ``workers`` are those that call in
+    (:class:`superdl.coordinator.executors.called_in.Workers`), ``savers`` those that only restore and save.
+    ``sockets`` is the directory of the coordinator's unix socket, empty if it listens on a port.
     """
 
     cache: str
@@ -154,12 +148,7 @@ class ExecutorContext:
 class Executor(Protocol):
     """A way to run functions, for use from one event loop. Most class attributes have a default.
 
-    Args:
-        settings: include the executor's own.
-        context: the coordinator's facts.
-
-    Raises:
-        ConfigError: one of its settings is wrong.
+    ``ConfigError`` on creation: one of its settings is wrong.
     """
 
     name: ClassVar[str]
@@ -214,21 +203,12 @@ class Executor(Protocol):
         return address.startswith("s3://")
 
     async def start(self) -> None:
-        """Prepare to invoke, within a bounded time.
-
-        Raises:
-            ExecutorError: no function could be started; the message gives the reason.
-        """
+        """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Carry out one request.
+        """Carry out one request, or raise one of the :class:`ExecutorError` kinds.
 
-        Args:
-            request: the samples and their recipe.
-            timeout_s: the function's time limit in seconds, and also the longest wait for a free one.
-
-        Raises:
-            ExecutorError: any of its kinds.
+        ``timeout_s`` is the function's time limit in seconds, and also the longest wait for a free one.
         """
 
     async def close(self) -> None:
@@ -269,11 +249,7 @@ def setting(
 
 
 def check_settings(settings: Any) -> None:
-    """Check that each field made by :func:`setting` has an allowed value.
-
-    Raises:
-        ConfigError: one does not; the message names it and its allowed values.
-    """
+    """Raise :class:`ConfigError` unless each field made by :func:`setting` has an allowed value."""
     for option in fields(settings):
         value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
         low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)

@@ -78,12 +78,8 @@ _UNTRIED = _Trial()
 class Eligibility:
     """The trials of all executors, and the resulting eligibility.
 
-    Args:
-        executors: in their order.
-        cache: its address, as requests carry it.
-        audit: :meth:`superdl.coordinator.cache.cache.Cache.audit`. With it, no dataset is refused that has
-            records in the cache.
-        region_of: returns the region of a bucket, or an empty text; blocking.
+    With ``audit``, :meth:`superdl.coordinator.cache.cache.Cache.audit`, no dataset is refused that has
+    records in the cache. ``region_of`` returns the region of a bucket, or an empty text; it may block.
     """
 
     def __init__(
@@ -106,11 +102,7 @@ class Eligibility:
         self._clock = asyncio.get_running_loop().time
 
     def check_source(self, source: str) -> None:
-        """Refuse a source that no function can see.
-
-        Raises:
-            ConfigError: it is a directory of this machine, and all functions run elsewhere.
-        """
+        """Raise :class:`ConfigError` for a directory of this machine, while all functions run elsewhere."""
         if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
             first = self._decoding[0]
             raise ConfigError(
@@ -301,9 +293,7 @@ class _InconclusiveError(Exception):
 async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
     """Try to produce a few samples; return a warning, or nothing.
 
-    Raises:
-        SourceForbiddenError, CacheError, ConfigError: as :meth:`Eligibility.check`.
-        _InconclusiveError: no function took the request.
+    Raises what :meth:`Eligibility.check` does, and _InconclusiveError if no function took the request.
     """
     source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
     request = request_for(

@@ -78,9 +78,7 @@ _CACHE_ERRORS = frozenset({"CacheError", "CacheUnreachableError", "WrongPassword
 def read_warm_reply(reply: Reply, target: Target, cache: str) -> Warmed:
     """Read the answer to a warm event.
 
-    Raises:
-        ExecutorError: the function failed, or cannot reach ``cache``.
-        ConfigError: it is another version of SUPER.
+    ``ExecutorError``: the function failed, or cannot reach ``cache``. ``ConfigError``: it is another version.
     """
     if reply.function_error:
         raise from_function(reply.payload, target, cache=cache)
@@ -94,9 +92,8 @@ def read_warm_reply(reply: Reply, target: Target, cache: str) -> Warmed:
 def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> PrefetchResult:
     """Read the answer to a prefetch request that took ``ran_s``; add its bill.
 
-    Raises:
-        ExecutorError: the function failed, its answer is no result of this request, or it is another version
-            of SUPER than the coordinator.
+    ``ExecutorError``: the function failed, its answer is no result of this request, or it is another version
+    of SUPER than the coordinator.
     """
     try:
         if reply.function_error:
@@ -111,11 +108,7 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
 
 
 def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
-    """Read an outcome from the cache; add the bill for the function's own time.
-
-    Raises:
-        ExecutorError: the function failed, or is another version of SUPER than the coordinator.
-    """
+    """Read an outcome from the cache; add the bill for the function's time. Raises as :func:`read_reply`."""
     if answer.duration_us > _MAX_RUN_US:
         raise FunctionRaisedError(
             f"{target} says that it ran for {answer.duration_us} us, which no function may"

@@ -70,11 +70,7 @@ class LocalSettings:
 
 
 class LocalExecutor(WorkersExecutor):
-    """Runs functions in a worker of its own.
-
-    Raises:
-        ConfigError: the function is not of the form ``module:attribute``.
-    """
+    """Runs functions in a worker of its own."""
 
     name = "local"
     remote = False
@@ -104,11 +100,7 @@ class LocalExecutor(WorkersExecutor):
         return True
 
     async def start(self) -> None:
-        """Start the worker, and wait until its first slot is warm or the worker has ended.
-
-        Raises:
-            ExecutorError: it can run nothing, or not in time; the message gives the reason.
-        """
+        """Start the worker, and wait for its first slot; ``ExecutorError``: it can run nothing in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
@@ -222,15 +214,10 @@ def _signal(send: Any) -> None:
 
 
 class Scratch:
-    """A coordinator's directory for shards, with a lock that the system drops with the process.
+    """A coordinator's directory in ``parent`` for shards, with a lock that the system drops with the process.
 
-    At its start, a coordinator removes the directories of killed coordinators on this host.
-
-    Args:
-        parent: created if needed; holds the directories of all coordinators.
-
-    Raises:
-        OSError: it cannot be created there.
+    At its start, a coordinator removes the directories of killed coordinators on this host. ``OSError``: it
+    cannot be created there.
     """
 
     def __init__(self, parent: Path) -> None:

@@ -45,8 +45,7 @@ _NO_SAVERS = (
 class WorkServicer(pb_grpc.CoordinatorServicer):
     """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
 
-    Args:
-        workers: those that decode (``True``) and those that only restore and save (``False``), if allowed.
+    ``workers`` are those that decode (``True``) and those that only restore and save (``False``), if allowed.
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -92,11 +91,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
 
 
 def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Return the group of workers to which a hello belongs.
-
-    Raises:
-        SuperError: it cannot join any.
-    """
+    """Return the group of workers to which a hello belongs; ``SuperError``: it cannot join any."""
     if not message.HasField("hello"):
         raise ConfigError("a worker's first message is its hello")
     hello = message.hello

@@ -40,12 +40,10 @@ _MAX_EXIT_CODE = 255
 
 
 class Reception(WorkServicer):
-    """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes it.
+    """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
 
-    Args:
-        workers: the connected workers, as :class:`WorkServicer` takes them; empty if none may call in.
-        run_ended: called with the exit code of a run that has ended; ``None`` if the coordinator does not
-            belong to a single run.
+    ``run_ended`` is called with the exit code of a run that has ended; it is ``None`` if the coordinator does
+    not belong to a single run.
     """
 
     def __init__(
@@ -79,14 +77,7 @@ class Reception(WorkServicer):
 
 
 class Doors:
-    """The ports; they are closed with the stack.
-
-    Args:
-        settings: addresses and certificates.
-        tokens: the accepted tokens, if callers need one.
-        stack: closes what was opened.
-        run_ended: called with the exit code of the run that has ended, if settings allow it.
-    """
+    """The ports; they are closed with the stack. ``run_ended`` is as for :class:`Reception`."""
 
     def __init__(
         self,
@@ -116,9 +107,7 @@ class Doors:
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
         """Let workers in, if functions run in some; tell probes that nothing is served yet.
 
-        Args:
-            store: the address of the coordinator's store, or empty.
-            store_id: returns its identity, if it is a directory that exists.
+        ``store_id`` returns the identity of the ``store``, if it is a directory that exists.
         """
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)

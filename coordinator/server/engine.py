@@ -86,11 +86,8 @@ class Engine:
     coordinator should restart.
 
     Args:
-        settings: the core's settings.
-        cache: the cache with the records.
-        executors: the executors of functions, in the order of the settings.
+        executors: in the order of the settings.
         datasets: the registry; datasets that the core uses are open there.
-        keeper: keeper of the store, if there is one.
         function_memory_mb: memory of a function, to account for GB-seconds if results do not report it.
     """
 

@@ -164,18 +164,11 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
-    """Serve on ``address`` from now on, and report that as healthy.
+    """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on, and report that as healthy.
 
-    Args:
-        address: ``host:port`` or ``unix:/path``.
-        service: the servicer that answers.
-        tls: encryption of the port, if any.
-        tokens: the accepted tokens, if callers need one.
-        called: gets each answered call's method and seconds.
-        health: the answers to health checks; by default, that it serves.
-
-    Raises:
-        ConfigError: the address is taken or cannot be listened on.
+    Callers need one of ``tokens``, if given. ``called`` gets each answered call's method and seconds.
+    ``health`` has the answers to health checks; by default, that it serves. ``ConfigError``: the address is
+    taken or cannot be listened on.
     """
     server = grpc.aio.server(
         options=_options(
@@ -199,11 +192,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Serve health checks only, in plain text and without a token.
-
-    Raises:
-        ConfigError: the address is taken or cannot be listened on.
-    """
+    """Serve health checks only, in plain text and without a token; ``ConfigError`` as :func:`listen`."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,

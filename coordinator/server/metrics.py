@@ -153,15 +153,7 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """The collector of all figures for ``prometheus_client``.
-
-    Args:
-        engine: the engine with the core and the store.
-        executors: all executors, as ``executor_stats`` takes them.
-
-    Raises:
-        ConfigError: the extra is not installed.
-    """
+    """The collector of all figures for ``prometheus_client``; ``ConfigError``: the extra is not installed."""
 
     def __init__(self, engine: Engine, executors: Sequence[ManagedExecutor]) -> None:
         try:
@@ -323,11 +315,7 @@ class EmfLines:
 
     Such a log line becomes a metric, so a coordinator on AWS needs no agent, permission or call for it:
     https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
-
-    Args:
-        engine: the engine with the core and the load of the cache's nodes.
-        owner: the coordinator's name, the only dimension of the metrics.
-        stream: the stream to write to; standard output by default.
+    ``owner`` is the coordinator's name, the only dimension of the metrics.
     """
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:

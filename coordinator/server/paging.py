@@ -71,11 +71,8 @@ class Orders:
     def add(self, part: pb.OrderPart) -> int:
         """Keep a part of an order; return the number of indices received without a gap.
 
-        A part that begins at the first index starts the order over. A part that would leave a gap is not
-        kept.
-
-        Raises:
-            ConfigError: the part is malformed, or the order is too long.
+        A part that begins at the first index starts the order over; one that would leave a gap is not kept.
+        ``ConfigError``: the part is malformed, or the order is too long.
         """
         indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
         with self._lock:
@@ -92,9 +89,8 @@ class Orders:
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
         """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
 
-        Raises:
-            ConfigError, PlanError: the request describes no valid plan.
-            UnknownJobError: the order that was sent before has been dropped.
+        ``ConfigError``, ``PlanError``: the request describes no valid plan. ``UnknownJobError``: the order
+        that was sent before has been dropped.
         """
         draws: Draws | None
         indices, weights = request.indices, request.weights
@@ -273,8 +269,7 @@ def page_of(
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
     """Return labels, and keys if requested, of samples from ``start``: all that fit, at least one.
 
-    Raises:
-        PlanError: there is no such place.
+    ``PlanError``: there is no such place.
     """
     if start > len(catalog):
         raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")

@@ -79,14 +79,8 @@ class Holders(Protocol):
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
     """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
 
-    Args:
-        settings: the coordinator's settings.
-        holders: the processes for which it runs, if it has such.
-        decoder: fingerprint of the decoder to use, whatever decoder made the cache's records; by default,
-            that one.
-
-    Returns:
-        The exit code: 0, or that of its run.
+    ``holders`` are the processes for which it runs, if it has such. It decodes as ``decoder``, else as the
+    cache's records were decoded. Returns the exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
@@ -134,10 +128,8 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
 
 def _bound_the_end() -> None:
-    """Bound the time until this process ends, whatever hangs from here on.
-
-    The bound holds until the process is gone: the interpreter waits for threads after this module has
-    returned.
+    """Bound the time until this process is gone, whatever hangs: the interpreter waits for threads after this
+    module has returned.
     """
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 

@@ -96,16 +96,8 @@ def _typed_errors(
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers.
-
-    Args:
-        engine: the engine with the core and the registry of datasets.
-        reports: follows the jobs' report streams.
-        eligibility: knows which executors can produce a dataset.
-        facts_of: returns the core's facts about a dataset.
-        settings: the coordinator's settings, for statistics.
-        watch: logs jobs that open and close.
-        tokens: determine a job's team.
+    """The service for samplers. ``facts_of`` returns the core's facts about a dataset; ``tokens`` determine a
+    job's team.
     """
 
     def __init__(

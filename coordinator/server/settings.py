@@ -125,11 +125,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """The store's address, or the reason why there is none.
-
-        Raises:
-            ConfigError: it is invalid, or no functions see it, neither an executor's nor any on this machine.
-        """
+        """The store's address, or the reason why there is none; ``ConfigError``: no functions see it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
@@ -193,8 +189,7 @@ def load_settings(
 
     Args:
         arguments: values by field name, other names are ignored; ``None`` means not given.
-        environment: has ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on; an empty variable counts as not
-            given.
+        environment: has ``SUPER_LISTEN`` and so on; an empty variable counts as not given.
         file: path of a TOML file with the same names.
 
     Raises:

@@ -43,13 +43,9 @@ class _Loaded:
 class ServerTls:
     """A server's certificate, and the authorities whose clients it accepts.
 
-    Args:
-        cert: the certificate chain; the path of a PEM file, or the PEM text itself.
-        key: its key, likewise.
-        client_ca: likewise; if given, clients must show a certificate of its authorities.
-
-    Raises:
-        ConfigError: one of them cannot be read, is no PEM, or the key belongs to another certificate.
+    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or the PEM text itself. With
+    ``client_ca``, clients must show a certificate of its authorities. ``ConfigError``: one of them cannot be
+    read, is no PEM, or the key belongs to another certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:

@@ -60,11 +60,7 @@ class TrustSettings:
     )
 
     def check_trust(self) -> None:
-        """Check that addresses, certificates and tokens fit together.
-
-        Raises:
-            ConfigError: something is missing or not allowed; the message has the remedy.
-        """
+        """Raise :class:`ConfigError` unless addresses, certificates and tokens fit together."""
         check_listen_address(self.listen)
         Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
         tokens_given(self.token, "token")

@@ -36,12 +36,7 @@ _TIME_MAX = 1e11
 
 
 class Watch:
-    """A watch on the core that logs changes; call :meth:`step` every second.
-
-    Args:
-        engine: the engine with the core and the datasets.
-        history: gets the figures of jobs.
-    """
+    """A watch on the core that logs changes; call :meth:`step` every second."""
 
     def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
@@ -161,11 +156,8 @@ class Watch:
 
 
 class JobHistory:
-    """The newest 256 jobs by name and time of opening. Open jobs are included, so that a killed coordinator
-    leaves their last figures.
-
-    Args:
-        cache: the cache that keeps it; ``None``: it is not kept.
+    """The newest 256 jobs by name and time of opening, kept in the cache, if there is one. Open jobs are
+    included, so that a killed coordinator leaves their last figures.
     """
 
     def __init__(self, cache: Cache | None = None) -> None:
