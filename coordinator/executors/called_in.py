@@ -1,6 +1,6 @@
 """The workers that have called in: their free slots, their view of the store, and their decoders.
 
-:mod:`superdl.coordinator.executors.worker_streams` reads their messages.
+:mod:`superdl.coordinator.executors.workers` reads their messages.
 """
 
 from __future__ import annotations

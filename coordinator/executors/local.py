@@ -25,8 +25,7 @@ import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.worker_streams import WorkServicer
-from superdl.coordinator.executors.workers import WorkersExecutor
+from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.temporary import temporary_directory

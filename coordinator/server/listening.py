@@ -1,6 +1,6 @@
 """A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up.
 
-:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.tls` and
+:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.trust` and
 :mod:`superdl.coordinator.server.tokens` decide who may call. A second port may serve health checks alone.
 """
 
@@ -29,8 +29,8 @@ from superdl.super_wire.protocol import socket_path
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from superdl.coordinator.server.tls import ServerTls
     from superdl.coordinator.server.tokens import Tokens
+    from superdl.coordinator.server.trust import ServerTls
 
 __all__ = ["Health", "connections_that_fit", "listen", "listen_for_health", "raise_limit_of_open_files"]
 

@@ -11,8 +11,8 @@ import ssl
 
 import pytest
 
-from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire import http_port
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets

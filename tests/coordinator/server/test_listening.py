@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.server import listening
 from superdl.coordinator.server.listening import listen
-from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
 from superdl.super_wire.errors import ConfigError

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.server import tls as tls_module
+from superdl.coordinator.server import trust as trust_module
 from superdl.coordinator.server.listening import listen, listen_for_health
-from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
@@ -106,7 +106,7 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
         (certificates.expired, 0, (logging.ERROR, "clients refuse it")),
     ):
         caplog.clear()
-        monkeypatch.setattr(tls_module, "_WARN_DAYS", days)
+        monkeypatch.setattr(trust_module, "_WARN_DAYS", days)
         ServerTls(pair.cert_file, pair.key_file)
         assert [record.levelno for record in caplog.records] == ([expected[0]] if expected else [])
         assert not expected or expected[1] in caplog.text
