@@ -169,7 +169,7 @@ sbom: ## write what the function and the coordinator's image install into dist/,
 	test -x $(SBOM_VENV)/bin/cyclonedx-py || { $(PYTHON) -m venv $(SBOM_VENV) && \
 		$(SBOM_VENV)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'; }
 	mkdir -p dist
-	for each in infra/function infra/function/parquet infra/docker/coordinator infra/docker/otel; do \
+	for each in infra/function infra/function/parquet infra/docker/coordinator; do \
 		file=$$(ls $$each-requirements.txt $$each/requirements.txt 2>/dev/null); \
 		$(SBOM_VENV)/bin/cyclonedx-py requirements $$file --output-reproducible --output-file \
 			dist/super-$$(basename $$each).cdx.json || exit; \

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.__main__ import main
-from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.request import Outcome, PrefetchResult
 

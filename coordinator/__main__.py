@@ -21,7 +21,7 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from superdl.coordinator.server.lifetime import Holders
+    from superdl.coordinator.server.server import Holders
 
 __all__ = ["add_arguments", "main", "parsed", "run", "serve_with"]
 
@@ -38,11 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) -> int:
-    """Serve with parsed options, until its ``holders`` (if any) are gone; return the exit code.
-
-    Raises:
-        SuperError: a setting is wrong, or it cannot start or continue.
-    """
+    """Serve until the ``holders`` (if any) are gone; return the exit code, or raise :class:`SuperError`."""
     # grpc is slow to import, and --help does not need it.
     from superdl.coordinator.server.server import serve
     from superdl.coordinator.server.upkeep import DecoderReplacedError

@@ -37,9 +37,8 @@ MEMBER_ENCODINGS = ("", "deflate")
 ROW_ENCODING = "parquet:"
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _WHERE_USED = frozenset(
-    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests", "traceparent"}
+    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests"}
 )
 
 
@@ -123,8 +122,6 @@ class PrefetchRequest:
     If samples have further ``fields``, keys, versions and the columns of members describe *parts*: first the
     samples' own objects, then the first field of all samples, and so on. A part that is a whole object has
     the member "".
-
-    ``traceparent`` is the W3C context of a traced request; others lack it.
     """
 
     request_id: str
@@ -153,7 +150,6 @@ class PrefetchRequest:
     member_lengths: tuple[int, ...] = ()
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
-    traceparent: str = ""
 
     @property
     def id_bucket(self) -> str:
@@ -207,8 +203,6 @@ class PrefetchRequest:
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
             raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
-        if request.traceparent and not _TRACEPARENT.fullmatch(request.traceparent):
-            raise ConfigError("the traceparent of a prefetch request is none of W3C's")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)

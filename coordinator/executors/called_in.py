@@ -1,6 +1,6 @@
 """The workers that have called in: their free slots, their view of the store, and their decoders.
 
-:mod:`superdl.coordinator.executors.worker_streams` reads their messages.
+:mod:`superdl.coordinator.executors.workers` reads their messages.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ class Workers:
     def successor(self, *, is_needed: bool) -> str:
         """Return the decoder to switch to: the newest waiting worker's, once it is time; else empty.
 
-        Args:
-            is_needed: a job is open, and must continue with its decoder.
+        ``is_needed``: a job is open, and must continue with its decoder.
         """
         now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
         # As long as this holds, the waiting time starts over.
@@ -172,11 +171,9 @@ class Workers:
         return self._newest() if now_s - self._needed_s >= self.patience_s else ""
 
     def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
-        """Distinguish workers that see the coordinator's store from those that do not.
+        """Distinguish workers that see the store at ``address`` from those that do not.
 
-        Args:
-            address: the store's, or empty.
-            store_id: returns the identity of the store in a directory, or an empty text if there is none.
+        ``store_id`` returns the identity of a store in a directory, or an empty text if there is none.
         """
         self._store, self._store_id = address, store_id
 
@@ -194,16 +191,13 @@ class Workers:
     async def run(
         self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
-        """Run a request in the next free slot; return its result as JSON.
+        """Run a request in the next free slot, or raise an :class:`ExecutorError`; return its result as JSON.
 
         Args:
             request: makes the request from two facts: by how many seconds the worker's clock is ahead of this
                 machine's, and whether the worker sees the store.
             timeout_s: how long a function may take, and also the longest wait for a slot.
             of_store: prefer a worker that sees the store, if there is one.
-
-        Raises:
-            ExecutorError: any of its kinds.
         """
         while (worker := await self._next_free(timeout_s, of_store=of_store)) not in self._all:
             pass  # it left at that moment
@@ -252,13 +246,21 @@ class Workers:
             self._hand_over(worker)
 
     def admit(self, hello: pb.WorkerHello) -> ConnectedWorker:
-        """Admit a worker.
-
-        Raises:
-            ConfigError: it cannot be admitted; the message gives the reason.
-        """
-        if refusal := self._refusal(hello):
-            raise ConfigError(refusal)
+        """Admit a worker; ``ConfigError``: it cannot be admitted."""
+        if len(self._all) >= _MAX_WORKERS:
+            raise ConfigError(f"this coordinator has its {_MAX_WORKERS} workers")
+        others = self.fingerprint or hello.fingerprint
+        if self._decodes and self.patience_s is None and hello.fingerprint != others:
+            raise ConfigError(
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
+                "install the same versions of SUPER and Pillow everywhere"
+            )
+        store = self._store, self._store_id()
+        if not self._decodes and store[1] and (hello.store, hello.store_id) != store:
+            raise ConfigError(
+                f"this worker does not see the store {self._store}: mount it there, and start the worker "
+                f"with --store {self._store} (SUPER_STORE)"
+            )
         self.refusal = ""
         worker = ConnectedWorker(hello, next(self._numbers))
         self.fingerprint = self.fingerprint or worker.fingerprint
@@ -312,27 +314,6 @@ class Workers:
             worker.outgoing.put_nowait(None)
         if not self._all:
             self._some.clear()
-
-    def _refusal(self, hello: pb.WorkerHello) -> str:
-        """Return why a worker cannot be admitted now; empty if it can."""
-        if len(self._all) >= _MAX_WORKERS:
-            return f"this coordinator has its {_MAX_WORKERS} workers"
-        others = self.fingerprint or hello.fingerprint
-        if self._decodes and self.patience_s is None and hello.fingerprint != others:
-            return (
-                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
-                "install the same versions of SUPER and Pillow everywhere"
-            )
-        if (
-            not self._decodes
-            and self._store_id()
-            and (hello.store, hello.store_id) != (self._store, self._store_id())
-        ):
-            return (
-                f"this worker does not see the store {self._store}: mount it there, and start the worker "
-                f"with --store {self._store} (SUPER_STORE)"
-            )
-        return ""
 
     async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
         """Take a free slot, from the worker with the largest share of free slots."""

@@ -1,42 +1,46 @@
 """Eligibility of executors: finds out which can produce a dataset, before a job waits for it.
 
-Each executor whose functions run elsewhere gets a trial (:mod:`superdl.coordinator.executors.preflight`). If
-all fail, the error is raised, unless the cache holds samples, which proves that a function could make them: a
-temporary failure must not end a job that a restarted coordinator resumes. If one succeeds, the others are
-left out for this dataset with a warning, and tried again for a later run. An executor that starts later is
-tried then for open datasets, and gets no requests for them before.
+Each executor whose functions run elsewhere gets a trial of three samples, which no job's account includes.
+If all are refused, so will be the millions that follow, and the user who makes the sampler gets the reason;
+unless the cache holds samples, which proves that a function could make them: a temporary failure must not end
+a job that a restarted coordinator resumes. If one executor succeeds, the others are left out for this dataset
+with a warning, and tried again for a later run. An executor that starts later is tried then for open
+datasets, and gets no requests for them before. What may pass (throttling, a store that does not answer) is a
+warning.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from superdl.coordinator.catalog.listing_bucket import bucket_region
+from superdl.coordinator.catalog.source import parse_source
 from superdl.coordinator.core import ExecutorsIneligible
-from superdl.coordinator.executors.preflight import (
-    InconclusiveError,
-    check_source,
-    other_region,
-    try_out,
-    was_produced,
-)
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, FunctionTimedOutError
+from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.cancelling import CallingThreads, cancel_and_wait
-from superdl.super_wire.errors import SourceError, SuperError
+from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
+from superdl.super_wire.redaction import counted
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Eligibility"]
 
@@ -44,12 +48,22 @@ _log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000
 _AGAIN_S = 60.0
+_PAUSE_S = 1.0
+_SAMPLES = 3
+_AUDITED = 64
+_EXPIRES_S = 20.0
+_ANSWER_S = 10.0
+_REGION_S = 10.0
 _REGION_THREADS = 4
+_MAX_WORDS = 1000
+_NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
+
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """The known facts of an executor and a dataset, and the current or last attempt."""
+    """The known facts of an executor and a dataset, and the current attempt."""
 
     task: asyncio.Task[None] | None = None
     passed: bool = False
@@ -58,15 +72,14 @@ class _Trial:
     again_at_s: float = -math.inf
 
 
-class Eligibility:
-    """The preflights of all executors, and the resulting eligibility.
+_UNTRIED = _Trial()
 
-    Args:
-        executors: in their order.
-        cache: its address, as requests carry it.
-        audit: :meth:`superdl.coordinator.cache.cache.Cache.audit`. With it, no dataset is refused that has
-            records in the cache.
-        region_of: returns the region of a bucket, or an empty text; blocking.
+
+class Eligibility:
+    """The trials of all executors, and the resulting eligibility.
+
+    With ``audit``, :meth:`superdl.coordinator.cache.cache.Cache.audit`, no dataset is refused that has
+    records in the cache. ``region_of`` returns the region of a bucket, or an empty text; it may block.
     """
 
     def __init__(
@@ -77,78 +90,73 @@ class Eligibility:
         audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
         region_of: Callable[[str], str] = bucket_region,
     ) -> None:
-        self._all = executors
-        self._executors = [executor for executor in executors if executor.decodes]  # with the same numbers
+        self.executors = executors
+        self._decoding = [executor for executor in executors if executor.decodes]  # with the same numbers
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
         # A thread of asyncio's own would delay the end until it has its answer.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
-        self._told: dict[bytes, frozenset[int]] = {}
+        self._reported: dict[bytes, frozenset[int]] = {}
         self._clock = asyncio.get_running_loop().time
 
     def check_source(self, source: str) -> None:
-        """Refuse a source that no function can see from any executor.
-
-        Raises:
-            ConfigError: it is a directory of this machine, and all functions run elsewhere.
-        """
-        errors = []
-        for executor in self._executors:
-            try:
-                check_source(executor, source)
-            except SuperError as error:
-                errors.append(error)
-        if len(errors) == len(self._executors):
-            raise errors[0]
+        """Raise :class:`ConfigError` for a directory of this machine, while all functions run elsewhere."""
+        if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
+            first = self._decoding[0]
+            raise ConfigError(
+                f"{source} is a directory of the coordinator's machine, and the functions of the executor "
+                f"{first.name} run on others, which do not see it: {first.made.files_remedy}, or take the "
+                "local executor. (A key_list may be a file: the coordinator reads it.)"
+            )
 
     def is_known(self, dataset: Dataset) -> bool:
         """Return whether it is known which of the present executors can produce a listed dataset.
 
         Once a job reads it, an executor that comes later does not change this.
         """
-        is_open = any(self._is_open(dataset, number) for number in self._able(dataset))
-        return not is_open or dataset.content in self._told
+        return dataset.content in self._reported or not any(
+            self._is_open(dataset, number) for number in self._able(dataset)
+        )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
         """Return the numbers of executors that cannot produce it, or not for certain; never all."""
         able = self._able(dataset)
-        out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
-        present = {number for number in able if not self._executors[number].absence}
-        unable = set(range(len(self._executors))) - set(able)
+        out = {
+            number
+            for number in able
+            if self._trial(dataset, number).failure or self._is_open(dataset, number)
+        }
+        unable = set(range(len(self._decoding))) - set(able)
         # If all present executors are out, none is: some executor has to take the requests.
-        return frozenset(unable if present <= out else unable | out)
+        return frozenset(unable if out.issuperset(self._present(dataset)) else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
         """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports changes."""
-        ineligible = self._told[dataset.content] = self.ineligible(dataset)
+        ineligible = self._reported[dataset.content] = self.ineligible(dataset)
         return ineligible
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the user's warnings for a listed dataset."""
         lines: dict[str, None] = {}
         able = self._able(dataset)
-        for number, executor in enumerate(self._executors):
-            trial = self._trials.get((dataset.content, number), _Trial())
+        for number, executor in enumerate(self._decoding):
+            trial = self._trial(dataset, number)
             if number not in able:
-                lines[
-                    f"the executor {executor.name} is left out: its functions do not see "
-                    f"{dataset.listing.source}, which is a directory of the coordinator's machine: "
-                    f"{executor.files_remedy}"
-                ] = None
+                reason = (
+                    f"left out: its functions do not see {dataset.listing.source}, which is a directory of "
+                    f"the coordinator's machine: {executor.made.files_remedy}"
+                )
             elif trial.failure:
-                lines[f"the executor {executor.name} is left out: {trial.failure}"] = None
+                reason = f"left out: {trial.failure}"
             elif executor.absence:
-                lines[f"the executor {executor.name} is missing: {executor.absence}"] = None
+                reason = f"missing: {executor.absence}"
             else:
                 lines.update(dict.fromkeys(trial.warnings))
+                continue
+            lines[f"the executor {executor.name} is {reason}"] = None
         return tuple(lines)
-
-    @property
-    def executors(self) -> Sequence[ManagedExecutor]:
-        """All executors, by number."""
-        return self._all
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
         """Try a listed dataset on all present executors; wait at most ``wait_s``.
@@ -158,13 +166,13 @@ class Eligibility:
             CacheError: functions may not write to the cache.
             ConfigError: functions refuse the request, for example a custom step.
         """
-        present = [number for number in self._able(dataset) if not self._executors[number].absence]
+        present = self._present(dataset)
         tasks = [task for number in present if (task := self._attempt(dataset, number)) is not None]
         if tasks:
             ended, _ = await asyncio.wait(tasks, timeout=wait_s)
             for task in ended:
                 task.result()  # raises only bugs
-        failures = [failure for number in present if (failure := self._failure(dataset, number))]
+        failures = [failure for number in present if (failure := self._trial(dataset, number).failure)]
         if failures and len(failures) == len(present) and not await self._was_produced(dataset):
             # Drop all results, so that the next caller gets new trials.
             for number in self._able(dataset):
@@ -176,47 +184,63 @@ class Eligibility:
 
         The core must know of it before it learns that the executors accept requests.
         """
-        # A single executor is never ineligible.
-        if len(self._executors) == 1:
+        if len(self._decoding) == 1:  # it is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
         for dataset in datasets:
-            content = dataset.content
-            for number in self._able(dataset):
-                if not self._executors[number].absence and self._failure(dataset, number) is None:
+            for number in self._present(dataset):
+                if self._trial(dataset, number).failure is None:
                     self._attempt(dataset, number)
-            ineligible[content] = self.ineligible(dataset)
-            if ineligible[content] != self._told.get(content):
-                post_event(ExecutorsIneligible(content, ineligible[content]))
-        self._told = ineligible
+            ineligible[dataset.content] = self.ineligible(dataset)
+            if ineligible[dataset.content] != self._reported.get(dataset.content):
+                post_event(ExecutorsIneligible(dataset.content, ineligible[dataset.content]))
+        self._reported = ineligible
 
     async def close(self) -> None:
         """Abandon what is in progress."""
         self._threads.close(SourceError("the coordinator ends"))
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
+    def _able(self, dataset: Dataset) -> list[int]:
+        """Return the executors whose functions see the source at all, by number."""
+        is_file = dataset.catalog.bucket.startswith("file://")
+        return [number for number, executor in enumerate(self._decoding) if not (is_file and executor.remote)]
+
+    def _present(self, dataset: Dataset) -> list[int]:
+        return [number for number in self._able(dataset) if not self._decoding[number].absence]
+
+    def _trial(self, dataset: Dataset, number: int) -> _Trial:
+        return self._trials.get((dataset.content, number), _UNTRIED)
+
+    def _is_open(self, dataset: Dataset, number: int) -> bool:
+        """Return whether it is unknown if a present executor can produce a dataset."""
+        trial, executor = self._trial(dataset, number), self._decoding[number]
+        return executor.remote and not (executor.absence or trial.passed or trial.failure)
+
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """Return the current trial or a new one; ``None`` if none is needed now."""
-        trial = self._trials.get((dataset.content, number))
-        if not self._executors[number].remote:
+        """Return the current attempt or a new one; ``None`` if none is needed now."""
+        if not self._decoding[number].remote:
             return None
-        if trial is None:
-            trial = self._trials[dataset.content, number] = _Trial()
-            if len(self._trials) > _REMEMBERED:
-                self._trials.popitem(last=False)
+        trial = self._trials.setdefault((dataset.content, number), _Trial())
+        if len(self._trials) > _REMEMBERED:
+            self._trials.popitem(last=False)
         if trial.task is None and trial.again_at_s <= self._clock():
             trial.task = asyncio.create_task(self._try(trial, dataset, number), name=f"preflight {number}")
         return trial.task
 
     async def _try(self, trial: _Trial, dataset: Dataset, number: int) -> None:
-        executor, source = self._executors[number], dataset.listing.source
+        executor, source = self._decoding[number], dataset.listing.source
         trial.again_at_s = self._clock() + _AGAIN_S
-        lines = [await other_region(dataset, executor.region, self._threads, self._region_of)]
+        lines = [await self._other_region(dataset, executor.made.region)]
         try:
-            lines.append(await try_out(executor, dataset, self._cache))
-            # After a success, no other trial is needed.
+            try:
+                lines.append(await _try_once(executor, dataset, self._cache))
+            except SuperError as error:  # it may have been temporary
+                _log.info("a preflight has failed, it is made again: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                lines.append(await _try_once(executor, dataset, self._cache))
             trial.again_at_s = math.inf
-        except InconclusiveError as error:
+        except _InconclusiveError as error:
             lines.append(str(error))
         except SuperError as error:
             _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
@@ -229,22 +253,99 @@ class Eligibility:
         for warning in trial.warnings:
             _log.warning("%s", warning)
 
-    def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether it is unknown if a present executor can produce a dataset."""
-        trial = self._trials.get((dataset.content, number), _Trial())
-        executor = self._executors[number]
-        return executor.remote and not (executor.absence or trial.passed or trial.failure)
-
-    def _failure(self, dataset: Dataset, number: int) -> SuperError | None:
-        """Return why an executor cannot produce a dataset; ``None`` if unknown or it can."""
-        return self._trials.get((dataset.content, number), _Trial()).failure
+    async def _other_region(self, dataset: Dataset, here: str) -> str:
+        """Return a warning if the bucket is in another region, to which a network must lead."""
+        bucket = dataset.catalog.bucket
+        if not here or not bucket.startswith("s3://"):
+            return ""
+        try:
+            async with asyncio.timeout(_REGION_S):
+                region = await self._threads.run(partial(self._region_of, bucket.removeprefix("s3://")))
+        except TimeoutError:
+            return f"its region is not known: no answer within {_REGION_S:.0f} s"
+        except SourceError as error:
+            return f"its region is not known: {error}"
+        if region in ("", here):
+            return ""
+        return (
+            f"it lies in the region {region} and the functions run in {here}: every byte that they fetch is "
+            "billed as transfer between regions (some $0.02 a GB), every object takes tens of milliseconds "
+            "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function in "
+            f"{region}"
+        )
 
     async def _was_produced(self, dataset: Dataset) -> bool:
-        return self._audit is not None and await was_produced(dataset, self._audit)
+        """Return whether the cache holds any of a few samples; if random, of the first epoch."""
+        if self._audit is None:
+            return False
+        try:
+            lengths = await self._audit(dataset.ids(_spread(dataset, _AUDITED), 0))
+        except CacheError as error:
+            _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
+            return False
+        return bool((lengths > 0).any())
 
-    def _able(self, dataset: Dataset) -> list[int]:
-        """Return the executors whose functions see the source at all, by number."""
-        is_file = dataset.catalog.bucket.startswith("file://")
-        return [
-            number for number, executor in enumerate(self._executors) if not (is_file and executor.remote)
-        ]
+
+class _InconclusiveError(Exception):
+    """No function looked at the dataset: nothing is known about it."""
+
+
+async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
+    """Try to produce a few samples; return a warning, or nothing.
+
+    Raises what :meth:`Eligibility.check` does, and _InconclusiveError if no function took the request.
+    """
+    source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
+    request = request_for(
+        dataset,
+        samples,
+        epoch=0,
+        request_id=f"preflight-{next(_numbers)}",
+        cache=cache,
+        expires_in_s=_EXPIRES_S,
+    )
+    try:
+        result = await executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
+    except FunctionRaisedError as error:
+        _check_rights(str(error), cache)  # a function that may not append its outcome raises
+        raise ConfigError(f"functions refuse what {source} asks of them: {error}") from error
+    except FunctionTimedOutError as error:
+        return (
+            f"functions did not answer for {counted(samples.size, 'sample')} tried: {error}; a function "
+            "in a VPC reaches S3 by a gateway endpoint, which leads to its own region's buckets, or by NAT"
+        )
+    except ExecutorError as error:
+        raise _InconclusiveError(f"it was not tried, since no function took the request: {error}") from error
+    return _judged(result, source, cache)
+
+
+def _judged(result: PrefetchResult, source: str, cache: str) -> str:
+    outcomes = set(result.outcomes)
+    reason = next(iter(result.messages.values()), "")[:_MAX_WORDS]
+    if outcomes == {Outcome.REFUSED}:
+        raise SourceForbiddenError(f"functions may not read {source}: {reason}")
+    if outcomes == {Outcome.CACHE_ERROR}:
+        _check_rights(reason, cache)
+    # A tombstone is a success, too: the sample is bad, not the function.
+    if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
+        return ""
+    if outcomes == {Outcome.EXPIRED}:
+        reason += (
+            f"; a preflight lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
+            "the function and of this machine differ, or the function's own time limit is too short"
+        )
+    return f"functions could produce none of {counted(len(result.outcomes), 'sample')} tried: {reason}"
+
+
+def _check_rights(reason: str, cache: str) -> None:
+    if any(word in reason for word in _NO_RIGHTS):
+        raise CacheError(
+            f"functions may not write to the cache at {cache} ({reason[:_MAX_WORDS]}): see the rights of "
+            "their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+        )
+
+
+def _spread(dataset: Dataset, count: int) -> NDArray[np.int64]:
+    """Return the indices of ``count`` samples spread over a dataset."""
+    size = len(dataset.catalog)
+    return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))

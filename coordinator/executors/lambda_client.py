@@ -130,27 +130,18 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of the Invoke API. ``function_error`` is empty unless the function failed; ``log_result`` is
-    the end of its log in base64.
-    """
+    """An answer of the Invoke API; ``function_error`` is empty unless the function failed."""
 
     payload: bytes
-    request_id: str
     function_error: str = ""
-    log_result: str = ""
 
 
 class LambdaClient:
-    """A client for any number of threads.
+    """A client for ``connections`` threads at once.
 
-    Args:
-        target: the function; without a region, the one in its ARN or in AWS's own settings.
-        connections: number of threads that can use it at once without waiting.
-        read_timeout_s: maximum wait for an answer; longer than the function may run.
-
-    Raises:
-        ConfigError: there is no region, or a name, region or endpoint is invalid.
-        ExecutorError: AWS's own settings are wrong.
+    Without a region, the function's is the one in its ARN or in AWS's own settings. ``read_timeout_s`` is
+    longer than the function may run. ``ConfigError``: there is no region, or a name, region or endpoint is
+    invalid.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:
@@ -181,9 +172,8 @@ class LambdaClient:
     def invoke(self, payload: bytes, kind: str = "RequestResponse") -> Reply:
         """Invoke the function, and wait for its answer unless ``kind`` is ``Event``.
 
-        Raises:
-            ExecutorError: any of its kinds, except for errors raised by the function: see
-                :attr:`Reply.function_error`.
+        Raises any kind of :class:`ExecutorError`, except for errors raised by the function: see
+        :attr:`Reply.function_error`.
         """
         most = _MAX_REQUEST_BYTES[kind]
         if len(payload) > most:
@@ -194,16 +184,9 @@ class LambdaClient:
             error.refused = True
             raise error
         arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
-        if kind == "RequestResponse":
-            arguments["LogType"] = "Tail"  # holds the billing report
         answer = self._mapped(lambda: self._client.invoke(**arguments))
         # Reading the body can fail like the call itself.
-        return Reply(
-            self._mapped(answer["Payload"].read),
-            request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
-            function_error=str(answer.get("FunctionError", "")),
-            log_result=str(answer.get("LogResult", "")),
-        )
+        return Reply(self._mapped(answer["Payload"].read), str(answer.get("FunctionError", "")))
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import glob
 import logging
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -22,17 +25,18 @@ import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.scratch import Scratch
-from superdl.coordinator.executors.worker_streams import WorkServicer
-from superdl.coordinator.executors.workers import WorkersExecutor
+from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from superdl.coordinator.executors.base import ExecutorContext
 
-__all__ = ["LocalExecutor", "LocalSettings"]
+__all__ = ["LocalExecutor", "LocalSettings", "Scratch"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _LASTED_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LEAST_SHARD_BYTES = 2**24  # a block
+_MOST_SHARD_BYTES = 2**36
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
@@ -64,11 +69,7 @@ class LocalSettings:
 
 
 class LocalExecutor(WorkersExecutor):
-    """Runs functions in a worker of its own.
-
-    Raises:
-        ConfigError: the function is not of the form ``module:attribute``.
-    """
+    """Runs functions in a worker of its own."""
 
     name = "local"
     remote = False
@@ -98,11 +99,7 @@ class LocalExecutor(WorkersExecutor):
         return True
 
     async def start(self) -> None:
-        """Start the worker, and wait until its first slot is warm or the worker has ended.
-
-        Raises:
-            ExecutorError: it can run nothing, or not in time; the message gives the reason.
-        """
+        """Start the worker, and wait for its first slot; ``ExecutorError``: it can run nothing in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
@@ -213,3 +210,44 @@ def _private_directory(beside: str) -> str:
 def _signal(send: Any) -> None:
     with contextlib.suppress(ProcessLookupError):
         send()
+
+
+class Scratch:
+    """A coordinator's directory in ``parent`` for shards, with a lock that the system drops with the process.
+
+    At its start, a coordinator removes the directories of killed coordinators on this host. ``OSError``: it
+    cannot be created there.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _locked(parent, wait=True):  # else it seems abandoned before it is locked
+            host = f"{platform.node()}-"  # another host's locks may be invisible here
+            for other in parent.glob(f"{glob.escape(host)}*"):
+                with contextlib.suppress(OSError), _locked(other):
+                    shutil.rmtree(other, ignore_errors=True)
+            self.path = tempfile.mkdtemp(prefix=host, dir=parent)
+            self._lock = contextlib.ExitStack()
+            self._lock.enter_context(_locked(self.path))
+
+    @property
+    def max_bytes(self) -> int:
+        """A tenth of the free space, capped: a network file system may report no limit."""
+        return min(shutil.disk_usage(self.path).free // 10, _MOST_SHARD_BYTES)
+
+    def remove(self) -> None:
+        """Remove the directory and its contents."""
+        # The lock is held to the end, so that no other start removes the directory.
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+@contextlib.contextmanager
+def _locked(directory: str | Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a directory's lock; ``OSError`` if another process holds it, unless ``wait``."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)

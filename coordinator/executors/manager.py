@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from superdl.coordinator.core import Event
-    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.executors.base import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["ExecutorManager", "ManagedExecutor"]
@@ -39,12 +39,8 @@ _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 class ManagedExecutor:
     """One executor, running or not; usable like an :class:`Executor`.
 
-    Args:
-        make: makes the executor, again for each attempt to start it.
-        decodes: if false, it serves the store alone, and its decoder does not matter.
-
-    Attributes:
-        made: the latest executor.
+    ``make`` makes it, again for each attempt to start it; ``made`` is the latest. Unless it ``decodes``, it
+    serves the store alone, and its decoder does not matter.
     """
 
     def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
@@ -52,8 +48,7 @@ class ManagedExecutor:
         self.decodes = decodes
         self.made = make()  # raises at once for wrong settings
         self._is_closed = False
-        self.name, self.remote, self.region = self.made.name, self.made.remote, self.made.region
-        self.files_remedy = self.made.files_remedy
+        self.name, self.remote = self.made.name, self.made.remote
         self.absence = "it has not been started"
         """Reason that it is absent; empty while it runs."""
 
@@ -63,10 +58,9 @@ class ManagedExecutor:
         return _NONE if self.absence else self.made.scaling
 
     async def start(self) -> None:
-        """Start the executor. It accepts requests once ``absence`` is cleared.
+        """Start the executor, or raise :class:`SuperError`; another attempt is possible.
 
-        Raises:
-            SuperError: it did not start, for any reason; another attempt is possible.
+        It accepts requests once ``absence`` is cleared.
         """
         try:
             if self._is_closed:
@@ -105,14 +99,8 @@ class ManagedExecutor:
 
 
 class ExecutorManager:
-    """All executors, in order of preference.
-
-    Args:
-        makers: make them, the cheapest first; at least one.
-        store_only: make those for the store alone.
-
-    Raises:
-        ConfigError: a setting of one is wrong.
+    """All executors, in order of preference: ``makers`` make them, the cheapest first, at least one; and
+    ``store_only`` those for the store alone. ``ConfigError``: a setting of one is wrong.
     """
 
     def __init__(
@@ -135,8 +123,7 @@ class ExecutorManager:
     async def start(self) -> None:
         """Start all, but do not wait for those that take much longer than the first.
 
-        Raises:
-            SuperError: none could be started; the first one's error.
+        ``SuperError``: none could be started; the first one's error.
         """
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
         starting = self._starting[: len(self.decoding)]
@@ -152,11 +139,7 @@ class ExecutorManager:
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
         """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
 
-        Args:
-            agree: called with a fingerprint; raises ``ConfigError`` to reject it.
-
-        Raises:
-            SuperError: no executor is left.
+        ``agree`` raises ``ConfigError`` to reject a fingerprint. ``SuperError``: no executor is left.
         """
         failures = []
         for executor, starting in zip(self.executors, self._starting, strict=True):

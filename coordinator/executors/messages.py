@@ -75,7 +75,6 @@ def request_for(
     store: str = "",
     places: RecordPlaces | None = None,
     golden: str = "",
-    traceparent: str = "",
 ) -> PrefetchRequest:
     """Make a request for samples of a dataset, by their places in its catalog.
 
@@ -101,7 +100,6 @@ def request_for(
         prefix=catalog.prefix,
         golden=golden,
         fields=dataset.recipe.beside,
-        traceparent=traceparent,
         **catalog.part_columns(indices, dataset.recipe.beside),
     )
 
@@ -121,11 +119,7 @@ class Warmed:
 
 
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
-    """Parse the JSON object answered by ``who``.
-
-    Raises:
-        FunctionRaisedError: it is not an object.
-    """
+    """Parse the JSON object answered by ``who``; ``FunctionRaisedError`` if it is none."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -136,11 +130,7 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
 
 
 def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
-    """Read the answer to a warm event.
-
-    Raises:
-        ExecutorError: the function is not one of SUPER's; the message ends with ``remedy``.
-    """
+    """Read the answer to a warm event; ``ExecutorError``, with ``remedy``: it is not SUPER's function."""
     version, digest = answer.get("function_version"), answer.get("golden")
     if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ExecutorError(f"{who} answered a warm event with {_shown(json.dumps(answer))}: {remedy}")
@@ -151,11 +141,7 @@ def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
 
 
 def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request.
-
-    Raises:
-        FunctionRaisedError: it is no result, or that of another request.
-    """
+    """Read the answer to a prefetch request; ``FunctionRaisedError``: it is none, or of another request."""
     try:
         result = PrefetchResult.from_mapping(answer)
     except ConfigError as error:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from superdl.coordinator.core import Prices
-from superdl.coordinator.executors.executor_prices import SHIPPED_PRICES
+from superdl.coordinator.executors.base import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 
@@ -127,27 +127,18 @@ class PriceTable:
         return self.by_executor.get(executor, Prices())
 
     def machine(self, name: str) -> Machine:
-        """Return a machine by its name.
-
-        Raises:
-            ConfigError: the table has none of that name.
-        """
+        """Return a machine by its name; ``ConfigError`` if the table has none of that name."""
         return _named("machine", self.machines, name)
 
     def cache_node(self, name: str) -> CacheNode:
-        """Return a cache node by its name.
-
-        Raises:
-            ConfigError: the table has none of that name.
-        """
+        """Return a cache node by its name; ``ConfigError`` if the table has none of that name."""
         return _named("cache_node", self.cache_nodes, name)
 
 
 def load_prices(file: str | None = None) -> PriceTable:
     """Load the table, with the entries of ``file`` replaced.
 
-    Raises:
-        ConfigError: the file cannot be read, or holds something other than a price; the message names it.
+    ``ConfigError``: the file cannot be read, or holds something other than a price; the message names it.
     """
     table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():

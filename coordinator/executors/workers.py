@@ -1,31 +1,58 @@
-"""The ``workers`` executor: functions in processes that call in (``superdl worker``), anywhere.
+"""The ``workers`` executor: functions in processes that call in (``superdl worker``), and their streams.
 
-Its capacity is the sum of their slots, and changes as workers come and go.
+Its capacity is the sum of the workers' slots, and changes as they come and go. The idea is from tf.data
+service, whose workers register with a dispatcher.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
+import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors.base import Executor, FunctionRaisedError, Scaling, one_line, setting
+import grpc
+
+from superdl.coordinator.executors.base import (
+    MAX_KIND,
+    Executor,
+    FunctionRaisedError,
+    Scaling,
+    one_line,
+    setting,
+)
 from superdl.coordinator.executors.messages import read_object, read_result
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
 from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.called_in import Workers
-    from superdl.super_wire import coordinator_pb2 as pb
+    from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["StoreWorkersExecutor", "WorkersExecutor", "WorkersSettings"]
+__all__ = ["StoreWorkersExecutor", "WorkServicer", "WorkersExecutor", "WorkersSettings"]
 
 _log = logging.getLogger(__name__)
+
+_MAX_SLOTS = 1024
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_STUCK_S, _SILENCE_S = 1.0, 15.0
+_NO_DECODERS = (
+    "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers), or start this one with "
+    "--store-only"
+)
+_NO_SAVERS = (
+    "this coordinator has no work for a worker that only restores and saves: its functions see its store, or "
+    "it has none (SUPER_STORE)"
+)
 
 
 @dataclass(frozen=True)
@@ -111,3 +138,123 @@ class StoreWorkersExecutor(WorkersExecutor):
 
     async def start(self) -> None:
         """Return at once: no worker is required."""
+
+
+class WorkServicer(pb_grpc.CoordinatorServicer):
+    """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
+
+    ``workers`` are those that decode (``True``) and those that only restore and save (``False``), if allowed.
+    """
+
+    def __init__(self, workers: Mapping[bool, Workers]) -> None:
+        self.workers = workers
+
+    async def Work(  # noqa: N802  # the protocol's name
+        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ToWorker]:
+        """Admit a worker by its hello, and yield the messages to it."""
+        hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
+        silence_s = min((group.silence_s for group in self.workers.values()), default=_SILENCE_S)
+        await asyncio.wait([hello], timeout=silence_s)
+        if not hello.done():  # the call's end ends the read, with this error
+            hello.add_done_callback(asyncio.Future.exception)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
+            return
+        try:
+            home = _home(hello.result(), self.workers)
+            worker = home.admit(hello.result().hello)
+        except SuperError as error:
+            # All executors show the reason: a refused worker belongs to none.
+            for each in self.workers.values():
+                each.refusal = str(error)
+            _log.warning("refused a worker: %s", error)
+            metadata = ((ERROR_METADATA_KEY, type(error).__name__),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), metadata)
+            return
+        except Exception as error:  # noqa: BLE001  # gRPC raises several types for malformed bytes
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}"
+            )
+            return
+        stream = _Stream(home, worker, context)
+        # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
+        home.tasks.start(stream.hear(incoming))
+        try:
+            worker.say(welcome=pb.Welcome())
+            while (message := await worker.outgoing.get()) is not None:
+                yield message
+        finally:
+            stream.has_ended.set()
+            home.leave(worker)
+
+
+def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
+    """Return the group of workers to which a hello belongs; ``SuperError``: it cannot join any."""
+    if not message.HasField("hello"):
+        raise ConfigError("a worker's first message is its hello")
+    hello = message.hello
+    if (hello.protocol_version, hello.version) != (PROTOCOL_VERSION, installed_version()):
+        raise ProtocolMismatchError(
+            f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), the "
+            f"worker {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
+            "version on both sides"
+        )
+    if hello.trouble:
+        raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
+    if not 1 <= hello.slots <= _MAX_SLOTS:
+        raise ConfigError(f"a worker has 1 to {_MAX_SLOTS} slots; not {hello.slots}")
+    if not _DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
+        raise ConfigError("a worker's hello has its clock, and of its decoder a fingerprint of 32 hex digits")
+    home = workers.get(not hello.store_only)
+    if home is None:
+        raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)
+    return home
+
+
+class _Stream:
+    """The incoming messages of one worker."""
+
+    def __init__(
+        self, home: Workers, worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self._home, self._worker, self._context = home, worker, context
+        self.has_ended = asyncio.Event()
+
+    async def hear(self, incoming: AsyncIterator[pb.FromWorker]) -> None:
+        """Read messages until the stream ends; end it if the worker falls silent."""
+        loop, home, worker = asyncio.get_running_loop(), self._home, self._worker
+        watch = loop.call_later(home.silence_s, self._give_up)
+        try:
+            async for message in incoming:
+                watch.cancel()
+                watch = loop.call_later(home.silence_s, self._give_up)
+                if message.HasField("answer"):
+                    home.answered(worker, message.answer)
+                elif message.HasField("heartbeat"):
+                    home.heard(worker, message.heartbeat)
+                    # The reply shows the worker that the coordinator is alive.
+                    worker.say(heartbeat=pb.Heartbeat())
+                elif message.HasField("draining"):
+                    worker.is_draining = True
+        except Exception as error:  # noqa: BLE001  # gRPC raises several types for an ended stream
+            _log.debug("the stream of the worker %s ended: %r", worker.name, error)
+        finally:
+            watch.cancel()
+            home.leave(worker)
+
+    def _give_up(self) -> None:
+        words = "the worker %s has sent nothing for %g s and is dropped"
+        _log.warning(words, self._worker.name, self._home.silence_s)
+        self._home.leave(self._worker)
+        self._home.tasks.start(self._end())
+
+    async def _end(self) -> None:
+        """End a stream with a message in flight, which nothing else would end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STUCK_S):
+                await self.has_ended.wait()
+                return
+        with contextlib.suppress(
+            grpc.aio.AbortError, grpc.aio.UsageError
+        ):  # the stream hears of it, or is over
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.worker_streams import WorkServicer
-from superdl.coordinator.executors.workers import WorkersExecutor
+from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
-from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 
@@ -40,12 +39,10 @@ _MAX_EXIT_CODE = 255
 
 
 class Reception(WorkServicer):
-    """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes it.
+    """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
 
-    Args:
-        workers: the connected workers, as :class:`WorkServicer` takes them; empty if none may call in.
-        run_ended: called with the exit code of a run that has ended; ``None`` if the coordinator does not
-            belong to a single run.
+    ``run_ended`` is called with the exit code of a run that has ended; it is ``None`` if the coordinator does
+    not belong to a single run.
     """
 
     def __init__(
@@ -79,14 +76,7 @@ class Reception(WorkServicer):
 
 
 class Doors:
-    """The ports; they are closed with the stack.
-
-    Args:
-        settings: addresses and certificates.
-        tokens: the accepted tokens, if callers need one.
-        stack: closes what was opened.
-        run_ended: called with the exit code of the run that has ended, if settings allow it.
-    """
+    """The ports; they are closed with the stack. ``run_ended`` is as for :class:`Reception`."""
 
     def __init__(
         self,
@@ -116,9 +106,7 @@ class Doors:
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
         """Let workers in, if functions run in some; tell probes that nothing is served yet.
 
-        Args:
-            store: the address of the coordinator's store, or empty.
-            store_id: returns its identity, if it is a directory that exists.
+        ``store_id`` returns the identity of the ``store``, if it is a directory that exists.
         """
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)

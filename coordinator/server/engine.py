@@ -36,8 +36,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, failure_kind
-from superdl.coordinator.executors.base import one_line
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store import StoreChoice
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
-    from superdl.coordinator.server.tracing import Tracing
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Engine"]
@@ -88,13 +86,9 @@ class Engine:
     coordinator should restart.
 
     Args:
-        settings: the core's settings.
-        cache: the cache with the records.
-        executors: the executors of functions, in the order of the settings.
+        executors: in the order of the settings.
         datasets: the registry; datasets that the core uses are open there.
-        keeper: keeper of the store, if there is one.
         function_memory_mb: memory of a function, to account for GB-seconds if results do not report it.
-        tracing: traces requests, if any are traced.
     """
 
     def __init__(
@@ -106,9 +100,7 @@ class Engine:
         keeper: StoreKeeper | None = None,
         *,
         function_memory_mb: int = 1769,
-        tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
@@ -251,26 +243,20 @@ class Engine:
             store="" if kind is RequestKind.DECODE else keeper.address,
             places=keeper.places.of(*at, with_gone=True) if kind is RequestKind.RESTORE else None,
             golden=keeper.fingerprint if kind is RequestKind.SAVE else "",
-            traceparent=self._tracing.planned(action, executor.name, dataset) if self._tracing else "",
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
-            failure = failure_kind(error)
+            failure = getattr(error, "kind", FailureKind.RAISED)
             about = {"cause": f"{executor.name}: {failure.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
             words = "request %s to %s failed: %s: %s"
             _log.warning(words, request.request_id, executor.name, failure.value, error, extra=about)
             billed = getattr(error, "ran_s", 0.0) * self._memory_gb, getattr(error, "refused", False)
-            failed = RequestFailed(action.request_id, failure, str(error), *billed)
-            if self._tracing:
-                self._tracing.failed(failed)
-            self.post(failed)
+            self.post(RequestFailed(action.request_id, failure, str(error), *billed))
         else:
-            if self._tracing:
-                self._tracing.answered(done)
             self.post(done)
             self._tell_unavailable(action, result, dataset)
 
@@ -355,9 +341,16 @@ class Engine:
             record = await self._cache.record(sample_id)
         except CacheError:  # the next one will find it, and upkeep reports the cache
             return
-        if record is not None:
-            fault = _fault_of(record, sample_id)
-            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+        if record is None:
+            return
+        fault = ""
+        try:
+            unpack(record, sample_id=sample_id)
+        except RecordVersionError:  # pointers, tombstones and other versions are no faults
+            pass
+        except RecordError as error:
+            fault = str(error)
+        self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
 
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
@@ -386,14 +379,3 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # readers report them again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
-
-
-def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """Describe a new record's fault; pointers, tombstones and other versions are none."""
-    try:
-        unpack(record, sample_id=sample_id)
-    except RecordVersionError:
-        return ""
-    except RecordError as error:
-        return str(error)
-    return ""

@@ -1,6 +1,6 @@
 """A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up.
 
-:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.tls` and
+:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.trust` and
 :mod:`superdl.coordinator.server.tokens` decide who may call. A second port may serve health checks alone.
 """
 
@@ -29,8 +29,8 @@ from superdl.super_wire.protocol import socket_path
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from superdl.coordinator.server.tls import ServerTls
     from superdl.coordinator.server.tokens import Tokens
+    from superdl.coordinator.server.trust import ServerTls
 
 __all__ = ["Health", "connections_that_fit", "listen", "listen_for_health", "raise_limit_of_open_files"]
 
@@ -164,18 +164,11 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
-    """Serve on ``address`` from now on, and report that as healthy.
+    """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on, and report that as healthy.
 
-    Args:
-        address: ``host:port`` or ``unix:/path``.
-        service: the servicer that answers.
-        tls: encryption of the port, if any.
-        tokens: the accepted tokens, if callers need one.
-        called: gets each answered call's method and seconds.
-        health: the answers to health checks; by default, that it serves.
-
-    Raises:
-        ConfigError: the address is taken or cannot be listened on.
+    Callers need one of ``tokens``, if given. ``called`` gets each answered call's method and seconds.
+    ``health`` has the answers to health checks; by default, that it serves. ``ConfigError``: the address is
+    taken or cannot be listened on.
     """
     server = grpc.aio.server(
         options=_options(
@@ -199,11 +192,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Serve health checks only, in plain text and without a token.
-
-    Raises:
-        ConfigError: the address is taken or cannot be listened on.
-    """
+    """Serve health checks only, in plain text and without a token; ``ConfigError`` as :func:`listen`."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,

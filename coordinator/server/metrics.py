@@ -1,4 +1,4 @@
-"""The coordinator's figures as OpenMetrics: the list of metrics, and their values at a scrape.
+"""The coordinator's figures: the list of metrics, their values at a scrape, and CloudWatch's log lines.
 
 The figures come from :mod:`superdl.coordinator.server.statistics` and the core; only the duration of calls is
 counted here. Labels are bounded: no sample has one, and only the fifty busiest jobs have names.
@@ -6,12 +6,14 @@ counted here. Labels are bounded: no sample has one, and only the fifty busiest 
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+import time
 from collections import defaultdict
-from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import numpy as np
 
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["METRICS", "Metric", "Metrics"]
+__all__ = ["EMF_PAUSE_S", "METRICS", "EmfLines", "Metric", "Metrics"]
 
 JOBS_NAMED = 50
 OTHER = "other"
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+EMF_PAUSE_S = 60.0
 
 
 class Metric(NamedTuple):
@@ -116,14 +119,6 @@ METRICS = tuple(
 )
 
 
-def _stalled(wait: str, job: Job | ClosedJobs) -> float:
-    return job.stalls.by_wait().get(wait, (0, 0))[0]
-
-
-def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
-    return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
-
-
 # A job's counters: the metric, and the job's attribute, after the other label's value if any.
 _COUNTED = """
 batches_read batches_read
@@ -138,38 +133,27 @@ source_requests source_requests
 source_bytes source_bytes
 record_bytes record_bytes
 """
-_OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job | ClosedJobs], float]]] = [
+_OF_JOBS = [
     (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
     for name, *columns in map(str.split, _COUNTED.strip().splitlines())
     for label, _, counter in (column.rpartition("=") for column in columns)
 ]
-_OF_JOBS += [("super_stalls_total", (wait,), partial(_stalled, wait)) for wait in WAITS]
-_OF_JOBS += [("super_wait_seconds_total", (wait,), partial(_waited_s, wait)) for wait in WAITS]
-_NOTHING = np.zeros(len(_OF_JOBS))
+_ROW = [(name, labels) for name, labels, _ in _OF_JOBS]
+_ROW += [(f"super_{name}_total", (wait,)) for name in ("stalls", "wait_seconds") for wait in WAITS]
+_NOTHING = np.zeros(len(_ROW))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
-class _Seen(NamedTuple):
-    """An open job at the last scrape, and its figures then."""
-
-    job: Job
-    figures: NDArray[np.float64]
-
-
 def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
-    return np.array([of(account) for _, _, of in _OF_JOBS], np.float64)
+    """Return the values of a row of counters."""
+    by_wait = account.stalls.by_wait()
+    batches, waited_us = zip(*(by_wait.get(wait, (0, 0)) for wait in WAITS), strict=True)
+    counted = [of(account) for _, _, of in _OF_JOBS]
+    return np.array([*counted, *batches, *(us / 1e6 for us in waited_us)], np.float64)
 
 
 class Metrics:
-    """The collector of all figures for ``prometheus_client``.
-
-    Args:
-        engine: the engine with the core and the store.
-        executors: all executors, as ``executor_stats`` takes them.
-
-    Raises:
-        ConfigError: the extra is not installed.
-    """
+    """The collector of all figures for ``prometheus_client``; ``ConfigError``: the extra is not installed."""
 
     def __init__(self, engine: Engine, executors: Sequence[ManagedExecutor]) -> None:
         try:
@@ -178,7 +162,8 @@ class Metrics:
             raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[Job, NDArray[np.float64]]] = {}
+        """Open jobs at the last scrape, and their figures then."""
         self._rows: dict[str, NDArray[np.float64]] = {}
         self._in_rows = self._others = _NOTHING
         self._usd: dict[str, float] = {}
@@ -230,30 +215,26 @@ class Metrics:
         for job in jobs:
             figures = _figures(job)
             total += figures
-            last, row = before.get(job.name), self._rows.pop(job.name, _NOTHING)
-            self._seen[job.name] = _Seen(job, figures)
+            seen_job, seen = before.get(job.name, (None, _NOTHING))
+            row, self._seen[job.name] = self._rows.pop(job.name, _NOTHING), (job, figures)
             if job.name in self._named:
-                growth = figures if last is None or last.job is not job else figures - last.figures
+                growth = figures - seen if seen_job is job else figures
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
-                yield from self._gauges(job)
+                ahead = core.lookahead_batches(job)
+                yield "super_lookahead_batches", (job.name,), ahead
+                yield "super_lookahead_seconds", (job.name,), ahead * job.interval_s
+                yield "super_job_usd", (job.name,), core.state.ledger.job_costs(job.name).usd
         while len(self._rows) > JOBS_NAMED:  # the first job closed longest ago
             del self._rows[next(iter(self._rows))]
         # Figures once in a row never move to OTHER, where they would look like a burst of work.
         # Sums in a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
-            for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
+            for (name, labels), value in zip(_ROW, row.tolist(), strict=True):
                 yield name, (job_name, *labels), value
         yield from _states("super_jobs", [job.lapsed for job in jobs])
         yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])
-
-    def _gauges(self, job: Job) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        core = self._engine.core
-        ahead, name = core.lookahead_batches(job), (job.name,)
-        yield "super_lookahead_batches", name, ahead
-        yield "super_lookahead_seconds", name, ahead * job.interval_s
-        yield "super_job_usd", name, core.state.ledger.job_costs(job.name).usd
 
     def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
@@ -327,3 +308,45 @@ class Metrics:
 def _states(name: str, lapsed: list[bool]) -> Iterator[tuple[str, tuple[str, ...], float]]:
     yield name, ("reading",), len(lapsed) - sum(lapsed)
     yield name, ("lapsed",), sum(lapsed)
+
+
+class EmfLines:
+    """A writer of the figures that alarms watch, in CloudWatch's embedded metric format.
+
+    Such a log line becomes a metric, so a coordinator on AWS needs no agent, permission or call for it:
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
+    ``owner`` is the coordinator's name, the only dimension of the metrics.
+    """
+
+    def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
+        self._engine, self._owner, self._stream = engine, owner, stream or sys.stdout
+        self._waited_us: dict[str, int] = {}
+        self._evicted_keys = 0
+        self._written_s = engine.core.now_s
+
+    async def write(self) -> None:
+        """Write a line with the figures since the last one."""
+        core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
+        passed_s, self._written_s = now_s - self._written_s, now_s
+        waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}
+        more_us = sum(max(0, us - self._waited_us.get(name, 0)) for name, us in waited_us.items())
+        self._waited_us = waited_us
+        evicted_keys, self._evicted_keys = load.evicted_keys - self._evicted_keys, load.evicted_keys
+        ranks = sum(not cursor.lapsed for cursor in core.state.cursors)
+        executors = core.state.fleet.executors
+        values = {
+            "WaitingPercent": 100 * more_us / 1e6 / (ranks * passed_s) if ranks and passed_s > 0 else 0.0,
+            "FullestNodePercent": 100 * load.fullest_share,
+            "BusiestNodePercent": 100 * load.busiest_share,
+            "EvictedKeys": evicted_keys,
+            "Thrashing": int(core.thrashing),
+            "Throttles": sum(executor.concurrency.throttled_lately(now_s) for executor in executors),
+            "SpendingLimited": list(Spending).index(core.state.ledger.spending),
+        }
+        metrics = [
+            {"Name": name, "Unit": "Percent" if name.endswith("Percent") else "Count"} for name in values
+        ]
+        described = {"Namespace": "SUPER", "Dimensions": [["Coordinator"]], "Metrics": metrics}
+        about = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]}
+        self._stream.write(json.dumps({"_aws": about, "Coordinator": self._owner, **values}) + "\n")
+        self._stream.flush()

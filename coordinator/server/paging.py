@@ -1,4 +1,4 @@
-"""Pages of a plan, with batches' ids, labels and status, for ``NextBatches``; and of a catalog.
+"""Plans as jobs open them, and pages of plans and catalogs, with batches' ids, labels and status.
 
 A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys are included if they fit. For
 readers that see the store, batches include their records' places in it.
@@ -6,14 +6,17 @@ readers that see the store, batches include their records' places in it.
 
 from __future__ import annotations
 
+import re
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from superdl.coordinator.core import SampleState
+from superdl.coordinator.core import Plan, SampleState
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.errors import PlanError
+from superdl.super_wire.draws import NUMBERS_MAX, Draws, unpack_numbers
+from superdl.super_wire.errors import ConfigError, PlanError, UnknownJobError
 from superdl.super_wire.ids import ID_BYTES, batch_ids
 from superdl.super_wire.labels import label_dtype_of
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
@@ -23,11 +26,20 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.catalog import Catalog
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import Core, Job, Plan
+    from superdl.coordinator.core import Core, Job
     from superdl.coordinator.executors.messages import RecordPlaces
     from superdl.coordinator.store.places import Places
 
-__all__ = ["Occurrence", "PlannedBatches", "page_of", "places_fit", "samples_from"]
+__all__ = [
+    "Occurrence",
+    "Orders",
+    "PlannedBatches",
+    "check_job_id",
+    "check_place",
+    "page_of",
+    "places_fit",
+    "samples_from",
+]
 
 _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
@@ -38,7 +50,92 @@ _PACK_NAME_BYTES = 64  # longer than any name
 _OCCURRENCES_MAX = 16
 _KEYS_AT_A_TIME = 256
 _SAMPLES_BYTES = 2**18  # of keys: unpacking takes milliseconds, which block all other calls
+_EPOCH_MAX = 2**40
+_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
+_INDEX_BYTES = 8
+_KEPT_MAX = 32
+_KEPT_BYTES_MAX = 512 * 2**20
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
+
+
+class Orders:
+    """Orders drawn by users' samplers, as far as they have been received. Thread-safe.
+
+    Beyond 32 orders or 512 MiB, the oldest are dropped, and sent again if needed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
+
+    def add(self, part: pb.OrderPart) -> int:
+        """Keep a part of an order; return the number of indices received without a gap.
+
+        A part that begins at the first index starts the order over; one that would leave a gap is not kept.
+        ``ConfigError``: the part is malformed, or the order is too long.
+        """
+        indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
+        with self._lock:
+            order = self._kept.pop(key, bytearray())
+            if part.start * _INDEX_BYTES <= len(order):
+                order[part.start * _INDEX_BYTES :] = indices
+            if len(order) > NUMBERS_MAX * _INDEX_BYTES:
+                raise ConfigError(f"the order of an epoch has at most {NUMBERS_MAX:,} indices")
+            self._kept[key] = order
+            while len(self._kept) > _KEPT_MAX or sum(map(len, self._kept.values())) > _KEPT_BYTES_MAX:
+                self._kept.popitem(last=False)
+            return len(order) // _INDEX_BYTES
+
+    def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
+        """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
+
+        ``ConfigError``, ``PlanError``: the request describes no valid plan. ``UnknownJobError``: the order
+        that was sent before has been dropped.
+        """
+        draws: Draws | None
+        indices, weights = request.indices, request.weights
+        if request.order_sent:
+            draws = Draws(self._take(request), lengths=unpack_numbers(request.lengths))
+        else:
+            draws = Draws.unpacked(indices, weights, request.draws, request.repeats, request.lengths)
+        return Plan(
+            size=size,
+            batch_size=request.batch_size,
+            replicas=request.replicas,
+            seed=request.seed,
+            shuffle=request.shuffle,
+            drop_last=request.drop_last,
+            draws=draws,
+            mix=tuple(request.mix),
+            member=request.member,
+            mix_run=request.mix_run or 1,
+            only_epoch=request.epoch if request.lengths else None,
+        )
+
+    def _take(self, request: pb.OpenJobRequest) -> bytes:
+        with self._lock:
+            order = self._kept.pop((request.job, request.epoch), bytearray())
+        if len(order) != request.order_sent * _INDEX_BYTES:
+            raise UnknownJobError(f"the order of epoch {request.epoch} of job {request.job!r} is not here")
+        return bytes(order)
+
+
+def check_job_id(name: str) -> None:
+    """Raise ``ConfigError`` if ``name`` cannot be the id of a job."""
+    if not _JOB_ID.fullmatch(name):
+        raise ConfigError(
+            f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {name[:80]!r}"
+        )
+
+
+def check_place(plan: Plan, epoch: int, position: int) -> None:
+    """Raise ``PlanError`` for no place of a plan, ``UnknownJobError`` for an unknown order."""
+    if epoch > _EPOCH_MAX:
+        raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
+    if not plan.covers(epoch):
+        raise UnknownJobError(f"the order of epoch {plan.only_epoch} is here, and not that of {epoch}")
+    if position > plan.batches_per_epoch:
+        raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")
 
 
 class Occurrence(NamedTuple):
@@ -172,8 +269,7 @@ def page_of(
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
     """Return labels, and keys if requested, of samples from ``start``: all that fit, at least one.
 
-    Raises:
-        PlanError: there is no such place.
+    ``PlanError``: there is no such place.
     """
     if start > len(catalog):
         raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")

@@ -80,10 +80,6 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
     includes their number; if none comes, :meth:`tell_counts` logs it. Two lines have one cause if they differ
     only in numbers, or if their records name it as ``cause`` (``extra=``), as they must if a stranger chooses
     the words. Warnings of ever new causes are also only counted, beyond fifteen a minute.
-
-    Args:
-        stream: the output stream.
-        clock: seconds on a clock that does not go back; a seam for tests.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:

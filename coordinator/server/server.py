@@ -11,29 +11,24 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
-from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors.base import executor_classes, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.executor_prices import shipped_prices_of
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
-from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
-from superdl.coordinator.server.lifetime import watch_stdin
 from superdl.coordinator.server.listening import raise_limit_of_open_files
-from superdl.coordinator.server.metrics import Metrics
+from superdl.coordinator.server.metrics import EMF_PAUSE_S, EmfLines, Metrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tokens import Tokens
-from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import (
     DecoderReplacedError,
@@ -41,25 +36,22 @@ from superdl.coordinator.server.upkeep import (
     agree_on_fingerprint,
     warm_and_take_over,
 )
-from superdl.coordinator.server.watching import Watch
+from superdl.coordinator.server.watching import HISTORY_PAUSE_S, JobHistory, Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import BatchRead, DatasetFacts
-    from superdl.coordinator.executors import ExecutorContext
+    from superdl.coordinator.core import DatasetFacts
     from superdl.coordinator.executors.called_in import Workers
-    from superdl.coordinator.server.lifetime import Holders
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["Holders", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +65,21 @@ _SHARDS = "shards"
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
+class Holders(Protocol):
+    """The processes for which a coordinator runs."""
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Begin, in the running event loop; call ``stop`` when no process holds it any more."""
+
+    def serving(self) -> None:
+        """Note that the coordinator serves."""
+
+
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run until SIGTERM, SIGINT or the end of stdin, the run or the holders; then drain.
+    """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
 
-    Args:
-        settings: the coordinator's settings.
-        holders: the processes for which it runs, if it has such.
-        decoder: fingerprint of the decoder to use, whatever decoder made the cache's records; by default,
-            that one.
-
-    Returns:
-        The exit code: 0, or that of its run.
+    ``holders`` are the processes for which it runs, if it has such. It decodes as ``decoder``, else as the
+    cache's records were decoded. Returns the exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
@@ -95,8 +91,6 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if settings.exit_with_stdin:
-        watch_stdin(loop, stop)
     if holders is not None:
         holders.begin(stop.set)
     codes = [0]
@@ -133,10 +127,8 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
 
 def _bound_the_end() -> None:
-    """Bound the time until this process ends, whatever hangs from here on.
-
-    The bound holds until the process is gone: the interpreter waits for threads after this module has
-    returned.
+    """Bound the time until this process is gone, whatever hangs: the interpreter waits for threads after this
+    module has returned.
     """
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
@@ -166,7 +158,11 @@ async def _start(
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
     context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
-    manager = _manager(settings, context, scratch)
+    decoding = replace(context, scratch=scratch)  # those that only restore and save keep no shards
+    manager = ExecutorManager(
+        [partial(executor, settings, decoding) for executor in executors],
+        [partial(executor, given, context) for executor, given in settings.store_only],
+    )
     stack.push_async_callback(manager.close)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
     if outcomes is not None:
@@ -176,27 +172,30 @@ async def _start(
         _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
     )
-    tracing = _tracing(settings, stack)
     engine = Engine(
         *(core_settings, cache, manager.executors, datasets, keeper),
         function_memory_mb=settings.function_memory_mb,
-        tracing=tracing,
     )
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
-    reports = ReportReader(cache.streams, partial(_heard, tracing, engine))
+    reports = ReportReader(cache.streams, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)
     await history.load()
     watch = Watch(engine, history)
     stack.push_async_callback(watch.end)
+
+    def facts_of(dataset: Dataset) -> DatasetFacts:
+        keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
+        return dataset.facts(known_absent=info.keys == 0, keeps_shards=keeps_shards)
+
     service = CoordinatorService(
         engine,
         reports,
         eligibility,
-        facts_of=partial(_facts_of, manager, known_absent=info.keys == 0),
+        facts_of=facts_of,
         settings=settings,
         watch=watch,
         tokens=tokens,
@@ -216,99 +215,58 @@ async def _start(
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
 
-    async def follow_executors() -> None:
-        """Tell the core which executors come, go, grow and shrink, and what new ones can do."""
-        known = [
-            dataset for content, dataset in datasets.opened.items() if content in engine.core.state.datasets
-        ]
-        eligibility.tell_changes(known, engine.post)
-        manager.tell_changes(engine.post)
-        keeper.step()
-        watch.step()
-
     steps: _Steps = {
-        "upkeep": (partial(_look_after, upkeep, engine, doors.workers), _UPKEEP_S),
-        "executors": (follow_executors, _UPKEEP_S),
+        "upkeep": (upkeep.once, _UPKEEP_S),
+        "executors": (
+            partial(_follow, engine, eligibility, manager, watch, tokens, doors.workers),
+            _UPKEEP_S,
+        ),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
-        **(_emf(engine, settings.owner) if settings.metrics_emf else {}),
-        **(_teams(tokens, engine) if tokens is not None else {}),
     }
+    if settings.metrics_emf:
+        steps["emf"] = EmfLines(engine, settings.owner).write, EMF_PAUSE_S
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
-
-
-def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None) -> ExecutorManager:
-    """Return the manager of executors. Those that only restore and save keep no shards."""
-    decoding = replace(context, scratch=scratch)
-    return ExecutorManager(
-        [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
-        [partial(executor, given, context) for executor, given in settings.store_only],
-    )
-
-
-def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
-    """Return the core's facts about a dataset, for the functions as they are now."""
-    keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
-    return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
-
-
-def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
-    """Return the tracing, if requests are traced; pending spans are sent at the end."""
-    if not settings.trace:
-        return None
-    tracing = Tracing(settings.trace)
-    stack.push_async_callback(asyncio.to_thread, tracing.close)
-    return tracing
-
-
-def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) -> None:
-    """Pass read reports to the tracing and to the engine."""
-    if tracing is not None:
-        for read in reads:
-            tracing.read(read, engine.core)
-    engine.post_all(reads)
-
-
-async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:
-    """Check the cache, and whether another decoder replaces the one that made its records."""
-    await upkeep.once()
-    is_needed = bool(engine.core.jobs)
-    if workers is not None and (decoder := workers.successor(is_needed=is_needed)):
-        if is_needed:
-            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
-        raise DecoderReplacedError(decoder)
-
-
-def _emf(engine: Engine, owner: str) -> _Steps:
-    """Return the step that writes CloudWatch's metrics."""
-    return {"emf": (EmfLines(engine.core, owner, lambda: engine.cache_load).tell, EMF_PAUSE_S)}
-
-
-def _teams(tokens: Tokens, engine: Engine) -> _Steps:
-    """Return the step that passes changed limits of teams to the core."""
-
-    async def follow() -> None:
-        teams = tokens.teams_now()
-        if teams != engine.core.state.teams.given:
-            engine.post(TeamsChanged(teams))
-
-    return {"teams": (follow, _UPKEEP_S)}
 
 
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
     """Return the datasets, and the store's keeper, opened before functions look for the store."""
-    choice, read_only = settings.store_choice, settings.store_read_only
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
     stack.push_async_callback(datasets.close)
+    choice, read_only = settings.store_choice, settings.store_read_only
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
     await keeper.open()
     return datasets, keeper
+
+
+async def _follow(
+    engine: Engine,
+    eligibility: Eligibility,
+    manager: ExecutorManager,
+    watch: Watch,
+    tokens: Tokens | None,
+    workers: Workers | None,
+) -> None:
+    """Tell the core which executors come, go, grow and shrink, what new ones can do, and teams' limits."""
+    known = engine.core.state.datasets
+    opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
+    eligibility.tell_changes(opened, engine.post)
+    manager.tell_changes(engine.post)
+    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
+        engine.post(TeamsChanged(teams))
+    engine.keeper.step()
+    watch.step()
+    is_needed = bool(engine.core.jobs)
+    if workers is not None and (successor := workers.successor(is_needed=is_needed)):
+        if is_needed:
+            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
+        raise DecoderReplacedError(successor)
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:

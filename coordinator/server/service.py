@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
-from superdl.coordinator.server.plans import Orders, check_job_id, check_place
+from superdl.coordinator.server.paging import (
+    Occurrence,
+    Orders,
+    PlannedBatches,
+    check_job_id,
+    check_place,
+    page_of,
+    places_fit,
+    samples_from,
+)
 from superdl.coordinator.server.statistics import batch_status, filling, stats
 from superdl.coordinator.server.tokens import is_named, team_of
 from superdl.coordinator.server.watching import Watch
@@ -88,16 +96,8 @@ def _typed_errors(
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers.
-
-    Args:
-        engine: the engine with the core and the registry of datasets.
-        reports: follows the jobs' report streams.
-        eligibility: knows which executors can produce a dataset.
-        facts_of: returns the core's facts about a dataset.
-        settings: the coordinator's settings, for statistics.
-        watch: logs jobs that open and close.
-        tokens: determine a job's team.
+    """The service for samplers. ``facts_of`` returns the core's facts about a dataset; ``tokens`` determine a
+    job's team.
     """
 
     def __init__(

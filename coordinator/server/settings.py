@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog.source import Allowed, parse_roots
-from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
-from superdl.coordinator.executors.base import check_settings, setting
+from superdl.coordinator.executors.base import ExecutorContext, check_settings, executor_classes, setting
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from superdl.coordinator.executors.workers import StoreWorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from superdl.coordinator.cache.streams import OutcomeReader
-    from superdl.coordinator.executors import Executor
+    from superdl.coordinator.executors.base import Executor
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 
@@ -112,12 +111,8 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "DEBUG, INFO, WARNING or ERROR (INFO)",
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
-    trace: float = setting(
-        0.0, "share of requests that OpenTelemetry traces, from 0 to 1, such as 0.01 (0)", high=1.0
-    )
     metrics_emf: bool = setting(False, "write CloudWatch's metrics to standard output, a line a minute")
     log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
-    exit_with_stdin: bool = setting(False, "end when stdin is closed")
     ends_with_run: bool = setting(
         False, "end, and end all workers, when a trainer says that its run has ended"
     )
@@ -130,11 +125,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """The store's address, or the reason why there is none.
-
-        Raises:
-            ConfigError: it is invalid, or no functions see it, neither an executor's nor any on this machine.
-        """
+        """The store's address, or the reason why there is none; ``ConfigError``: no functions see it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
@@ -198,8 +189,7 @@ def load_settings(
 
     Args:
         arguments: values by field name, other names are ignored; ``None`` means not given.
-        environment: has ``SUPER_LISTEN``, ``SUPER_CACHE_BYTES`` and so on; an empty variable counts as not
-            given.
+        environment: has ``SUPER_LISTEN`` and so on; an empty variable counts as not given.
         file: path of a TOML file with the same names.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.executors.base import executor_classes
 from superdl.coordinator.server.repeated_lines import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES

@@ -42,13 +42,8 @@ class Tokens:
     """The accepted tokens, and the teams they name; a token file is read again when it changes. An emptied
     file accepts no tokens; a missing or broken one changes nothing, since it may be half written.
 
-    Args:
-        token: several are separated by commas.
-        token_file: path of a file with one token in each line.
-
-    Raises:
-        ConfigError: the file cannot be read, one of the tokens is malformed, or its team's limits are
-            invalid.
+    In ``token`` several are separated by commas, in ``token_file`` each has a line. ``ConfigError``: the file
+    cannot be read, one of the tokens is malformed, or its team's limits are invalid.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:

@@ -109,8 +109,7 @@ async def warm_and_take_over(
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
     """Check that functions decode as those that filled the cache; ``True`` if it was empty.
 
-    Raises:
-        ConfigError: they decode to different pixels.
+    ``ConfigError``: they decode to different pixels.
     """
     agreed, is_new = await cache.agree_on_fingerprint(digest)
     # Functions write it only once.
@@ -154,14 +153,9 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 class Upkeep:
     """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
-    Args:
-        cache: the cache server.
-        engine: the engine with the core to inform, and with the datasets that account for records.
-        reports: rewound when the cache was emptied.
-        info: the server's state when it was taken over.
-        fingerprint: digest that its records have to match.
-        cache_bytes: how much of the server's memory may be used; 0 is all of it.
-        outcomes: kept, and informed when the cache was emptied; ``None`` if calls return all outcomes.
+    ``reports`` and ``outcomes`` (if not by return) are kept, and rewound when the cache was emptied. ``info``
+    is the server's state when it was taken over, ``fingerprint`` the digest that its records have to match,
+    ``cache_bytes`` how much of its memory may be used; 0 is all of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Log changes, a line each: jobs, ranks, executors, thrash, spending."""
+"""Log changes, a line each, and keep the history of closed jobs in the cache, across restarts."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from superdl.coordinator.core import Spending
-from superdl.coordinator.server.history import JobHistory
 from superdl.coordinator.server.repeated_lines import tell_counts
 from superdl.coordinator.server.statistics import job_stats
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import CacheError
 from superdl.super_wire.redaction import counted, some_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from superdl.coordinator.cache.cache import Cache
     from superdl.coordinator.core import ExecutorState, Job
     from superdl.coordinator.server.engine import Engine
-    from superdl.super_wire import coordinator_pb2 as pb
 
-__all__ = ["Watch"]
+__all__ = ["HISTORY_PAUSE_S", "JobHistory", "Watch", "read_history"]
 
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
 _NOTED_PER_STEP = 10
+HISTORY_PAUSE_S = 2.0
+_JOBS_MAX = 256
+_BYTES_MAX = 2**20
+_SOURCE_MAX = 512
+_TIME_MAX = 1e11
 
 
 class Watch:
-    """A watch on the core that logs changes; call :meth:`step` every second.
-
-    Args:
-        engine: the engine with the core and the datasets.
-        history: gets the figures of jobs.
-    """
+    """A watch on the core that logs changes; call :meth:`step` every second."""
 
     def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
@@ -150,3 +153,60 @@ class Watch:
             )
         elif not times and self._limited.pop(member.number, None) is not None:
             _log.info("%s is not throttled any more", member.name, extra=about)
+
+
+class JobHistory:
+    """The newest 256 jobs by name and time of opening, kept in the cache, if there is one. Open jobs are
+    included, so that a killed coordinator leaves their last figures.
+    """
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._cache = cache
+        self.jobs: dict[tuple[str, float], pb.JobStats] = {}
+        """Jobs in the order in which they were last noted."""
+        self._changed = False
+
+    def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
+        """Note the figures of a job that is open, or closes now; times are Unix time."""
+        before = self.jobs.pop((stats.job, opened_s), stats)
+        stats.opened_s, stats.closed_s = opened_s, closed_s
+        stats.source = (stats.source or before.source)[:_SOURCE_MAX]
+        if closed_s:  # a closed job's position is unknown
+            stats.epoch, stats.position, stats.interval_s = before.epoch, before.position, before.interval_s
+        self.jobs[stats.job, opened_s] = stats
+        if len(self.jobs) > _JOBS_MAX:
+            del self.jobs[next(iter(self.jobs))]
+        self._changed = True
+
+    async def load(self) -> None:
+        """Load the history left by earlier coordinators of this cache."""
+        if self._cache is not None:
+            try:
+                jobs = read_history(await self._cache.history())
+                self.jobs = {(job.job, job.opened_s): job for job in jobs}
+            except (CacheError, ValueError) as error:
+                _log.warning("the history of jobs begins again, what the cache holds is none: %s", error)
+
+    async def keep(self) -> None:
+        """Save the history if it has changed."""
+        if self._cache is not None and self._changed:
+            self._changed = False
+            try:
+                await self._cache.keep_history(
+                    pb.JobStatsList(history=self.jobs.values()).SerializeToString()
+                )
+            except CacheError:  # upkeep reports it
+                self._changed = True
+
+
+def read_history(content: bytes) -> list[pb.JobStats]:
+    """Parse what :class:`JobHistory` wrote; ``ValueError`` for anything else."""
+    if len(content) > _BYTES_MAX:
+        raise ValueError(f"it has {len(content):,} bytes")
+    try:
+        jobs = list(pb.JobStatsList.FromString(content).history)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    times = [(job.opened_s, job.closed_s) for job in jobs]
+    is_valid = [all(0 <= time_s < _TIME_MAX for time_s in span) for span in times]
+    return [job for job, fits in zip(jobs, is_valid, strict=True) if job.job and fits][-_JOBS_MAX:]

@@ -5,8 +5,6 @@
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
-# 1 adds OpenTelemetry, for SUPER_TRACE.
-ARG OTEL=0
 # Where pip finds packages, if not in its default index.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -17,9 +15,6 @@ RUN python3 -m venv tools && python3 -m venv --without-pip /opt/super
 COPY infra/docker/*-requirements.txt ./
 RUN tools/bin/pip install -r build-requirements.txt \
     && tools/bin/pip --python /opt/super/bin/python install -r coordinator-requirements.txt
-RUN if [ "${OTEL}" = 1 ]; then \
-        tools/bin/pip --python /opt/super/bin/python install -r otel-requirements.txt; \
-    fi
 COPY . source/
 # Without what it depends on: torch is a trainer's.
 RUN unset PIP_REQUIRE_HASHES PIP_ONLY_BINARY \

@@ -91,7 +91,6 @@ OPTIONAL = frozenset(
         "litdata",
         "matplotlib",
         "obstore",
-        "opentelemetry",
         "prometheus_client",
         "pyarrow",
         "pynvml",
@@ -112,7 +111,6 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_labels.py", "pyarrow"): "packs the labels of key lists",
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
-    ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("lambda_prefetch/worker/on_ray.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
     (
         "coordinator/embedded/cache_server.py",

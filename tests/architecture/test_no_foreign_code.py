@@ -52,7 +52,7 @@ ALLOWED = {
         "lambda_prefetch/worker/slot.py",
         "import_module",
     ): "the function that the worker's operator has named",
-    ("coordinator/executors/__init__.py", "import_module"): "the class that the registry's row names",
+    ("coordinator/executors/base.py", "import_module"): "the class that the registry's row names",
     (
         "lambda_prefetch/custom_steps.py",
         "import_module",

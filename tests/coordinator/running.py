@@ -19,7 +19,7 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CoreSettings
-from superdl.coordinator.executors import Executor, Scaling
+from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
@@ -34,19 +34,14 @@ from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
-from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
+from superdl.super_wire.request import Outcome, PrefetchResult
 from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.ports import free_port
 from tests.simulation.invariants import problems
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from superdl.coordinator.cache.streams import OutcomeReader
-    from superdl.coordinator.catalog import Catalog
-    from superdl.coordinator.server.tokens import Tokens
-    from tests.fixtures.valkey import Valkey
 
 SIDE = 4
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -54,13 +49,13 @@ RECORD_BYTES = 64 + SIDE * SIDE * 3
 ENOUGH_S = 20.0
 
 
-def record_of(key: str, sample_id: bytes) -> bytes:
+def record_of(key, sample_id):
     """The record that a :class:`ScriptedExecutor` makes of a key."""
     header, payload = pack(np.full((SIDE, SIDE, 3), sum(key.encode()) % 256, dtype=np.uint8), sample_id)
     return header + bytes(payload)
 
 
-def registration(**changes: Any) -> pb.RegisterDatasetRequest:
+def registration(**changes):
     """A registration of a directory that is not there, unless told otherwise."""
     facts = {
         "protocol_version": PROTOCOL_VERSION,
@@ -81,22 +76,22 @@ class ScriptedExecutor(Executor):
     fingerprint = "5c" * 16
     scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
 
-    def __init__(self, cache: str, capacity: int = 2) -> None:
+    def __init__(self, cache, capacity=2):
         self.scaling = Scaling(capacity, burst=capacity, per_s=math.inf, backlog=capacity)
-        self.requests: list[PrefetchRequest] = []
-        self.outcomes: dict[str, Outcome] = {}
-        self.before: Callable[[PrefetchRequest], Awaitable[None]] | None = None
-        self.edit: Callable[[PrefetchResult], PrefetchResult] = lambda result: result
+        self.requests = []
+        self.outcomes = {}
+        self.before = None
+        self.edit = lambda result: result
         self._cache = cache
 
     @property
-    def keys_asked(self) -> list[str]:
+    def keys_asked(self):
         return [key for request in self.requests for key in request.keys]
 
-    async def start(self) -> None:
+    async def start(self):
         """Nothing to start."""
 
-    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+    async def invoke(self, request, *, timeout_s):
         self.requests.append(request)
         assert timeout_s > 0
         if self.before is not None:
@@ -136,7 +131,7 @@ class ScriptedExecutor(Executor):
             )
         )
 
-    async def close(self) -> None:
+    async def close(self):
         """Nothing to end."""
 
 
@@ -152,9 +147,10 @@ class Running:
     reports: ReportReader
     stub: Any
     channel: grpc.aio.Channel
+    loop: asyncio.Runner | None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method, request):
         """An RPC; a refusal is raised as the error that it names."""
         try:
             return await getattr(self.stub, method)(request, timeout=ENOUGH_S)
@@ -162,11 +158,11 @@ class Running:
             named = dict(error.trailing_metadata() or ()).get(ERROR_METADATA_KEY)
             if named is None:
                 raise
-            refusal: SuperError = error_from_name(str(named), error.details() or "")
+            refusal = error_from_name(str(named), error.details() or "")
             refusal.__cause__ = error
             raise refusal from error
 
-    async def register(self, source: Path, run_id: str = "run", recipe: Recipe = RECIPE) -> pb.Dataset:
+    async def register(self, source, run_id="run", recipe=RECIPE):
         """Register a directory and wait until it is listed."""
         answer = await self.call(
             "RegisterDataset",
@@ -184,9 +180,9 @@ class Running:
             answer = await self.call("GetDataset", request)
         return answer
 
-    async def open(self, dataset: pb.Dataset, job: str = "job", **changes: Any) -> pb.Job:
+    async def open(self, dataset, job="job", **changes):
         """Open a job of 4 samples to a batch, unshuffled, unless told otherwise."""
-        facts: dict[str, Any] = {
+        facts = {
             "batch_size": 4,
             "replicas": 1,
             "rank": 0,
@@ -195,16 +191,16 @@ class Running:
         } | changes
         return await self.call("OpenJob", pb.OpenJobRequest(dataset_id=dataset.dataset_id, job=job, **facts))
 
-    async def page(self, job: str = "job", **changes: Any) -> pb.Page:
+    async def page(self, job="job", **changes):
         """A page of the plan: all of the first epoch unless told otherwise."""
-        facts: dict[str, Any] = {"rank": 0, "epoch": 0, "position": 0, "count": 1000, "yielded": 0} | changes
+        facts = {"rank": 0, "epoch": 0, "position": 0, "count": 1000, "yielded": 0} | changes
         return await self.call("NextBatches", pb.NextBatchesRequest(job=job, **facts))
 
-    def look(self) -> None:
+    def look(self):
         """Have whoever waits :meth:`until` something look again."""
         self._changed.set()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition):
         """Wait, bounded, until something that the engine's events bring about is so."""
         async with asyncio.timeout(ENOUGH_S):
             while not condition():
@@ -214,18 +210,19 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    valkey: Valkey,
+    valkey,
+    loop=None,
     *,
-    budget_bytes: int = 2**24,
-    cache_was_empty: bool = True,
-    cache: Cache | None = None,
-    lister: Callable[..., Catalog] = list_source,
-    tokens: Tokens | None = None,
-    **core: Any,
-) -> AsyncIterator[Running]:
+    budget_bytes=2**24,
+    cache_was_empty=True,
+    cache_type=Cache,
+    lister=list_source,
+    tokens=None,
+    **core,
+):
     """A coordinator on a unix socket beside the server's own."""
     async with contextlib.AsyncExitStack() as stack:
-        cache = cache or Cache(valkey.unix_url, owner="test")
+        cache = cache_type(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
         executor = ScriptedExecutor(valkey.unix_url)
         manager = await manager_of(executor)
@@ -254,7 +251,7 @@ async def running(
         stack.push_async_callback(cancel_and_wait, reading)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
-        made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
+        made = Running(address, cache, executor, engine, datasets, reports, stub, channel, loop)
         engine.tell = made.look
         yield made
         left = list(problems(engine.core))
@@ -262,7 +259,7 @@ async def running(
         assert engine.failed.cancelled() or not engine.failed.done(), engine.failed
 
 
-async def manager_of(*executors: Any) -> ExecutorManager:
+async def manager_of(*executors):
     """A manager of executors that need no start, ready to work."""
     manager = ExecutorManager([partial(_itself, executor) for executor in executors])
     await manager.start()
@@ -270,11 +267,11 @@ async def manager_of(*executors: Any) -> ExecutorManager:
     return manager
 
 
-def _itself(executor: Any) -> Any:
+def _itself(executor):
     return executor
 
 
-async def _agree(_fingerprint: str) -> None:
+async def _agree(_fingerprint):
     """All decode as they like."""
 
 
@@ -283,11 +280,11 @@ class ObservedEngine(Engine):
 
     tell: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self._tasks = ObservedTasks(self)
 
-    def post_all(self, events: Any) -> None:
+    def post_all(self, events):
         super().post_all(events)
         self.tell()
 
@@ -295,16 +292,16 @@ class ObservedEngine(Engine):
 class ObservedTasks(HeldTasks):
     """Has its engine say when one has ended."""
 
-    def __init__(self, engine: ObservedEngine) -> None:
+    def __init__(self, engine):
         super().__init__("engine", engine._fail)
         self._engine = engine
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task):
         super()._ended(task)
         self._engine.tell()
 
 
-async def follow(stream: ReportReader | OutcomeReader) -> None:
+async def follow(stream):
     """Read a stream as the coordinator does, whatever becomes of its cache."""
     while True:
         try:
@@ -316,14 +313,14 @@ async def follow(stream: ReportReader | OutcomeReader) -> None:
 class ClosesJobs(pb_grpc.CoordinatorServicer):
     """Answers one call; the others are not implemented."""
 
-    async def CloseJob(self, request: Any, context: Any) -> pb.CloseJobReply:
+    async def CloseJob(self, request, context):
         return pb.CloseJobReply(closed=True)
 
 
-def serving(loop: asyncio.Runner, use: Callable[[int, int], None], **guards: Any) -> None:
+def serving(loop, use, **guards):
     """Listen, and call ``use(port, port of health)`` in a thread meanwhile."""
 
-    async def work() -> None:
+    async def work():
         port, probed = free_port(), free_port()
         server, health = await listen(f"127.0.0.1:{port}", ClosesJobs(), **guards)
         second = await listen_for_health(f"127.0.0.1:{probed}", health)
@@ -336,7 +333,7 @@ def serving(loop: asyncio.Runner, use: Callable[[int, int], None], **guards: Any
     loop.run(work())
 
 
-def report(position: int = 0, hits: int = 4) -> dict[bytes, bytes]:
+def report(position=0, hits=4):
     """A batch of four was read, as a reader appends it."""
     return ReadReport(
         rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
@@ -344,7 +341,7 @@ def report(position: int = 0, hits: int = 4) -> dict[bytes, bytes]:
     ).to_fields()  # fmt: skip
 
 
-def missed(offsets: Sequence[int], position: int = 0) -> BatchRead:
+def missed(offsets, position=0):
     """A reader still misses these samples of a batch of job ``job``."""
     return BatchRead(
         job="job",

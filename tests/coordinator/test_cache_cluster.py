@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.super_wire.cache import SLOTS, Credentials, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.cache import SLOTS, key_slot
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.ports import free_port
-from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
@@ -24,36 +23,26 @@ COMMANDS += " cluster|slots asking"
 """What a coordinator's user needs."""
 
 
-def an_id(number: int) -> bytes:
+def an_id(number):
     return number.to_bytes(16, "big")
 
 
-def ids(numbers) -> bytes:
+def ids(numbers):
     return b"".join(map(an_id, numbers))
 
 
-def a_record(count: int) -> bytes:
+def a_record(count):
     header, payload = pack(np.zeros(count, dtype=np.uint8), an_id(0))
     return header + bytes(payload)
 
 
 @contextlib.asynccontextmanager
-async def open_cache(address, credentials=None):
-    cache = Cache(address, owner="me", credentials=credentials)
+async def open_cache(address):
+    cache = Cache(address, owner="me")
     try:
         yield cache
     finally:
         await cache.close()
-
-
-def on(cluster, use, credentials=None):
-    """Run ``use(cache)`` on a cache of its own and give what it gives."""
-
-    async def run():
-        async with open_cache(cluster.url, credentials) as cache:
-            return await use(cache)
-
-    return asyncio.run(run())
 
 
 @pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
@@ -85,25 +74,23 @@ def sizes(cluster):
     return found
 
 
-def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
+async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
     numbers = range(2500)
     cluster.set({cache_key(an_id(n)): a_record(n % 7 + 1) for n in numbers if n % 3})
 
-    async def use(cache):
+    async with open_cache(cluster.url) as cache:
         found = await cache.audit(ids(numbers))
         await cache.drop(ids(range(1000)))
         await cache.bury(ids(range(30)), [Tombstone("k", "undecodable", "m", permanent=False)] * 30, 60.0)
-        return found, await cache.audit(ids(range(1002)))
-
-    found, after = on(cluster, use)
+        after = await cache.audit(ids(range(1002)))
     assert found.tolist() == [HEADER_BYTES + n % 7 + 1 if n % 3 else 0 for n in numbers]
     assert (after[:30] < 0).all()
     assert not after[30:1000].any()
     assert after[1001] > 0
 
 
-def test_lock_digest_and_streams_are_the_clusters(cluster):
-    async def use(cache):
+async def test_lock_digest_and_streams_are_the_clusters(cluster):
+    async with open_cache(cluster.url) as cache:
         assert [await cache.hold_lock(), await cache.hold_lock()] == [True, False]
         async with open_cache(cluster.url) as other:
             other._owner = "somebody else"
@@ -121,33 +108,28 @@ def test_lock_digest_and_streams_are_the_clusters(cluster):
         for stream in streams:
             await cache.streams.delete(stream)
         await cache.release_lock()
-
-    on(cluster, use)
     assert sum(sizes(cluster)) == 1  # the digest
 
 
-def test_a_pass_over_the_records_goes_to_every_node(cluster):
+async def test_a_pass_over_the_records_goes_to_every_node(cluster):
     cluster.set({cache_key(an_id(n)): b"x" for n in range(3000)} | {b"other": b"x"})
 
-    async def use(cache):
+    async with open_cache(cluster.url) as cache:
         cursor, found, steps = 0, b"", 0
         while steps == 0 or cursor:
             cursor, some = await cache.scan_records(cursor, count=500)
             found += some
             steps += 1
-        return found, steps
-
-    found, steps = on(cluster, use)
     assert {found[at : at + 16] for at in range(0, len(found), 16)} == {an_id(n) for n in range(3000)}
     assert steps >= 3
 
 
-def test_moving_slots_are_followed(cluster):
+async def test_moving_slots_are_followed(cluster):
     moving, moved = of_node(cluster, 0, 20), of_node(cluster, 1, 20)
     everything = moving + moved + of_node(cluster, 2, 20)
     cluster.set({cache_key(an_id(n)): a_record(9) for n in everything})
 
-    async def use(cache):
+    async with open_cache(cluster.url) as cache:
         assert (await cache.audit(ids(everything)) > 0).all()
         for n in moved:
             cluster.move(key_slot(cache_key(an_id(n))), 2)
@@ -159,16 +141,14 @@ def test_moving_slots_are_followed(cluster):
         assert (await cache.audit(ids(everything)) > 0).all()
         await cache.hold_lock()
         await cache.drop(ids(everything))
-
-    on(cluster, use)
     assert sum(sizes(cluster)) == 1  # the lock
 
 
-def test_streams_on_their_way_are_waited_for(cluster):
+async def test_streams_on_their_way_are_waited_for(cluster):
     slot = key_slot(REPORT_PREFIX)
     source = cluster.owners[slot]
 
-    async def use(cache):
+    async with open_cache(cluster.url) as cache:
         streams = [report_stream(job) for job in "ab"]
         for stream in streams:
             await cache.streams.begin(stream)
@@ -182,15 +162,13 @@ def test_streams_on_their_way_are_waited_for(cluster):
         ((stream, _),) = await cache.streams.take(streams, block_ms=1, count=1)
         assert stream == report_stream("b")
 
-    on(cluster, use)
-
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, dead):
+async def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, dead):
     lost, there = of_node(cluster, dead, 5), of_node(cluster, 2, 5)
     cluster.set({cache_key(an_id(n)): a_record(9) for n in lost + there})
 
-    async def use(cache):
+    async with open_cache(cluster.url) as cache:
         before = await cache.info()
         assert before.maxmemory == pytest.approx(0.95 * 3 * 512 * MB, rel=1e-3)  # 16384 is no multiple of 3
         assert (len(before.nodes), before.keys, before.policy) == (3, 10, "noeviction")
@@ -210,37 +188,8 @@ def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, d
         assert len(after.nodes & before.nodes) == 2
         assert len(after.nodes) == 3
 
-    on(cluster, use)
 
-
-def test_a_user_needs_few_permissions(cluster, certificates):
-    rights = [f"+{command}" for command in COMMANDS.split()]
-    for node in cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~super:*", *rights)
-            client.execute_command("ACL", "SETUSER", "default", ">closed")
-
-    async def use(cache):
-        await cache.info()
-        await cache.hold_lock()
-        await cache.agree_on_fingerprint("aa")
-        await cache.audit(ids(range(50)))
-        await cache.bury(an_id(1), [Tombstone("k", "undecodable", "m", permanent=False)], 60.0)
-        await cache.scan_records(0, count=10)
-        await cache.drop(ids(range(50)))
-        await cache.streams.begin(report_stream("j"))
-        await cache.streams.take([report_stream("j")], block_ms=1, count=1)
-        await cache.streams.keep([report_stream("j")])
-        await cache.streams.delete(report_stream("j"))
-        await cache.release_lock()
-
-    credentials = Credentials("super", "pw", ca_file=certificates.ca_file)
-    on(cluster, use, credentials)
-    with pytest.raises(CacheError, match="refused"):
-        on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", ca_file=certificates.ca_file))
-
-
-def test_a_node_beyond_loopback_needs_tls():
+async def test_a_node_beyond_loopback_needs_tls():
     server = Valkey(arguments=("--cluster-enabled", "yes", "--cluster-announce-ip", "10.1.2.3"))
     server.arguments += ("--cluster-port", str(free_port()))
     server.start()
@@ -251,29 +200,7 @@ def test_a_node_beyond_loopback_needs_tls():
             ConfigError,
             match=rf"the cache at redis://10\.1\.2\.3:{server.port} is beyond loopback.*rediss://",
         ):
-            on(server, lambda cache: cache.info())
+            async with open_cache(server.url) as cache:
+                await cache.info()
     finally:
         server.close()
-
-
-@pytest.fixture
-def front(valkey, certificates):
-    running = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    running.start()
-    yield running
-    running.close()
-
-
-def test_a_single_server_by_tls(valkey, front, certificates):
-    async def use(address, credentials):
-        async with open_cache(address, credentials) as cache:
-            await cache.hold_lock()
-            return await cache.info()
-
-    address = f"rediss://localhost:{front.port}"
-    info = asyncio.run(use(address, Credentials(ca_file=certificates.ca_file)))
-    assert (info.keys, len(info.nodes)) == (1, 1)
-    for trusted in (Credentials(), Credentials(ca_file=certificates.strange_ca_file)):
-        with pytest.raises(CacheError, match=f"{address}.*SUPER_CACHE_CA_FILE") as caught:
-            asyncio.run(use(address, trusted))
-        assert not isinstance(caught.value, CacheUnreachableError)

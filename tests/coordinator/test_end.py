@@ -1,7 +1,8 @@
-"""A coordinator that is told to end is gone in time, whatever a thread of it waits for."""
+"""A coordinator takes a cache over before it starts functions, and is gone in time, whatever hangs."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import textwrap
 
 import pytest
 
+from superdl.coordinator.cache.cache import Cache, LockHeldError
+from superdl.coordinator.server.upkeep import warm_and_take_over
+from superdl.super_wire.cancelling import cancel_and_wait
+from tests.coordinator.executors.lambda_running import executor_for
 from tests.fixtures.stack import Stack
 
 ENOUGH_S = 30.0
@@ -58,3 +63,48 @@ def test_a_cache_that_hangs_does_not_keep_the_process():
             stack.valkey.process.send_signal(signal.SIGCONT)
         assert stack.process.returncode == 0, stack.log.read_text()
         assert "the lock was not released and will expire" in stack.log.read_text()
+
+
+RENEWAL_S = 0.1
+
+
+async def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_service, valkey):
+    async def own(cache):
+        while True:
+            await cache.hold_lock()
+            await asyncio.sleep(RENEWAL_S)
+
+    first, second = Cache(valkey.url, owner=""), Cache(valkey.url, owner="")
+    executor = executor_for(lambda_service, valkey.url)
+    await first.hold_lock()
+    owning = asyncio.create_task(own(first))
+    try:
+        with pytest.raises(LockHeldError, match="name it by SUPER_COORDINATOR"):
+            await warm_and_take_over(executor, second)
+    finally:
+        await cancel_and_wait(owning)
+        await executor.close()
+        await second.close()
+        await first.close()
+    assert not lambda_service.invocations
+
+
+async def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, monkeypatch):
+    monkeypatch.setattr("superdl.coordinator.server.upkeep.LOCK_TTL_S", 0.04)
+    held = []
+
+    class Counting(Cache):
+        async def hold_lock(self):
+            held.append(lambda_service.refused)
+            return await super().hold_lock()
+
+    cache = Counting(valkey.url, owner="")
+    executor = executor_for(lambda_service, valkey.url)
+    lambda_service.throttle_next(1)  # warming goes on after a second
+    try:
+        await warm_and_take_over(executor, cache)
+    finally:
+        await executor.close()
+        await cache.close()
+    assert held.count(1) > 1  # again and again after the throttling
+    assert len(lambda_service.invocations) == 1

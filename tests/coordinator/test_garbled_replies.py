@@ -143,7 +143,7 @@ def servers():
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatch):
+async def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatch):
     """Those of a group at the same time, since each waits again and again for a reply that does not come."""
     monkeypatch.setattr("superdl.coordinator.cache.streams._REPORTS_BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.streams._OUTCOMES_BLOCK_MS", 1)
@@ -168,9 +168,6 @@ def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatc
                         break
             assert not engine.failed.done(), name
 
-    async def all_of_them():
-        async with asyncio.timeout(ENOUGH_S), asyncio.TaskGroup() as tasks:
-            for name, valkey in zip(list(GARBLED)[group::GROUPS], servers, strict=False):
-                tasks.create_task(work(name, valkey))
-
-    asyncio.run(all_of_them())
+    async with asyncio.timeout(ENOUGH_S), asyncio.TaskGroup() as tasks:
+        for name, valkey in zip(list(GARBLED)[group::GROUPS], servers, strict=False):
+            tasks.create_task(work(name, valkey))

@@ -6,17 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.coordinator import probe
 
-if TYPE_CHECKING:
-    from tests.fixtures.stack import Stack
 
-
-def test_a_coordinator_that_serves_is_healthy_and_one_that_is_gone_is_not(stack: Stack) -> None:
+def test_a_coordinator_that_serves_is_healthy_and_one_that_is_gone_is_not(stack):
     command = [sys.executable, "-m", "superdl.coordinator.probe"]
     variables = {**os.environ, "SUPER_LISTEN": stack.address}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)

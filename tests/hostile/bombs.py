@@ -16,7 +16,6 @@ import threading
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -33,9 +32,6 @@ from superdl.super_wire.request import Limits
 from superdl.super_wire.store import DirectoryStore
 from tests.lambda_prefetch.prefetching import file_version, member_request
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 LIMIT_BYTES = 16 * 2**20
 HUGE = 256 * 2**20
 LIMIT_PIXELS = 4 * 2**20
@@ -43,17 +39,17 @@ SIDE = 9600  # of a tile: 264 MiB
 RGB = struct.pack("<3H", 8, 8, 8)
 
 
-def packed_zeros(size: int = HUGE, wbits: int = zlib.MAX_WBITS) -> bytes:
+def packed_zeros(size=HUGE, wbits=zlib.MAX_WBITS):
     packing = zlib.compressobj(9, wbits=wbits)
     return b"".join(packing.compress(bytes(2**20)) for _ in range(size // 2**20)) + packing.flush()
 
 
-def varint(value: int, length: int) -> bytes:
+def varint(value, length):
     groups = [(2 * value) >> (7 * place) & 127 for place in range(length)]
     return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
 
 
-def write_parquet(path: Path, *, lie_at: str = "footer", **options: Any) -> None:
+def write_parquet(path, *, lie_at="footer", **options):
     """A column of 256 MiB, and a size in the footer, or in the page's header too, that is a lie."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -75,7 +71,7 @@ def write_parquet(path: Path, *, lie_at: str = "footer", **options: Any) -> None
     path.write_bytes(data)
 
 
-def write_hidden_size(path: Path) -> None:
+def write_hidden_size(path):
     """A page's true size behind a false one, in field 65,538, of which Thrift makes field 2."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -100,7 +96,7 @@ def write_hidden_size(path: Path) -> None:
     path.write_bytes(data)
 
 
-def write_shared_texts(path: Path) -> None:
+def write_shared_texts(path):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -110,7 +106,7 @@ def write_shared_texts(path: Path) -> None:
     parquet.write_table(pa.table({"key": keys, "label": labels.cast(pa.string())}), path, store_schema=False)
 
 
-def write_long_list(path: Path) -> None:
+def write_long_list(path):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -118,13 +114,13 @@ def write_long_list(path: Path) -> None:
     parquet.write_table(pa.table({"key": ["1.jpg"], "label": label}), path, compression="zstd")
 
 
-def read_rows_of_list(path: Path) -> object:
+def read_rows_of_list(path):
     link = path.with_suffix(".parquet")
     path.rename(link)
     return read_key_list(str(link), Tally(lambda _: None, threading.Event()), of_files=True)
 
 
-def write_shared_prefixes(path: Path) -> None:
+def write_shared_prefixes(path):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -132,7 +128,7 @@ def write_shared_prefixes(path: Path) -> None:
     parquet.write_table(table, path, use_dictionary=False, column_encoding={"image": "DELTA_BYTE_ARRAY"})
 
 
-def read_parquet(path: Path) -> object:
+def read_parquet(path):
     rows = [{"key": path.name, "version": file_version(path), "member": "m", "offset": 0, "length": 0}]
     rows[0]["encoding"] = "parquet:image"
     bucket = Directory(str(path.parent))
@@ -142,17 +138,17 @@ def read_parquet(path: Path) -> object:
     return content
 
 
-def request(path: Path, rows: list[dict[str, Any]]) -> Any:
+def request(path, rows):
     made = member_request(f"file://{path.parent}", rows, "redis://h:1")
     return replace(made, limits=Limits(object_bytes=LIMIT_BYTES))
 
 
-def read_deflated(path: Path) -> object:
+def read_deflated(path):
     row = {"key": path.name, "version": "1-1", "member": "m", "offset": 0, "length": path.stat().st_size}
     return content_of(request(path, [row | {"encoding": "deflate"}]), 0, path.read_bytes())
 
 
-def tiff(*tags: tuple[int, int, int, bytes], behind: bytes = b"") -> bytes:
+def tiff(*tags, behind=b""):
     """A TIFF of 16 x 16 pixels with more tags: number, type, count, value."""
     short, long = (lambda value: struct.pack("<HH", value, 0)), (lambda value: struct.pack("<I", value))
     base = [(256, 4, 1, long(16)), (257, 4, 1, long(16)), (258, 3, 3, RGB), (262, 3, 1, short(2))]
@@ -166,18 +162,18 @@ def tiff(*tags: tuple[int, int, int, bytes], behind: bytes = b"") -> bytes:
     return b"II*\0" + long(8) + struct.pack("<H", len(every)) + entries + long(0) + values + behind
 
 
-def tiled() -> bytes:
+def tiled():
     packed, side = packed_zeros(3 * SIDE * SIDE), struct.pack("<I", SIDE)
     places = (324, 4, 1, b""), (325, 4, 1, struct.pack("<I", len(packed)))
     return tiff((322, 4, 1, side), (323, 4, 1, side), *places, behind=packed)
 
 
-def countless() -> bytes:
+def countless():
     places = [(number, 4, 2**31, b"") for number in (273, 279)]
     return tiff(*places, (700, 1, 2**32 - 1, b""), (34675, 7, 2**31, b""))
 
 
-def png(name: bytes, head: bytes) -> bytes:
+def png(name, head):
     """A PNG with four chunks of a kind that each unpack to 256 MiB."""
     file, packed = io.BytesIO(), packed_zeros()
     Image.new("RGB", (8, 8)).save(file, "PNG")
@@ -186,43 +182,43 @@ def png(name: bytes, head: bytes) -> bytes:
     return file.getvalue()[:33] + 4 * chunk + file.getvalue()[33:]
 
 
-def webp() -> bytes:
+def webp():
     side = (16382).to_bytes(3, "little")
     canvas = struct.pack("<4sI4s", b"VP8X", 10, b"\2\0\0\0") + side + side
     parts = canvas + struct.pack("<4sI6x4sI16x", b"ANIM", 6, b"ANMF", 16)
     return struct.pack("<4sI4s", b"RIFF", len(parts) + 4, b"WEBP") + parts
 
 
-def gif() -> bytes:
+def gif():
     head = struct.pack("<6sHHBBB6x", b"GIF89a", 65535, 65535, 0x80, 0, 0)
     return head + struct.pack("<c4HB", b",", 0, 0, 65535, 65535, 0) + b"\x02\x02\x4c\x01\0;"
 
 
-def bmp() -> bytes:
+def bmp():
     head = struct.pack("<2sIHHI", b"BM", 100, 0, 0, 54)
     return head + struct.pack("<IiiHHIIiiII", 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
 
 
-def read_image(path: Path) -> object:
+def read_image(path):
     return decode(path.read_bytes(), limit_pixels=LIMIT_PIXELS)
 
 
-def write_segment(path: Path) -> None:
+def write_segment(path):
     store = DirectoryStore.open(path, create=True)
     os.truncate(path / "index" / store.write_segment(b""), 2**31)
 
 
-def read_store(path: Path) -> object:
+def read_store(path):
     store = DirectoryStore.open(path, create=False)
     return store.read_segment(store.segments()[0])
 
 
-def file_of(make: Callable[[], bytes]) -> Callable[[Path], object]:
+def file_of(make):
     return lambda path: path.write_bytes(make())
 
 
 CODECS = ("snappy", "zstd", "gzip", "lz4", "brotli")
-BOMBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]] = {
+BOMBS = {
     **{
         f"parquet-{codec}-{place}": (
             lambda path, codec=codec, place=place: write_parquet(path, lie_at=place, compression=codec),
@@ -251,13 +247,13 @@ BOMBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]]
 """By name: what makes the file, what reads it, and the reason of the tombstone or the type of the error."""
 
 
-def memory_mib(row: str) -> int:
+def memory_mib(row):
     """A figure of this process: ``VmRSS`` now, or ``VmHWM`` at most."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{row}:\s+(\d+)", status)[1]) // 1024
 
 
-def main() -> None:
+def main():
     name, path = sys.argv[1], Path(sys.argv[2])
     set_pillows_bounds()
     decode(png_of_a_dot(), limit_pixels=1)
@@ -272,7 +268,7 @@ def main() -> None:
     print(json.dumps({"ended": ended, "mib": memory_mib("VmHWM") - before}))  # noqa: T201
 
 
-def png_of_a_dot() -> bytes:
+def png_of_a_dot():
     file = io.BytesIO()
     Image.fromarray(np.zeros((1, 1, 3), np.uint8)).save(file, "PNG")
     return file.getvalue()

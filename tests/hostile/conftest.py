@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.hostile.ground import Ground, ground
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.hostile.drawing import ground
 
 SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Forty seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
     if "seed" in metafunc.fixturenames:
         slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
@@ -24,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def shared(tmp_path_factory):
     """The cache, the store and the images."""
     with ground(tmp_path_factory.mktemp("hostile")) as made:
         yield made

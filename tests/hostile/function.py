@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from superdl.lambda_prefetch import fetching, push
 from superdl.lambda_prefetch import handler as handling
 from superdl.lambda_prefetch.handler import handler as real_handler
-
-__all__ = ["FUNCTION", "VARIABLE", "handler"]
 
 FUNCTION = "tests.hostile.function:handler"
 VARIABLE = "SUPER_TEST_FUNCTION_CACHE"
@@ -24,7 +21,7 @@ for module, name in (
     setattr(module, name, _SILENCE_S)
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+def handler(event, context):
     """The real answer."""
     if event.get("cache"):
         event["cache"] = os.environ[VARIABLE]

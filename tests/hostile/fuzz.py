@@ -15,14 +15,8 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Fuzzer", "InputFailedError", "fuzzers", "run"]
-
-Fuzzer: TypeAlias = Callable[[random.Random], None]
+Fuzzer = Callable[[random.Random], None]
 _HERE = Path(__file__).parent
 _MOST = 10**12
 
@@ -31,9 +25,9 @@ class InputFailedError(AssertionError):
     """An input had an outcome that it may not have; the message says how to try it again alone."""
 
 
-def fuzzers() -> dict[str, Fuzzer]:
+def fuzzers():
     """All there are, by name."""
-    found: dict[str, Fuzzer] = {}
+    found = {}
     for path in sorted(_HERE.glob("fuzz_*.py")):
         for name, fuzzer in importlib.import_module(f"tests.hostile.{path.stem}").FUZZERS.items():
             assert name not in found, f"two fuzzers have the name {name}"
@@ -41,7 +35,7 @@ def fuzzers() -> dict[str, Fuzzer]:
     return found
 
 
-def run(name: str, fuzzer: Fuzzer, *, seconds: float, seed: int, inputs: int = _MOST) -> int:
+def run(name, fuzzer, *, seconds, seed, inputs=_MOST):
     """Try inputs with the seeds from ``seed`` on, for a time or a number of them; how many were tried."""
     end_s = time.monotonic() + seconds
     for tried in range(inputs):
@@ -56,7 +50,7 @@ def run(name: str, fuzzer: Fuzzer, *, seconds: float, seed: int, inputs: int = _
     return inputs
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Parse the command line, run, and tell of each fuzzer; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.fuzz", description="Run fuzzers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a fuzzer (all)")

@@ -15,7 +15,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -33,14 +32,6 @@ from superdl.super_wire.request import Outcome, PrefetchResult, RequestKind
 from superdl.super_wire.store import DirectoryStore, PackMeta, collection_of
 from tests.hostile.fuzz_wire import INTERESTING, any_value
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from superdl.super_wire.request import PrefetchRequest
-
-__all__ = ["FUZZERS"]
 
 _LONGEST_S = 10.0  # of one input; what takes so long here would keep a function from all others
 _MAX_MESSAGE = 4000  # characters of an error
@@ -64,7 +55,7 @@ _KEYS = ["a.png", "b.jpg", "gone.png"]
 
 
 @functools.cache
-def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+def _source():
     """A directory with images, and what removes it when this process ends."""
     directory = tempfile.TemporaryDirectory(prefix="super-fuzz-")
     root = Path(directory.name).resolve()
@@ -74,7 +65,7 @@ def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
 
 
 @functools.cache
-def _restore() -> tuple[DirectoryStore, PrefetchRequest]:
+def _restore():
     """A store with one pack, and the request for all that is in it."""
     root, _ = _source()
     request, recipe = file_request(root, _KEYS, _CACHE), Recipe([])
@@ -97,7 +88,7 @@ def _restore() -> tuple[DirectoryStore, PrefetchRequest]:
     )
 
 
-def _mutated_event(random: Random) -> Any:
+def _mutated_event(random):
     root, _ = _source()
     recipe = random.choice(_RECIPES)
     event = json.loads(file_request(root, _KEYS, _CACHE, recipe).to_json())
@@ -122,7 +113,7 @@ def _mutated_event(random: Random) -> Any:
     return any_value(random) if random.random() < 0.05 else event
 
 
-def _name_anew(event: dict[str, Any]) -> None:
+def _name_anew(event):
     """Give the samples the ids that belong to what the event says of them, where that can be said."""
     try:
         recipe = Recipe.from_json(event["recipe"])
@@ -134,7 +125,7 @@ def _name_anew(event: dict[str, Any]) -> None:
         return
 
 
-def _try_event(random: Random) -> None:
+def _try_event(random):
     (root, _), (store, restore) = _source(), _restore()
     event = _mutated_event(random)
     shown = repr(event)[:_MAX_MESSAGE]
@@ -162,7 +153,7 @@ def _try_event(random: Random) -> None:
 
 
 @functools.cache
-def _images() -> tuple[bytes, ...]:
+def _images():
     """Good images of all formats and of most of their kinds."""
     colour = Image.fromarray(pixels(24, 40))
     exif = Image.Exif()
@@ -170,7 +161,7 @@ def _images() -> tuple[bytes, ...]:
     exif[0x010F] = "maker"
     frames = [Image.fromarray(pixels(24, 40, seed=n)) for n in range(3)]
     deep = Image.fromarray(np.arange(24 * 40, dtype=np.uint16).reshape(24, 40))
-    kinds: list[tuple[Image.Image, str, dict[str, Any]]] = [
+    kinds = [
         (colour, "JPEG", {}),
         (colour, "JPEG", {"progressive": True, "exif": exif, "comment": b"words"}),
         (colour, "JPEG", {"restart_marker_blocks": 1, "subsampling": 0, "icc_profile": b"x" * 200}),
@@ -200,7 +191,7 @@ def _images() -> tuple[bytes, ...]:
     return tuple(encode(image, kind, **options) for image, kind, options in kinds)
 
 
-def _mutated_bytes(random: Random) -> bytes:
+def _mutated_bytes(random):
     """One image after a few changes, some of them with parts of another."""
     data = random.choice(_images())
     for _ in range(random.randrange(1, 6)):
@@ -223,7 +214,7 @@ def _mutated_bytes(random: Random) -> bytes:
     return data
 
 
-def _try_image(random: Random) -> None:
+def _try_image(random):
     data, recipe = _mutated_bytes(random), random.choice(_RECIPES)
     program = Program(recipe, bucket="b", epoch=0, limit_pixels=_LIMIT_PIXELS, step_modules=frozenset())
     began_s = time.thread_time()
@@ -244,4 +235,4 @@ def _try_image(random: Random) -> None:
     assert time.thread_time() - began_s < _LONGEST_S, f"it took too long: {data!r}"
 
 
-FUZZERS: dict[str, Callable[[Random], None]] = {"handler events": _try_event, "images": _try_image}
+FUZZERS = {"handler events": _try_event, "images": _try_image}

@@ -1,4 +1,4 @@
-"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, states, pages, prices.
+"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, label files, states, pages, prices.
 
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
@@ -12,7 +12,6 @@ import json
 import tempfile
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,8 @@ from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.members import Field
 from superdl.coordinator.catalog.state import CatalogState
+from superdl.index.choices import Choices
+from superdl.index.loose import coco_in, label_in
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
 from superdl.sampler.session import JobSpec
@@ -33,23 +34,18 @@ from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, SourceError
 from superdl.super_wire.labels import MAX_LABEL_BYTES, label_dtype_of, unpack_labels
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-__all__ = ["FUZZERS"]
+from tests.superdl.index.shards import HeldShard
 
 
-def _value(chance: random.Random) -> Any:
+def _value(chance):
     """Anything that JSON or a pickle can hold."""
     odd = (np.arange(3), np.int64(3), torch.arange(2), torch.tensor(1), (1, 2), {1}, b"bytes", object())
     return chance.choice(odd) if chance.random() < 0.2 else any_value(chance)
 
 
-def _rows(chance: random.Random) -> list[dict[str, Any]]:
+def _rows(chance):
     """Rows of a key list: mostly right ones."""
-    labels: list[Callable[[], Any]] = [
+    labels = [
         lambda: chance.randrange(9),
         chance.random,
         lambda: chance.choice(["cat", "dog", *TEXTS]),
@@ -82,7 +78,7 @@ def _rows(chance: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
-def _csv(chance: random.Random) -> bytes:
+def _csv(chance):
     text = io.StringIO()
     writer = csv.writer(text)
     rows = _rows(chance)
@@ -92,13 +88,13 @@ def _csv(chance: random.Random) -> bytes:
     return text.getvalue().encode(chance.choice(["utf-8", "utf-8", "utf-8-sig", "utf-16"]), "surrogatepass")
 
 
-def _jsonl(chance: random.Random) -> bytes:
+def _jsonl(chance):
     if chance.random() < 0.02:
         return b'{"key": "a", "label": ' + b"[" * chance.choice([20, 5000]) + b"1"
     return "".join(json.dumps(row, default=str) + "\n" for row in _rows(chance)).encode()
 
 
-def _parquet(chance: random.Random) -> bytes:
+def _parquet(chance):
     stream, compression = io.BytesIO(), chance.choice(["none", "snappy", "zstd"])
     try:
         table = pa.Table.from_pylist(_rows(chance))
@@ -118,7 +114,7 @@ def _parquet(chance: random.Random) -> bytes:
     return stream.getvalue()
 
 
-def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: random.Random) -> None:
+def _key_list(write, extension, chance):
     data = mutate(chance, write(chance)) if chance.random() < 0.7 else write(chance)
     with tempfile.NamedTemporaryFile(suffix=extension) as file:
         file.write(data)
@@ -147,7 +143,7 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
     assert catalog.label_sizes().max() <= MAX_LABEL_BYTES
 
 
-def _check_file(catalog: Catalog) -> None:
+def _check_file(catalog):
     """See that a catalog that is mapped from its file is the one that was written."""
     mapped, _ = CatalogState(None).hold(catalog)
     everything, names = np.arange(len(catalog)), [field.name for field in catalog.fields]
@@ -165,13 +161,13 @@ def _check_file(catalog: Catalog) -> None:
 _SPEC = JobSpec(batch_size=8, seed=-7, shuffle=True, drop_last=False, rank=0, num_replicas=4)
 
 
-def _checkpoint(chance: random.Random) -> None:
+def _checkpoint(chance):
     in_order = chance.random() < 0.5
     checkpoint = Checkpoint(_SPEC, b"f" * 16, 50, in_order=in_order)
     position = chance.randrange(51)
     ahead = () if in_order else tuple(range(position + 1, min(50, position + 1 + chance.randrange(4))))
     place = PlanPosition(chance.choice([0, 3, 2**40]), position, ahead)
-    state: Any = checkpoint.state_of(place)
+    state = checkpoint.state_of(place)
     changed = chance.random() < 0.9
     if changed:
         for _ in range(chance.choice([1, 1, 2])):
@@ -195,7 +191,7 @@ def _checkpoint(chance: random.Random) -> None:
     assert all(found.position < one < 50 for one in found.delivered_ahead)
 
 
-def _page(chance: random.Random) -> None:
+def _page(chance):
     size = chance.randrange(1, 5)
     dtype = chance.choice(
         ["int64", "float32[2]", '{"a":"int64"}', "uint8[*]", '{"a":"int64","b":"uint8[*,2]"}']
@@ -234,11 +230,49 @@ def _page(chance: random.Random) -> None:
         assert max(np.frombuffer(ref.places.pack_of, "<u4"), default=0) <= len(ref.places.packs)
 
 
-FUZZERS: dict[str, Callable[[random.Random], None]] = {
+_COCO = {
+    "images": [{"id": 9, "file_name": "b.jpg", "height": 480, "width": 640}],
+    "annotations": [
+        {"image_id": 9, "category_id": 18, "bbox": [1, 2.5, 3, 4], "iscrowd": 0, "segmentation": []}
+    ],
+}
+
+
+def _coco(chance):
+    said = json.loads(json.dumps(_COCO))
+    if chance.random() < 0.7:
+        row = chance.choice([said, said["images"][0], said["annotations"][0]])
+        row[chance.choice(list(row))] = any_value(chance)
+    content = json.dumps(said, default=str).encode()
+    try:
+        labels = coco_in(HeldShard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
+    except SourceError as error:
+        assert len(str(error)) <= 1000  # noqa: PT017  # as above
+        return
+    for label in labels.values():
+        assert len(label["boxes[]"]) == len(label["classes[]"]) == len(label["crowd[]"])
+
+
+def _label_file(chance):
+    name, labels, good = chance.choice(
+        [
+            ("1.txt", "yolo", b"0 .5 .5 .25 1\n12 .1 .2 .3 4e-1\n"),
+            ("1.txt", "auto", b"17\n"),
+            ("1.json", "auto", b'{"label": [1, 2], "label": 7}'),
+        ]
+    )
+    try:
+        label_in(name, mutate(chance, good), Choices(labels=labels), SourceError)
+    except SourceError as error:
+        assert len(str(error)) <= 400  # noqa: PT017  # as above
+
+
+FUZZERS = {
     "key list in CSV": partial(_key_list, _csv, ".csv"),
     "key list in JSONL": partial(_key_list, _jsonl, ".jsonl"),
     "key list in Parquet": partial(_key_list, _parquet, ".parquet"),
     "state of a sampler": _checkpoint,
     "page of the plan": _page,
+    "instances of COCO": _coco,
+    "label file": _label_file,
 }
-"""Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""

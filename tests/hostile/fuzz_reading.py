@@ -13,7 +13,6 @@ import itertools
 import tempfile
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
@@ -36,13 +35,6 @@ from superdl.super_wire.store import DirectoryStore
 from tests.hostile.scripted_packs import ScriptedDisk, ScriptedPacks, flipped, pixels_of, record_of, replaced
 from tests.super_dataset.stored_batches import id_at, ref_of, tombstone
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-
-__all__ = ["FUZZERS", "replies_given"]
-
 _SIDE = 6
 _TIMEOUT_S = 60.0
 _MOST_BATCHES = 4
@@ -51,7 +43,7 @@ replies_given = itertools.count()
 """Its next value is how many replies were scripted so far."""
 
 
-_BROKEN: dict[str, Callable[[random.Random, bytes], bytes]] = {
+_BROKEN = {
     "bad magic": lambda _rng, good: b"RDB!" + good[4:],
     "other version": lambda _rng, good: replaced(good, 4, b"\1"),
     "empty": lambda _rng, _good: b"",
@@ -77,21 +69,19 @@ class ScriptedCache:
     ``wrong`` is how likely a reply is wrong. ``asked`` has, for each round of asking, the keys.
     """
 
-    def __init__(
-        self, rng: random.Random, keys: dict[bytes, bytes], side: int, *, stream_faults: bool
-    ) -> None:
+    def __init__(self, rng, keys, side, *, stream_faults):
         self.rng = rng
         self.sample_ids = keys
         self.side = side
         self.stream_faults = stream_faults
         self.wrong = rng.choice([0.0, 0.05, 0.3, 0.9])
-        self.last_good: dict[bytes, bool] = {}
-        self.pointers: dict[bytes, tuple[bytes, bool]] = {}
+        self.last_good = {}
+        self.pointers = {}
         """What it has in place of a record until it is asked again, and whether that leads to one."""
-        self.entombed: set[bytes] = set()
+        self.entombed = set()
         self.connections = 0
 
-    def answer(self, key: bytes) -> bytes:
+    def answer(self, key):
         """The reply to one GET, with what the stream makes of it."""
         next(replies_given)
         rng, sample_id = self.rng, self.sample_ids[key]
@@ -114,7 +104,7 @@ class ScriptedCache:
             return _bulk(tombstone("its.jpg", sample_id))
         return _bulk(rng.choice(list(_BROKEN.values()))(rng, good))
 
-    def stream(self, keys: Sequence[bytes]) -> bytes:
+    def stream(self, keys):
         """The replies to several GETs, as they come out of the wire."""
         rng, replies = self.rng, [self.answer(key) for key in keys]
         if self.stream_faults and replies and rng.random() < self.wrong:
@@ -131,7 +121,7 @@ class ScriptedCache:
         return b"".join(replies)
 
 
-def _bulk(value: bytes) -> bytes:
+def _bulk(value):
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
@@ -140,41 +130,41 @@ class ScriptedConnection:
 
     address = "the scripted cache"
 
-    def __init__(self, cache: ScriptedCache) -> None:
+    def __init__(self, cache):
         self.owed = 0
-        self.late_errors: list[str] = []
+        self.late_errors = []
         self._cache = cache
         self._waiting = bytearray()
         self._piece = cache.rng.choice([3, 60, 1000, 100_000])
         cache.connections += 1
 
     @property
-    def pending(self) -> bool:
+    def pending(self):
         """There is nothing that a socket would not tell of."""
         return False
 
-    def send(self, data: bytes) -> None:
+    def send(self, data):
         """Take GETs or a read report, and answer them."""
         words = data.split(b"\r\n")
         keys = [word for word in words if word in self._cache.sample_ids]
         self._waiting += self._cache.stream(keys) if keys else _bulk(b"1-1")  # else it is a read report
 
-    def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
+    def send_gathered(self, buffers, until_s):
         """Take a GET of what was noted about the dataset's source."""
 
-    def answers(self, count: int, until_s: float) -> list[bytes | None]:
+    def answers(self, count, until_s):
         """Nothing was noted, or a record that may be another's, or noise."""
         rng = self._cache.rng
         notes = [None, tombstone("its source", digest128(rng.randbytes(4))), rng.randbytes(70)]
         return [rng.choice(notes) for _ in range(count)]
 
-    def limit_wait(self, seconds: float) -> None:
+    def limit_wait(self, seconds):
         """Nothing here waits."""
 
-    def close(self) -> None:
+    def close(self):
         """There is nothing to close."""
 
-    def receive(self, buffers: Sequence[memoryview]) -> int:
+    def receive(self, buffers):
         """Give what waits, in pieces; where nothing does, the wait was in vain."""
         rng = self._cache.rng
         if not self._waiting or (self._cache.stream_faults and rng.random() < 0.02 * self._cache.wrong):
@@ -195,7 +185,7 @@ class ScriptedConnection:
 class ScriptedNodes(NodeConnections):
     """One node, to which connections are scripted; each that failed is followed by a new one."""
 
-    def __init__(self, cache: ScriptedCache) -> None:
+    def __init__(self, cache):
         super().__init__(CacheAddress.parse("redis://127.0.0.1:1"), Credentials())
         self._cache = cache
 
@@ -213,25 +203,25 @@ class ScriptedNodes(NodeConnections):
 class ClockThatSleeps:
     """Moved by sleeping alone, and a little by each look at it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.now_s += 1e-4
         return self.now_s
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         """Let the time pass."""
         self.now_s += seconds
 
 
-def _read_with_packs(rng: random.Random) -> None:
+def _read_with_packs(rng):
     with tempfile.TemporaryDirectory() as directory, patch("os.preadv", ScriptedDisk(rng).preadv):
         store = DirectoryStore.open(directory, create=True)
         _read(rng, stream_faults=rng.random() < 0.2, store=store)
 
 
-def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | None = None) -> None:
+def _read(rng, *, stream_faults, store=None):
     """Read one to four batches by one reader, and hold what comes against the model."""
     side, clock = rng.choice([_SIDE, 4]), ClockThatSleeps()
     settings = ReadSettings(
@@ -241,7 +231,7 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
         record_bytes=rng.choice([None, HEADER_BYTES + side * side * 3]),
         stop_at_bad=rng.random() < 0.5,
     )
-    scripted: list[ScriptedCache] = []
+    scripted = []
     reader = BatchReader(
         settings,
         clock=clock,
@@ -286,7 +276,7 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
                 assert np.array_equal(image.permute(1, 2, 0).numpy(), right), f"sample {offset}: wrong bytes"
 
 
-FUZZERS: dict[str, Callable[[random.Random], None]] = {
+FUZZERS = {
     "reading: wrong records": partial(_read, stream_faults=False),
     "reading: wrong streams": partial(_read, stream_faults=True),
     "reading: packs": _read_with_packs,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-from typing import TYPE_CHECKING, Any
 
 import grpc
 import redis
@@ -21,12 +20,6 @@ from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.hostile.fuzz_wire import INTERESTING, TEXTS, mutate
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-__all__ = ["FUZZERS"]
 
 _TOKEN = "a-token-of-the-fuzzer"
 _METADATA = (("authorization", f"Bearer {_TOKEN}"),)
@@ -56,7 +49,7 @@ _TEXTS = (
 class _Target:
     """A coordinator with a token, one source below its only root, two open jobs and one that fills."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         executors = ("--executor", "local,workers", "--slots", "1")
         self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=executors)
         root = self.stack.valkey.directory / "root"
@@ -67,12 +60,12 @@ class _Target:
         self.source = f"file://{root}"
         self.channel = grpc.insecure_channel(self.stack.address)
         self.stub = CoordinatorStub(self.channel)
-        self.cache: redis.Redis = self.stack.valkey.client()
+        self.cache = self.stack.valkey.client()
         self.dataset = self._register()
         for job in ("job", "untouched", "filled"):
             self._open(job, fills=job == "filled")
 
-    def _register(self) -> pb.Dataset:
+    def _register(self):
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION, source=self.source, recipe=_RECIPES[0], run_id="run"
         )
@@ -82,12 +75,12 @@ class _Target:
             answer = self.stub.GetDataset(poll, metadata=_METADATA, timeout=_ENOUGH_S)
         return answer
 
-    def _open(self, job: str, *, fills: bool) -> None:
+    def _open(self, job, *, fills):
         id_ = self.dataset.dataset_id
         request = pb.OpenJobRequest(dataset_id=id_, job=job, batch_size=2, replicas=1, fills=fills)
         self.stub.OpenJob(request, metadata=_METADATA, timeout=_ENOUGH_S)
 
-    def good(self, method: str) -> Any:
+    def good(self, method):
         """A request that is carried out."""
         id_ = self.dataset.dataset_id
         return {
@@ -106,12 +99,12 @@ class _Target:
             "EndRun": pb.EndRunRequest(exit_code=1),
         }[method]
 
-    def ask(self, method: str, request: bytes) -> None:
+    def ask(self, method, request):
         """Make a call; it is answered, or refused by a status that says why."""
         call = self.channel.unary_unary(f"/{_SERVICE.full_name}/{method}")
         self._answered(lambda: call(request, metadata=_METADATA, timeout=_ENOUGH_S), method, request)
 
-    def work(self, messages: list[bytes]) -> None:
+    def work(self, messages):
         """Call in as a worker, and say this; the same."""
         call = self.channel.stream_stream(f"/{_SERVICE.full_name}/Work")
         said = b" ".join(messages)
@@ -119,7 +112,7 @@ class _Target:
             lambda: list(call(iter(messages), metadata=_METADATA, timeout=_ENOUGH_S)), "Work", said
         )
 
-    def _answered(self, call: Callable[[], object], method: str, request: bytes) -> None:
+    def _answered(self, call, method, request):
         try:
             call()
         except grpc.RpcError as error:
@@ -127,7 +120,7 @@ class _Target:
             if error.code() in _NEVER or not error.details():
                 raise AssertionError(f"{told}\n{self.stack.log.read_text()[-3000:]}") from error
 
-    def is_unharmed(self) -> None:
+    def is_unharmed(self):
         """The job that nobody has fuzzed goes on."""
         request = pb.NextBatchesRequest(job="untouched", count=9)
         page = self.stub.NextBatches(request, metadata=_METADATA, timeout=_ENOUGH_S)
@@ -135,11 +128,11 @@ class _Target:
 
 
 @functools.cache
-def _target() -> _Target:
+def _target():
     return _Target()
 
 
-def _value(chance: random.Random, field: FieldDescriptor, target: _Target) -> Any:  # noqa: PLR0911 # by type
+def _value(chance, field, target):  # noqa: PLR0911 # by type
     if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64):
         return chance.choice(_INTEGERS) % 2 ** (32 if field.type == FieldDescriptor.TYPE_UINT32 else 64)
     if field.type == FieldDescriptor.TYPE_SINT64:
@@ -157,8 +150,8 @@ def _value(chance: random.Random, field: FieldDescriptor, target: _Target) -> An
     return chance.choice(_TEXTS)
 
 
-def _fuzzer(method: str) -> Callable[[random.Random], None]:
-    def fuzz(chance: random.Random) -> None:
+def _fuzzer(method):
+    def fuzz(chance):
         target = _target()
         request = target.good(method)
         if chance.random() < 0.3:
@@ -178,7 +171,7 @@ def _fuzzer(method: str) -> Callable[[random.Random], None]:
     return fuzz
 
 
-def _work(chance: random.Random) -> None:
+def _work(chance):
     """A worker whose hello has fields of chance, and which answers what nobody asked."""
     target = _target()
     hello = pb.WorkerHello(
@@ -200,7 +193,7 @@ def _work(chance: random.Random) -> None:
         target.is_unharmed()
 
 
-def _report(chance: random.Random) -> None:
+def _report(chance):
     """What a reader's credentials can say about jobs, in fields of chance and with ids of chance."""
     target = _target()
     numbers = [chance.choice(_INTEGERS) for _ in range(12)]
@@ -219,9 +212,8 @@ def _report(chance: random.Random) -> None:
         target.is_unharmed()
 
 
-FUZZERS: dict[str, Callable[[random.Random], None]] = {
+FUZZERS = {
     **{f"RPC {method}": _fuzzer(method) for method in _METHODS},
     "RPC Work": _work,
     "RPC read reports": _report,
 }
-"""Each makes and tries one input; an ``AssertionError`` tells of a call that nobody answered as we answer."""

@@ -5,8 +5,6 @@ An input passes if it is taken as it should be, or refused by an error of SUPER'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.http_port import Page, refusal
@@ -15,12 +13,6 @@ from superdl.super_wire.objects.hub import _file_in
 from superdl.super_wire.objects.web import Answer, _version, checked_path, server_of
 from superdl.super_wire.source_url import join_url, split_url
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-__all__ = ["FUZZERS"]
 
 _URLS = (
     *(
@@ -33,7 +25,7 @@ _URLS = (
 _FILE = {"type": "file", "oid": "0" * 40, "size": 7, "path": "a/1.jpg", "lfs": {"oid": "1" * 64}}
 
 
-def _url(chance: random.Random) -> None:
+def _url(chance):
     url = mutate(chance, chance.choice(_URLS)).decode(errors=chance.choice(["replace", "surrogateescape"]))
     try:
         bucket, key = split_url(url, "source")
@@ -46,7 +38,7 @@ def _url(chance: random.Random) -> None:
         assert server_of(f"{bucket}/x?y") == bucket
 
 
-def _answer(chance: random.Random) -> None:
+def _answer(chance):
     whole = chance.randbytes(chance.randint(1, 50))
     begin = chance.choice([0, chance.randint(-60, 60)])
     span = chance.choice([None, Span(begin, 0 if begin < 0 else begin + chance.randint(1, 60))])
@@ -64,7 +56,7 @@ def _answer(chance: random.Random) -> None:
         headers[name] = chance.choice(odd)
     body = right if chance.random() < 0.9 else right[: chance.randint(0, len(right))]
     answer = Answer("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
-    told: list[int] = []
+    told = []
     try:
         version = _version(answer)
         found = answer.content(span, told.append)
@@ -75,8 +67,8 @@ def _answer(chance: random.Random) -> None:
     assert 0 < len(version) <= 256
 
 
-def _listing(chance: random.Random) -> None:
-    entry: Any = dict(_FILE)
+def _listing(chance):
+    entry = dict(_FILE)
     for name in chance.sample(list(entry), chance.randint(0, 3)):
         entry[name] = any_value(chance)
     entry = entry if chance.random() < 0.9 else any_value(chance)
@@ -90,7 +82,7 @@ def _listing(chance: random.Random) -> None:
         assert len(str(error)) < 1000  # noqa: PT017  # a refusal is right, if it is short
 
 
-def _scrape(chance: random.Random) -> None:
+def _scrape(chance):
     token, tokens = "sixteen-or-more1", chance.choice([None, Tokens("sixteen-or-more1")])
     head = f"GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     given = mutate(chance, head) if chance.random() < 0.9 else head
@@ -100,10 +92,9 @@ def _scrape(chance: random.Random) -> None:
     assert status or (b"/metrics" in given and (tokens is None or token.encode() in given))
 
 
-FUZZERS: dict[str, Callable[[random.Random], None]] = {
+FUZZERS = {
     "URL of a source": _url,
     "answer of a web server": _answer,
     "listing of the Hub": _listing,
     "scrape of metrics": _scrape,
 }
-"""Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""

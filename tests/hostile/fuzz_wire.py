@@ -10,14 +10,13 @@ import io
 import json
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
-from superdl.coordinator.server.history import read_history
+from superdl.coordinator.server.watching import read_history
 from superdl.super_dataset.reading.scatter import parse_line
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import BatchRef
@@ -53,12 +52,6 @@ from superdl.super_wire.store.pack import read_segment
 from superdl.super_wire.stream_entries import OUTCOME_FIELD, ReadReport, pack_outcome, read_outcome
 from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-__all__ = ["FUZZERS", "INTERESTING", "NUMBERS", "PARSERS", "TEXTS", "any_value", "mutate"]
-
 INTERESTING = (
     *(b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff"),
     *(b"\x1b[2J", b"NaN", b"1e999", b"\xed\xa0\x80", b'"', b"{}", b"null", b"*1\r\n" * 20, b"%bell"),
@@ -74,7 +67,7 @@ NUMBERS = (
     *(0, -1, 1, 7, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400),
     *(0.5, -0.0, 1e308, math.inf, -math.inf, math.nan),
 )
-_BUFFERS: tuple[Callable[[bytes], Any], ...] = (bytes, bytearray, memoryview)
+_BUFFERS = (bytes, bytearray, memoryview)
 
 _ID = bytes(16)
 _HISTORY = pb.JobStatsList(history=[pb.JobStats(job="j", source="file:///s", opened_s=1.0, closed_s=2.0)])
@@ -111,12 +104,12 @@ _SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:6379\r\n$1\r\nx
 _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r\n"
 
 
-def _rehashed(kind: RecordKind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _rehashed(kind, read):
     """Read a payload under a header whose hash fits it, so that what is in it is looked at."""
     return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
 
 
-def _resealed_pack(index: bytes) -> Any:
+def _resealed_pack(index):
     """Read a pack whose hash fits its index, so that what is in it is looked at."""
     meta = len(index) - min(len(index) // 32, 3) * 32
     footer = b"SPAK" + struct.pack("<IQQQ", 1, (len(index) - meta) // 32, _INDEX_AT, meta)
@@ -124,15 +117,15 @@ def _resealed_pack(index: bytes) -> Any:
     return index_of(_PACK[:_INDEX_AT] + index + sealed)
 
 
-def _resealed_segment(body: bytes) -> Any:
+def _resealed_segment(body):
     """The same of a segment."""
     count = min(len(body) // 32, 3)
     head = b"SSEG" + struct.pack("<IQQ", 1, len(body) - count * 32, count)
     return read_segment(head + struct.pack("<Q32x", xxhash.xxh3_64_intdigest(head + body)) + body)
 
 
-def _as_json(parse: Callable[[Any], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
+def _as_json(parse):
+    def read(data):
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):  # not ours to refuse
@@ -142,7 +135,7 @@ def _as_json(parse: Callable[[Any], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _fields_of(data: bytes) -> dict[bytes, bytes]:
+def _fields_of(data):
     """A stream's entry, from fields that are each as long as the byte before them says."""
     names, entry = iter((b"r", b"m", b"c", b"z")), {}
     while data and (name := next(names, None)) is not None:
@@ -150,17 +143,17 @@ def _fields_of(data: bytes) -> dict[bytes, bytes]:
     return entry
 
 
-def _slots(data: bytes) -> Any:
+def _slots(data):
     reply = parse_reply(data)
     return None if reply is None else parse_slots(reply[0], Node("h", 1))
 
 
-def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
+def _text(parse):
     return lambda data: parse(data.decode(errors="replace"))
 
 
-def _rows(suffix: str) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
+def _rows(suffix):
+    def read(data):
         labels, rows = LabelColumn(), list(FORMATS[suffix](io.BytesIO(data)))
         for some in rows:
             varies = some.labelled.endswith("[]")
@@ -170,13 +163,13 @@ def _rows(suffix: str) -> Callable[[bytes], Any]:
     return read
 
 
-def _batch_ref(data: bytes) -> Any:
+def _batch_ref(data):
     ids, labels = data[: len(data) // 3 * 2], data[len(data) // 3 * 2 :]
     ref = BatchRef(bytes(16), "j", 0, 0, 0, bytes(16), ids, labels, "int64", b"", (), "redis://h")
     return ref.label_array(), ref.padding_mask()
 
 
-PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
+PARSERS = {
     "record": (_RECORD, unpack, RecordError),
     "header": (_RECORD[:HEADER_BYTES], parse_header, RecordError),
     "tombstone": (_TOMBSTONE, read_tombstone, RecordError),
@@ -229,7 +222,7 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
 """What is good, who reads it, and the error by which it is refused."""
 
 
-def any_value(chance: random.Random, depth: int = 0) -> Any:
+def any_value(chance, depth=0):
     """Any JSON value; numbers too that only Python's parser takes for JSON."""
     kind = chance.randrange(8 if depth < 3 else 5)  # then nothing that holds others
     if kind == 0:
@@ -246,7 +239,7 @@ def any_value(chance: random.Random, depth: int = 0) -> Any:
     return inner if kind % 2 else dict(zip(chance.sample(TEXTS, len(inner)), inner, strict=True))
 
 
-def mutate(chance: random.Random, good: bytes) -> bytes:
+def mutate(chance, good):
     """``good`` after one to four changes: bytes replaced, put in, taken out, repeated, or all cut off."""
     data = good
     for _ in range(chance.randint(1, 4)):
@@ -265,10 +258,10 @@ def mutate(chance: random.Random, good: bytes) -> bytes:
     return data
 
 
-def _fuzzer(name: str) -> Callable[[random.Random], None]:
+def _fuzzer(name):
     good, parse, refusal = PARSERS[name]
 
-    def fuzz(chance: random.Random) -> None:
+    def fuzz(chance):
         data = mutate(chance, good) if chance.random() < 0.9 else chance.randbytes(chance.randint(0, 200))
         with contextlib.suppress(refusal):
             parse(data)
@@ -276,7 +269,7 @@ def _fuzzer(name: str) -> Callable[[random.Random], None]:
     return fuzz
 
 
-def _any_buffer_at_any_split(chance: random.Random) -> None:
+def _any_buffer_at_any_split(chance):
     """A reply says the same out of each buffer, and what was cut off it is no reply yet."""
     data = mutate(chance, _REPLIES) if chance.random() < 0.7 else _SLOTS
     told = []
@@ -294,10 +287,10 @@ def _any_buffer_at_any_split(chance: random.Random) -> None:
         assert parse_reply(bytearray(data[:cut])) is None, (data, cut)
 
 
-def _any_reply_as_a_slot_map(chance: random.Random) -> None:
+def _any_reply_as_a_slot_map(chance):
     """A reply of any shape, not only of the bytes of a good one."""
 
-    def anything(depth: int) -> Any:
+    def anything(depth):
         leaves = (None, b"?", b"", b"h", b"\xff", b"ip", True, -1, 0, 16383, SLOTS, 2**70, 1.5, b"a" * 300)
         if depth == 0 or chance.random() < 0.3:
             return chance.choice(leaves)
@@ -315,9 +308,8 @@ def _any_reply_as_a_slot_map(chance: random.Random) -> None:
     assert max(found.owners) < len(found.nodes) or not found.nodes
 
 
-FUZZERS: dict[str, Callable[[random.Random], None]] = {
+FUZZERS = {
     **{name: _fuzzer(name) for name in PARSERS},
     "replies, cut": _any_buffer_at_any_split,
     "slot map": _any_reply_as_a_slot_map,
 }
-"""Each makes and tries one input; any exception tells of one that was answered by another's error."""

@@ -11,17 +11,13 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import struct
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-from tests.hostile.spoiling import Way
-
-__all__ = ["Connection", "Link", "Proxy"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _END_S = 20.0
@@ -49,7 +45,7 @@ class Link:
 class Proxy:
     """The process, as the test has it; ``addresses`` says where each link listens, by name."""
 
-    def __init__(self, links: dict[str, Link], seed: int) -> None:
+    def __init__(self, links, seed):
         plan = json.dumps({"seed": seed, "links": {name: asdict(link) for name, link in links.items()}})
         self._process = subprocess.Popen(  # our own
             [sys.executable, "-m", "tests.hostile.proxy", plan],
@@ -59,29 +55,28 @@ class Proxy:
             text=True,
         )
         self.pid = self._process.pid
-        self.addresses: dict[str, str] = self._answer()
+        self.addresses = self._answer()
 
-    def begin(self) -> None:
+    def begin(self):
         """Make faults from now on."""
         self._say("begin")
 
-    def calm(self) -> list[str]:
+    def calm(self):
         """Make no more, and end the connections that say nothing; in words, those that were made."""
         self._say("calm")
-        done: list[str] = self._answer()
-        return done
+        return self._answer()
 
-    def close(self) -> None:
+    def close(self):
         """End it, and all its connections."""
         self._process.kill()  # a DataLoader's worker that is left may hold its stdin open
         self._process.communicate(timeout=_END_S)
 
-    def _say(self, word: str) -> None:
+    def _say(self, word):
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
-    def _answer(self) -> Any:
+    def _answer(self):
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
@@ -89,16 +84,16 @@ class Proxy:
 class Server:
     """In the process: all links."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self.seed: int = plan["seed"]
+    def __init__(self, plan):
+        self.seed = plan["seed"]
         self.links = {name: Link(**link) for name, link in plan["links"].items()}
         self.going = False
-        self.done: list[str] = []
+        self.done = []
         self.left = {name: link.most for name, link in self.links.items()}
-        self.open: set[Connection] = set()
+        self.open = set()
         self.count = dict.fromkeys(self.links, 0)
 
-    async def serve(self) -> None:
+    async def serve(self):
         """Until stdin ends."""
         addresses, listening = {}, []
         for name, link in self.links.items():
@@ -121,8 +116,8 @@ class Server:
                     connection.end(reset=True)
                 _tell(self.done)
 
-    def _welcome_of(self, name: str) -> Any:
-        async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _welcome_of(self, name):
+        async def welcome(reader, writer):
             self.count[name] += 1
             await Connection(self, name, self.count[name]).run(reader, writer)
 
@@ -132,13 +127,13 @@ class Server:
 class Connection:
     """One connection; ``silent`` says that nothing more is to come through."""
 
-    def __init__(self, server: Server, name: str, number: int) -> None:
+    def __init__(self, server, name, number):
         self.server, self.name, self.number = server, name, number
         self.link = server.links[name]
         self.silent = False
-        self._ends: list[asyncio.StreamWriter] = []
+        self._ends = []
 
-    async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def run(self, reader, writer):
         """Pass on in both directions until both have ended."""
         self._ends.append(writer)
         self.server.open.add(self)
@@ -156,11 +151,11 @@ class Connection:
             self.server.open.discard(self)
             self.end()
 
-    def end(self, *, reset: bool = False) -> None:
+    def end(self, *, reset=False):
         """Close both ends, at once where it is a reset."""
         for writer in self._ends:
             if reset:
-                end: socket.socket = writer.get_extra_info("socket")
+                end = writer.get_extra_info("socket")
                 with contextlib.suppress(OSError):  # a unix socket knows no reset, a closed one nothing
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
@@ -168,12 +163,215 @@ class Connection:
                 writer.close()
 
 
-def _tell(what: object) -> None:
+def _tell(what):
     sys.stdout.write(f"{json.dumps(what)}\n")
     sys.stdout.flush()
 
 
-async def _main() -> None:
+_READ_BYTES = 65536
+_HELD_S = 0.05  # what is held back for what comes after it goes on alone then
+_MOST_PIECES = 40
+_HEAD_BYTES = 120  # a reply's frame and a record's header
+_OTHER_REPLIES = (
+    *(b"$-1\r\n", b"$0\r\n\r\n", b"$3\r\nabc\r\n", b"$64\r\n" + b"SUPR" + bytes(60) + b"\r\n", b"+OK\r\n"),
+    *(b":1\r\n", b":-7\r\n", b"*0\r\n", b"*1\r\n$4\r\nabcd\r\n", b"-ERR something went wrong\r\n", b"\r\n"),
+    *(b"-LOADING Redis is loading the dataset in memory\r\n", b"-MOVED 1 127.0.0.1:1\r\n"),
+    *(b"$99999999999999999999\r\n", b"%1\r\n+a\r\n+b\r\n"),
+)
+_STATUSES = (b"500 Oops", b"502 Bad Gateway", b"503 Slow Down", b"429 Too Many Requests")
+_HTTP_ANSWERS = (
+    *(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status for status in _STATUSES),
+    b"HTTP/1.1 two hundred\r\n\r\n",
+    b"\x15\x03\x01\x00\x02\x02\x28",
+    b"HTTP/1.1 200 OK\r\nContent-Le",
+)
+_ONE_WAY = {"answer": "up", "replace": "down"}
+
+
+def units(received):
+    """Take the whole commands or replies off the front of what was received; all of it, if it is no RESP."""
+    while received:
+        try:
+            end = _end(received, 0)
+        except ValueError:
+            end = len(received)
+        if end is None:
+            return
+        yield bytes(received[:end])
+        del received[:end]
+
+
+def _end(data, at):
+    """Where the command or reply that begins at ``at`` ends; ``None`` if it has not come as a whole."""
+    line = data.find(b"\r\n", at)
+    if line < 0:
+        return None
+    mark, end = data[at : at + 1], line + 2
+    if mark in (b"+", b"-", b":"):
+        return end
+    count = int(data[at + 1 : line])
+    if mark == b"$":
+        end += count + 2 if count >= 0 else 0
+        return end if end <= len(data) else None
+    if mark != b"*":
+        raise ValueError
+    for _ in range(count):
+        inner = _end(data, end)
+        if inner is None:
+            return None
+        end = inner
+    return end
+
+
+class Way:
+    """One direction of a connection, ``"up"`` from the client or ``"down"`` to it."""
+
+    def __init__(self, connection, direction, sink, back):
+        self._connection, self._direction = connection, direction
+        self._sink, self._back, link = sink, back, connection.link
+        seed = f"{connection.server.seed}/{connection.name}/{connection.number}/{direction}"
+        self._random = random.Random(seed)
+        self._odds = {
+            fault: odds
+            for fault, odds in link.odds.items()
+            if _ONE_WAY.get(fault, direction) == direction and direction in link.directions
+        }
+        self._units = 0
+        self._gap = self._draw_gap()
+        self._held = []
+        self._doubling_in = 0
+        self._deaf = False
+
+    def _draw_gap(self):
+        return 1 + int(self._random.expovariate(1 / self._connection.link.every))
+
+    async def run(self, source):
+        """Pass on what comes until it ends."""
+        received = bytearray()
+        with contextlib.suppress(OSError):
+            while True:
+                data = await self._read(source)
+                if not data:
+                    break
+                if not self._connection.link.resp:
+                    await self._pass_on(data)
+                    continue
+                received += data
+                for unit in units(received):
+                    await self._pass_on(unit)
+            self._write(bytes(received))
+            if self._connection.silent or self._deaf:
+                self._connection.end()
+            elif self._sink.can_write_eof():
+                self._sink.write_eof()
+
+    async def _read(self, source):
+        while self._held:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(source.read(_READ_BYTES), _HELD_S)
+            self._let_go()
+        return await source.read(_READ_BYTES)
+
+    def _let_go(self):
+        held, self._held = self._held, []
+        for unit in held:
+            self._write(unit)
+
+    def _write(self, data):
+        if data and not self._deaf and not self._connection.silent and not self._sink.is_closing():
+            self._sink.write(data)
+
+    async def _pass_on(self, unit):
+        self._units += 1
+        server = self._connection.server
+        if self._doubling_in:
+            self._doubling_in -= 1
+            if not self._doubling_in:
+                self._write(unit)
+        if not server.going or not self._odds or not server.left[self._connection.name]:
+            self._write(unit)
+        elif self._gap > 1:
+            self._gap -= 1
+            self._write(unit)
+        else:
+            self._gap = self._draw_gap()
+            server.left[self._connection.name] -= 1
+            (fault,) = self._random.choices([*self._odds], [*self._odds.values()])
+            connection = self._connection
+            server.done.append(
+                f"{connection.name} {connection.number} {self._direction} {self._units}: "
+                f"{fault} ({len(unit)} bytes, {unit[:24]!r})"
+            )
+            held, self._held = self._held, []
+            made = getattr(self, f"_{fault}")
+            await made(unit)
+            for earlier in held:
+                self._write(earlier)
+            return
+        self._let_go()
+        await self._sink.drain()
+
+    async def _stall(self, unit):
+        await asyncio.sleep(10 ** self._random.uniform(-2.0, 0.0))
+        self._write(unit)
+
+    async def _trickle(self, unit):
+        pieces = self._random.randint(2, _MOST_PIECES)
+        cuts = sorted(self._random.randrange(len(unit) + 1) for _ in range(pieces - 1))
+        for start, end in zip([0, *cuts], [*cuts, len(unit)], strict=True):
+            self._write(unit[start:end])
+            await asyncio.sleep(0.001)
+
+    async def _silence(self, unit):
+        self._write(unit[: self._random.randrange(len(unit))])
+        self._connection.silent = True
+
+    async def _cut(self, unit):
+        self._write(unit[: self._random.randrange(len(unit))])
+        self._connection.end()
+
+    async def _reset(self, unit):
+        self._write(unit[: self._random.randrange(len(unit))])
+        self._connection.end(reset=True)
+
+    async def _half_close(self, unit):
+        self._write(unit)
+        if self._sink.can_write_eof() and not self._sink.is_closing():
+            self._sink.write_eof()
+        self._deaf = True
+
+    async def _flip(self, unit):
+        flipped = bytearray(unit)
+        for _ in range(self._random.randint(1, 3)):
+            reach = _HEAD_BYTES if self._random.random() < 0.3 else len(unit)
+            flipped[self._random.randrange(min(reach, len(unit)))] ^= 1 << self._random.randrange(8)
+        self._write(bytes(flipped))
+
+    async def _drop(self, unit):
+        """It never comes."""
+
+    async def _duplicate(self, unit):
+        self._write(unit)
+        self._write(unit)
+
+    async def _swap(self, unit):
+        self._held.append(unit)
+
+    async def _shift(self, unit):  # all until the doubled one are taken for their neighbours
+        self._doubling_in = self._random.randint(1, 8)
+
+    async def _replace(self, unit):
+        self._write(self._random.choice(_OTHER_REPLIES))
+
+    async def _rubbish(self, unit):
+        self._write(self._random.randbytes(self._random.randint(1, 200)))
+        self._write(unit)
+
+    async def _answer(self, unit):
+        self._back.write(self._random.choice(_HTTP_ANSWERS))
+
+
+async def _main():
     await Server(json.loads(sys.argv[1])).serve()
     os._exit(0)  # what is open ends with the process, whatever state it is in
 

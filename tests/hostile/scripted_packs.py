@@ -8,7 +8,6 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,39 +19,29 @@ from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
-from superdl.super_wire.store import DirectoryStore, PackMeta
+from superdl.super_wire.store import PackMeta
 from superdl.super_wire.store.pack import new_pack_name
 from tests.super_dataset.stored_batches import id_at, record
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from superdl.super_wire.batch_ref import BatchRef
-
-__all__ = ["ScriptedDisk", "ScriptedPacks", "flipped", "pixels_of", "record_of", "replaced"]
-
 
 @cache
-def pixels_of(sample_id: bytes, side: int) -> NDArray[np.uint8]:
+def pixels_of(sample_id, side):
     """The right bytes of a sample."""
     rng = np.random.default_rng(int.from_bytes(sample_id, "little"))
     return rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 @cache
-def record_of(sample_id: bytes, side: int) -> bytes:
+def record_of(sample_id, side):
     """Its record."""
     return record(pixels_of(sample_id, side), sample_id, fetch_us=sample_id[0], decode_us=sample_id[1])
 
 
-def replaced(whole: bytes, at: int, new: bytes) -> bytes:
+def replaced(whole, at, new):
     return whole[:at] + new + whole[at + len(new) :]
 
 
-def flipped(rng: random.Random, whole: bytes, first: int = 0) -> bytes:
+def flipped(rng, whole, first=0):
     at = rng.randrange(first, len(whole))
     return replaced(whole, at, bytes([whole[at] ^ (1 << rng.randrange(8))]))
 
@@ -61,7 +50,7 @@ _TIMES = range(48, 56)  # of a header: which no check covers
 _COLLECTION = "0123456789abcdef"
 
 
-def _flipped_somewhere(rng: random.Random, good: bytes) -> bytes:
+def _flipped_somewhere(rng, good):
     at = rng.choice([at for at in range(len(good)) if at not in _TIMES])
     return replaced(good, at, bytes([good[at] ^ (1 << rng.randrange(8))]))
 
@@ -69,15 +58,15 @@ def _flipped_somewhere(rng: random.Random, good: bytes) -> bytes:
 class ScriptedPacks:
     """Puts records of a batch into packs of a real store, and spoils some. ``good`` are whole, by offset."""
 
-    def __init__(self, rng: random.Random, store: DirectoryStore, ref: BatchRef, side: int) -> None:
-        self.good: set[int] = set()
+    def __init__(self, rng, store, ref, side):
+        self.good = set()
         self._rng = rng
         self._store = store
         self._wrong = rng.choice([0.0, 0.05, 0.5])
         size, share = len(ref), rng.choice([0.3, 0.9, 1.0])
         self._pack_of, self._offsets = np.zeros(size, dtype="<u4"), np.zeros(size, dtype="<u8")
         self._lengths = np.zeros(size, dtype="<u4")
-        self._names: list[str] = []
+        self._names = []
         offsets = [offset for offset in range(size) if rng.random() < share]
         rng.shuffle(offsets)
         while offsets:
@@ -87,7 +76,7 @@ class ScriptedPacks:
         columns = (column.tobytes() for column in (self._pack_of, self._offsets, self._lengths))
         self.ref = replace(ref, store=store.address, places=Places(tuple(self._names), *columns))
 
-    def pointers(self) -> dict[bytes, tuple[bytes, bool]]:
+    def pointers(self):
         """Pointers to the same places, as far as pointers can tell them, by key; whether each is whole."""
         found = {}
         for offset in np.flatnonzero(self._pack_of).tolist():
@@ -98,7 +87,7 @@ class ScriptedPacks:
                 found[cache_key(sample_id)] = pack_pointer(place, sample_id), offset in self.good
         return found
 
-    def _write(self, samples: list[tuple[int, bytes]], side: int) -> None:
+    def _write(self, samples, side):
         """One pack, and what becomes of it."""
         rng = self._rng
         with self._store.begin_pack(PackMeta(_COLLECTION, "s3://bucket", "{}", "f", "v")) as pack:
@@ -126,7 +115,7 @@ class ScriptedPacks:
             ends = {offset: int(self._offsets[offset]) + int(self._lengths[offset]) for offset, _ in samples}
             self.good.difference_update(offset for offset, end in ends.items() if end > cut)
 
-    def _spoil(self, path: Path, offset: int, good: bytes, side: int) -> None:
+    def _spoil(self, path, offset, good, side):
         """Another record than the right one at a place, or another place."""
         rng, begin = self._rng, int(self._offsets[offset])
         fault = rng.randrange(6)
@@ -147,13 +136,13 @@ class ScriptedPacks:
 class ScriptedDisk:
     """Reads that are not to wait find nothing in memory, a part, all, or a filesystem that cannot tell."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng):
         self._rng = rng
         self._cold = rng.choice([0.0, 0.3, 1.0])
         self._cannot_tell = rng.random() < 0.2
         self._preadv = os.preadv
 
-    def preadv(self, file: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+    def preadv(self, file, buffers, offset, flags=0):
         """As ``os.preadv``."""
         if flags and self._cannot_tell:
             raise OSError(errno.EOPNOTSUPP, "not supported")

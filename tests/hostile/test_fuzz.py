@@ -1,33 +1,29 @@
-"""Every fuzzer of this folder, for a moment each, and for minutes in ``make soak``; and what runs them."""
+"""Each fuzzer of this folder, for a moment and, in ``make soak``, for minutes; and files whose sizes lie."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.hostile import fuzz
+from tests.hostile.bombs import BOMBS
 from tests.hostile.fuzz_wire import PARSERS
 
-if TYPE_CHECKING:
-    import random
-
 FUZZERS = fuzz.fuzzers()
-LONG_S = 180.0
 
 
 @pytest.mark.parametrize("name", FUZZERS)
-def test_a_moment_of(name):
-    assert fuzz.run(name, FUZZERS[name], seconds=0.3, seed=0, inputs=3000) > 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3 * LONG_S)
-@pytest.mark.parametrize("name", FUZZERS)
-def test_minutes_of(name):
-    seed = time.time_ns() // 1000
-    inputs = fuzz.run(name, FUZZERS[name], seconds=LONG_S, seed=seed)
+@pytest.mark.parametrize(
+    ("seconds", "inputs"),
+    [(0.3, 3000), pytest.param(180.0, 10**12, marks=[pytest.mark.soak, pytest.mark.timeout(540)])],
+)
+def test_a_fuzzer_finds_nothing(name, seconds, inputs):
+    seed = 0 if seconds < 1 else time.time_ns() // 1000
+    inputs = fuzz.run(name, FUZZERS[name], seconds=seconds, seed=seed, inputs=inputs)
     print(f"{name}: {inputs} inputs from seed {seed} on")  # noqa: T201 # make soak shows it
 
 
@@ -37,21 +33,26 @@ def test_what_is_good_is_read(name):
     assert parse(good) is not None
 
 
-def test_an_input_that_fails_is_found_again_by_its_seed(capsys, monkeypatch):
-    tried = []
+MOST_MIB = 128  # pyarrow and its libraries take some 60; each bomb would take 256 or more
+QUICK = {
+    "parquet-zstd-footer",
+    "parquet-brotli-page",
+    "parquet-hidden-size",
+    "key-list-texts",
+    "key-list-numbers",
+    "tiff-tile",
+    "zip-member",
+    "store-segment",
+}
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BOMBS]
 
-    def fails_sometimes(chance: random.Random) -> None:
-        tried.append(chance.random())
-        if tried[-1] < 0.01:
-            raise ValueError("untyped")
 
-    monkeypatch.setattr(fuzz.logging, "disable", lambda: None)
-    monkeypatch.setattr(fuzz, "fuzzers", lambda: {"fails sometimes": fails_sometimes})
-    assert fuzz.main(["--seed", "5"]) == 1
-    said = capsys.readouterr()
-    assert "1 fuzzers failed" in said.out
-    assert "untyped" in said.err
-    *_, alone = said.err.split("alone: python -m tests.hostile.fuzz ")
-    failing, words = tried[-1], alone.splitlines()[0].replace("'fails sometimes'", "").split()
-    assert fuzz.main([*words, "fails sometimes"]) == 1
-    assert tried[-1] == failing
+@pytest.mark.parametrize("name", CASES)
+def test_a_bomb_takes_little_memory(name, tmp_path):
+    make, _, ending = BOMBS[name]
+    make(tmp_path / "bomb")
+    command = [sys.executable, "-m", "tests.hostile.bombs", name, str(tmp_path / "bomb")]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert child.returncode == 0, child.stderr
+    seen = json.loads(child.stdout.splitlines()[-1])
+    assert (seen["ended"], seen["mib"] < MOST_MIB) == (ending, True), seen

@@ -14,7 +14,6 @@ import time
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import psutil
@@ -38,18 +37,10 @@ from superdl.super_wire.errors import (
 )
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
-from tests.hostile.drawing import STREAM, Drawn, draw
+from tests.hostile.drawing import IMAGES, STREAM, Drawn, draw
 from tests.hostile.function import FUNCTION, VARIABLE
-from tests.hostile.ground import IMAGES, Ground
 from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import pixels_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from superdl.super_wire.batch_ref import BatchRef
-
-__all__ = ["Outcome", "run_trial"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -68,10 +59,10 @@ class RoutedDataset(SuperDataset):
 
     way = ""
 
-    def ping_cache(self, cache: str) -> None:
+    def ping_cache(self, cache):
         super().ping_cache(self.way)
 
-    def __getitem__(self, ref: BatchRef) -> Any:
+    def __getitem__(self, ref):
         return super().__getitem__(replace(ref, cache=self.way))
 
 
@@ -87,7 +78,7 @@ class Outcome:
     longest_s: float = 0.0
     faults: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def __str__(self):
         faults = "".join(f"\n    {fault}" for fault in self.faults[:_SHOWN])
         return (
             f"{self.drawn}\n  {self.batches} batches in {self.took_s:.1f} s, the slowest in "
@@ -100,16 +91,16 @@ class Outcome:
 class Trial:
     """A trial while it runs."""
 
-    def __init__(self, drawn: Drawn, ground: Ground) -> None:
+    def __init__(self, drawn, ground):
         self.drawn, self.ground, self.outcome = drawn, ground, Outcome(drawn)
         self._one_at_a_time = threading.Lock()
-        self._timers: list[threading.Timer] = []
+        self._timers = []
         self._over = threading.Event()
-        self._died: list[str] = []
+        self._died = []
         self._worker_killed = False
         self._served = True
         self._training = False
-        self._wanted: list[int] | None = None
+        self._wanted = None
         valkey, store = ground.valkey, ground.store.url.removeprefix("http://")
         self.stack = Stack(tcp=True, cache="unset")
         targets = {
@@ -127,7 +118,7 @@ class Trial:
         self.proxy = Proxy(links, drawn.seed)
         self.ways = self.proxy.addresses
 
-    def run(self) -> Outcome:
+    def run(self):
         """Run it; ``AssertionError`` says that what must hold does not."""
         began_s = time.monotonic()
         before = set(psutil.Process().children(recursive=True))
@@ -157,7 +148,7 @@ class Trial:
         assert not left, f"processes are left: {left}"
         return self.outcome
 
-    def _is_shared(self, process: psutil.Process) -> bool:
+    def _is_shared(self, process):
         """Whether it outlives a trial: a cache that was restarted, or Python's own tracker of resources."""
         cache = self.ground.valkey.process
         if cache is not None and process.pid == cache.pid:
@@ -166,11 +157,11 @@ class Trial:
             return any("resource_tracker" in word for word in process.cmdline())
         return False
 
-    def _empty_cache(self) -> None:
+    def _empty_cache(self):
         with self.ground.valkey.client() as client:
             client.flushall()
 
-    def _begin(self) -> None:
+    def _begin(self):
         stack, ways = self.stack, self.ways
         stack.cache = f"redis://{ways['coordinator']}"
         stack.arguments = ("--slots", "2", "--request-samples", "8", "--function", FUNCTION)
@@ -182,7 +173,7 @@ class Trial:
         }
         stack.start()
 
-    def _watch(self) -> None:
+    def _watch(self):
         """Start a coordinator again that ended, as a service manager would, and remember it."""
         while not self._over.wait(0.2):
             with self._one_at_a_time:
@@ -192,18 +183,18 @@ class Trial:
                         self._died.append(f"exit code {process.returncode}")
                     self._start_coordinator()
 
-    def _start_coordinator(self) -> None:
+    def _start_coordinator(self):
         self._served = False
         with contextlib.suppress(pytest.fail.Exception):  # kept from it by a spoilt link; it is tried again
             self.stack.start_coordinator()
             self._served = True
 
-    def _train(self) -> None:
+    def _train(self):
         drawn = self.drawn
         source = self.ground.directories[drawn.with_bad].as_uri()
         if drawn.source == "bucket":
             source = "s3://photos/train"
-        policy: Any = "skip" if drawn.with_bad else "raise"
+        policy = "skip" if drawn.with_bad else "raise"
         dataset = RoutedDataset(source, RECIPE, read_timeout=READ_TIMEOUT_S, on_bad_sample=policy)
         dataset.way = ("unix://" if drawn.unix else "redis://") + self.ways["reader"]
         if drawn.unwell_from_start:
@@ -217,7 +208,7 @@ class Trial:
             ):
                 self.proxy.begin()
                 self._training = True
-                loader: Any = (
+                loader = (
                     SuperLoader(dataset, sampler)
                     if drawn.loader == "super"
                     else DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=int(drawn.loader))
@@ -236,7 +227,7 @@ class Trial:
         except (SuperError, RuntimeError, ConnectionResetError) as error:
             self._judge(error, time.monotonic() - asked_s)
 
-    def _plan(self, epoch: int) -> Iterator[list[int]]:
+    def _plan(self, epoch):
         drawn = self.drawn
         plan = Plan(IMAGES, **drawn.sampling)
         for position in range(plan.batches_per_epoch):
@@ -245,7 +236,7 @@ class Trial:
             if good or drawn.loader != "super":  # which leaves out a batch of bad samples alone
                 yield good
 
-    def _compare(self, batch: Any, expected: list[int]) -> None:
+    def _compare(self, batch, expected):
         images, labels = batch
         assert isinstance(images, torch.Tensor), f"batch {self.outcome.batches} is no tensor: {type(images)}"
         came = pixels_of(images)
@@ -261,7 +252,7 @@ class Trial:
         )
         assert labels.tolist() == [self.ground.labels[index] for index in expected]
 
-    def _judge(self, error: Exception, waited_s: float) -> None:
+    def _judge(self, error, waited_s):
         self.outcome.error, self.outcome.error_s = "".join(traceback.format_exception(error)), waited_s
         if not isinstance(error, SuperError):
             assert self._worker_killed, f"{error!r} is not typed"
@@ -278,41 +269,41 @@ class Trial:
         in_time = isinstance(error, IN_TIME) and re.search(r"attempts (in|over) [0-9.]+ s", str(error))
         assert refused or in_time, f"{error!r} came at once, for a fault that passes"
 
-    def _act(self, iterator: Any) -> None:
+    def _act(self, iterator):
         act = self.drawn.acts.get(self.outcome.batches)
         if act is not None:
             with self._one_at_a_time:
                 getattr(self, f"_{act}")(iterator)
 
-    def _kill_coordinator(self, _: Any) -> None:
+    def _kill_coordinator(self, _):
         if self.stack.process is not None and self.stack.process.poll() is None:
             self.stack.kill_coordinator()
         self._start_coordinator()
 
-    def _kill_function(self, _: Any) -> None:
+    def _kill_function(self, _):
         for function in self.stack.functions()[:1]:
             function.kill()
 
-    def _kill_loader_worker(self, iterator: Any) -> None:
+    def _kill_loader_worker(self, iterator):
         self._worker_killed = True
         iterator._workers[0].kill()
 
-    def _stop_coordinator(self, _: Any) -> None:
+    def _stop_coordinator(self, _):
         assert self.stack.process is not None
         self._stop(self.stack.process.pid)
 
-    def _stop_function(self, _: Any) -> None:
+    def _stop_function(self, _):
         for function in self.stack.functions()[:1]:
             self._stop(function.pid)
 
-    def _stop_cache(self, _: Any) -> None:
+    def _stop_cache(self, _):
         assert self.ground.valkey.process is not None
         self._stop(self.ground.valkey.process.pid)
 
-    def _stop(self, pid: int) -> None:
+    def _stop(self, pid):
         process = psutil.Process(pid)
 
-        def go_on() -> None:
+        def go_on():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
@@ -321,14 +312,14 @@ class Trial:
         timer.start()
         self._timers.append(timer)
 
-    def _restart_cache(self, _: Any) -> None:
+    def _restart_cache(self, _):
         self.ground.valkey.restart_empty()
 
-    def _flush_cache(self, _: Any) -> None:
+    def _flush_cache(self, _):
         self._empty_cache()
 
 
-def run_trial(kind: str, seed: int, ground: Ground) -> Outcome:
+def run_trial(kind, seed, ground):
     """Run the trial that a seed means; an error has all that is known of it as a note."""
     trial = Trial(draw(kind, seed), ground)
     try:

@@ -196,15 +196,6 @@ def test_rules_have_the_functions_that_cloudformation_takes_there():
     assert named <= {f"Fn::{name}" for name in allowed}
 
 
-def test_a_collector_is_reached_in_both_ranges():
-    both = {"OtlpEndpoint": "http://collector:4318", "MoreCidr": "100.64.0.0/16", "VpcId": VPC}
-    for more, ranges in ((both, ["10.61.0.0/16", "100.64.0.0/16"]), ({**both, "OtlpEndpoint": ""}, [])):
-        out = WorkedOut(PrivateSubnetIds=SUBNET, **more).resources["CoordinatorSecurityGroup"][
-            "SecurityGroupEgress"
-        ]
-        assert [rule["CidrIp"] for rule in out if rule["FromPort"] == 4318] == ranges
-
-
 def test_an_own_key_guards_what_the_stack_keeps_and_opens_by_secrets_manager_alone(stack):
     kinds = ("AWS::SecretsManager::Secret", "AWS::Logs::LogGroup", "AWS::ElastiCache::ReplicationGroup")
     own = WorkedOut(KmsKeyArn=KEY)

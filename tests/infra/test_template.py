@@ -10,14 +10,16 @@ import json
 import logging
 import re
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import Core, CoreSettings
-from superdl.coordinator.server import engine, server
-from superdl.coordinator.server.emf import EmfLines
+from superdl.coordinator.server import engine as engine_module
+from superdl.coordinator.server import server
+from superdl.coordinator.server.metrics import EmfLines
 from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
@@ -55,7 +57,8 @@ def test_coordinator_and_function_read_every_variable_that_they_get():
 
 
 def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
-    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack", CacheLoad).tell())
+    engine = SimpleNamespace(core=Core(CoreSettings(budget_bytes=1)), cache_load=CacheLoad())
+    asyncio.run(EmfLines(engine, "a-stack").write())
     told = json.loads(capsys.readouterr().out)
     assert {"Name": "SUPER_METRICS_EMF", "Value": "1"} in CONTAINER["Environment"]
     watched = [
@@ -78,7 +81,7 @@ def test_defaults_of_the_template_are_the_coordinators():
 
 def test_times_and_memory_suffice():
     """A function may answer when its request expires, a coordinator may drain, and catalogs leave half."""
-    longest_s = Settings().request_timeout_s + engine._ANSWER_GRACE_S
+    longest_s = Settings().request_timeout_s + engine_module._ANSWER_GRACE_S
     assert PARAMETERS["FunctionTimeout"]["Default"] >= PARAMETERS["FunctionTimeout"]["MinValue"] > longest_s
     assert CONTAINER["StopTimeout"] > server._DRAIN_MAX_S
     sizes = TEMPLATE["Mappings"]["CoordinatorSizes"]

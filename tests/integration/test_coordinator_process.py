@@ -99,7 +99,6 @@ def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--cache", "redis://:secret@127.0.0.1"], "SUPER_CACHE_PASSWORD"),
         (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
-        (["--exit-with-stdin"], "needs a pipe or a terminal as standard input"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(arguments: list[str], reason: str) -> None:

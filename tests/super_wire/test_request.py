@@ -268,9 +268,8 @@ def test_the_number_of_samples_is_bounded(count):
 def test_requests_lack_nothing(field):
     mapping = json.loads(OF_MEMBERS.to_json())
     mapping.pop(field, None)
-    if field in {"encodings", "fields", "traceparent"}:  # none at all stand for bytes as they are
-        absent = "" if field == "traceparent" else ()
-        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: absent})
+    if field in {"encodings", "fields"}:  # none at all stand for bytes as they are
+        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: ()})
         return
     with pytest.raises(ConfigError):
         PrefetchRequest.from_mapping(mapping)

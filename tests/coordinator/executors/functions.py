@@ -55,11 +55,6 @@ def _raise(rest, _context):
     raise ValueError(rest * 100_000 if rest == "many words " else rest)
 
 
-def _print(_rest, context):
-    sys.stdout.write(f"REPORT RequestId: {context.aws_request_id} Billed Duration: 1 ms\n")
-    sys.stdout.write("REPORT RequestId: another\tDuration: 1 ms\tBilled Duration: 900000000 ms\t\n")
-
-
 def _print_all_over(_rest, _context):
     sys.stdout.write("printed by the function\n")
     sys.stdout.flush()
@@ -79,7 +74,6 @@ _DOES = {
     "hang-in-c": _hang_in_c,
     "kill": _kill,
     "print": _print_all_over,
-    "print-reports": _print,
     "raise": _raise,
     "system-exit": lambda _rest, _context: sys.exit(7),
     "wait": _wait,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 
 import boto3
 
-from superdl.coordinator.executors import ExecutorContext
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
+from superdl.coordinator.executors.base import ExecutorContext
 from tests.coordinator.executors import functions
 from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images
@@ -26,17 +26,19 @@ def handler_of(name):
     return f"{functions.MODULE}.{name}"
 
 
-def using(executor, work):
-    """Runs ``work(executor)`` while the executor runs."""
+@contextlib.asynccontextmanager
+async def using(executor):
+    """Start an executor, and close it at the end."""
+    try:
+        await executor.start()
+        yield executor
+    finally:
+        await executor.close()
 
-    async def body():
-        try:
-            await executor.start()
-            return await work(executor)
-        finally:
-            await executor.close()
 
-    return asyncio.run(body())
+async def start_and_close(executor):
+    async with using(executor):
+        pass
 
 
 def request_for_objects(store, cache, count, request_id="r"):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WAIT_S = 60.0
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """Whether a process exists; 0 is none."""
     try:
         os.kill(pid, 0)
@@ -21,7 +17,7 @@ def alive(pid: int) -> bool:
     return bool(pid)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition):
     """Wait, bounded, for what another process does."""
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110  # other processes cannot set an event of ours

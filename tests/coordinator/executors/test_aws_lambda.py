@@ -9,37 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors import aws_lambda
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
-    aws_lambda,
 )
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
+from tests.coordinator.executors.lambda_running import (
+    executor_for,
+    handler_of,
+    request_for_objects,
+    start_and_close,
+    using,
+)
 from tests.fixtures.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def nothing(executor):
-    """Only start and close."""
-
-
-def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_store, valkey):
+async def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 6)
 
-    async def work(executor):
+    async with using(executor_for(lambda_service, valkey.url)) as executor:
         assert len(executor.fingerprint) == 32
         first = await executor.invoke(request, timeout_s=TIMEOUT_S)
         lambda_service.reset()
-        return first, await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    warm, cold = using(executor_for(lambda_service, valkey.url), work)
+        warm, cold = first, await executor.invoke(request, timeout_s=TIMEOUT_S)
     assert warm.outcomes == cold.outcomes == ("cached",) * 6
     assert (warm.cold_start, cold.cold_start) == (False, True)
     assert warm.memory_mb == cold.memory_mb == 1769
@@ -51,15 +51,15 @@ def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_st
         assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
 
 
-def test_environments_and_their_connections_are_open_before_the_first_request(
+async def test_environments_and_their_connections_are_open_before_the_first_request(
     lambda_service, valkey, tmp_path
 ):
-    using(executor_for(lambda_service, valkey.url), nothing)
+    await start_and_close(executor_for(lambda_service, valkey.url))
     with valkey.client() as client:
         assert len(client.client_list()) == 2  # the function's, and this one's
     environment = {"GATHER_IN": str(tmp_path), "GATHER": "3"}  # each waits for the two others
     lambda_service.deploy(handler=handler_of("gathering"), environment=environment)
-    using(executor_for(lambda_service, warm=3), nothing)
+    await start_and_close(executor_for(lambda_service, warm=3))
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -91,39 +91,39 @@ def test_environments_and_their_connections_are_open_before_the_first_request(
         ),
     ],
 )
-def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, words):
+async def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, words):
     with pytest.raises(kind, match=words) as told:
-        using(executor_for(lambda_service, **changes), nothing)
+        await start_and_close(executor_for(lambda_service, **changes))
     assert isinstance(told.value, ConfigError) == (kind is ConfigError)  # exit code 2 or 1
 
 
-def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service, monkeypatch):
+async def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(ConfigError, match=r"in no region: set lambda_region \(SUPER_LAMBDA_REGION\)"):
         executor_for(lambda_service)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     arn = lambda_service.function.arn
-    using(executor_for(lambda_service, function=arn), nothing)
+    await start_and_close(executor_for(lambda_service, function=arn))
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    using(executor_for(lambda_service), nothing)
+    await start_and_close(executor_for(lambda_service))
 
 
-def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypatch, tmp_path):
+async def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypatch, tmp_path):
     lambda_service.access_key = "another"
     with pytest.raises(ExecutorError, match="does not accept the coordinator's credentials .*security token"):
-        using(executor_for(lambda_service), nothing)
+        await start_and_close(executor_for(lambda_service))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no usable AWS credentials .*set AWS_ACCESS_KEY_ID"):
-        using(executor_for(lambda_service), nothing)
+        await start_and_close(executor_for(lambda_service))
 
 
-def test_a_function_that_cannot_reach_the_cache(lambda_service):
+async def test_a_function_that_cannot_reach_the_cache(lambda_service):
     cache = f"redis://127.0.0.1:{free_port()}"
     with pytest.raises(FunctionRaisedError, match=f"cannot use the cache at {cache} .*security groups"):
-        using(executor_for(lambda_service, cache), nothing)
+        await start_and_close(executor_for(lambda_service, cache))
 
 
 @pytest.mark.parametrize(
@@ -143,32 +143,32 @@ def test_a_function_that_cannot_reach_the_cache(lambda_service):
         ("nowhere", FunctionRaisedError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
     ],
 )
-def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, words):
+async def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, words):
     environment = {"GATHER_IN": str(tmp_path), "GATHER": "2"}
     lambda_service.deploy(handler=handler_of(handler), environment=environment)
     with pytest.raises(kind, match=words):
-        using(executor_for(lambda_service, warm=2), nothing)
+        await start_and_close(executor_for(lambda_service, warm=2))
 
 
-def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch, caplog):
+async def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch, caplog):
     monkeypatch.setattr(aws_lambda, "_THROTTLED_PAUSE_S", 0.01)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     lambda_service.throttle_next(3)
-    using(executor_for(lambda_service, warm=2), nothing)
+    await start_and_close(executor_for(lambda_service, warm=2))
     assert len(lambda_service.invocations) == 2
     refused = lambda_service.refused
     assert caplog.text.count("warming waits: ") == 1
     lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
     with pytest.raises(ThrottledError, match="raise the function's reserved concurrency"):
-        using(executor_for(lambda_service), nothing)
+        await start_and_close(executor_for(lambda_service))
     assert lambda_service.refused - refused == 30
 
 
-def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
+async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
     lambda_service.deploy(handler=handler_of("misbehaving"))
     gate = tmp_path / "gate"
 
-    async def work(executor):
+    async with using(executor_for(lambda_service, concurrency=2)) as executor:
         invoked = [
             asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S)) for _ in range(5)
         ]
@@ -177,15 +177,16 @@ def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
             await executor.invoke(ask(), timeout_s=0.05)
         gate.touch()
         await asyncio.gather(*invoked)
-
-    using(executor_for(lambda_service, concurrency=2), work)
     assert lambda_service.most_at_once == 2
 
 
-def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
+async def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
     lambda_service.deploy(handler=handler_of("misbehaving"))
 
-    async def work(executor):
+    await start_and_close(executor_for(lambda_service))  # an environment is warm now, and will answer in time
+    async with using(
+        executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S)
+    ) as executor:
         with pytest.raises(FunctionTimedOutError, match="did not answer within 0.2 s") as told:
             await executor.invoke(ask("hang"), timeout_s=0.2)
         assert told.value.ran_s > 0
@@ -194,14 +195,11 @@ def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
             await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
         assert told.value.ran_s >= 1.0
 
-    using(executor_for(lambda_service), nothing)  # an environment is warm now, and will answer in time
-    using(executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S), work)
 
-
-def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
+async def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
     lambda_service.deploy(handler=handler_of("misbehaving"))
 
-    async def work(executor):
+    async with using(executor_for(lambda_service)) as executor:
         hanging = asyncio.create_task(executor.invoke(ask("hang"), timeout_s=TIMEOUT_S))
         await asyncio.to_thread(lambda_service.wait_until, lambda: lambda_service.busy == 1)
         await executor.close()
@@ -210,12 +208,10 @@ def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
         with pytest.raises(ExecutorError, match="the executor is closed"):
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
-    using(executor_for(lambda_service), work)
-
 
 PROGRAM = """
 import asyncio, sys
-from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.base import ExecutorContext
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
 from tests.coordinator.executors.asking import ask
 

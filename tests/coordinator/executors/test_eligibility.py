@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-import threading
 
 import numpy as np
 import pytest
@@ -14,15 +14,14 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.catalog.strings import PackedStrings
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors import eligibility as eligibility_module
+from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionRaisedError,
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors import eligibility as eligibility_module
-from superdl.coordinator.executors import manager as manager_module
-from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
@@ -85,36 +84,30 @@ REFUSE = explain(Outcome.REFUSED, "403: grant it")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(preflight_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(eligibility_module, "_PAUSE_S", 0.0)
     monkeypatch.setattr(manager_module, "_FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(manager_module, "_LONGEST_PAUSE_S", 0.0)
 
 
-def using(executors, work, *, region_of=lambda _bucket: "", **options):
-    async def body():
-        manager = await manager_of(*executors)
-        eligibility = Eligibility(manager.executors, "redis://cache", region_of=region_of, **options)
-        try:
-            async with asyncio.timeout(ENOUGH_S):
-                return await work(eligibility)
-        finally:
-            await eligibility.close()
-            await manager.close()
-
-    return asyncio.run(body())
+@contextlib.asynccontextmanager
+async def using(executors, *, region_of=lambda _bucket: "", **options):
+    manager = await manager_of(*executors)
+    eligibility = Eligibility(manager.executors, "redis://cache", region_of=region_of, **options)
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            yield eligibility
+    finally:
+        await eligibility.close()
+        await manager.close()
 
 
-def try_out(executor, dataset=None, *, times=1, **options):
-    """Tries a dataset so often, one after the other; the warnings."""
-    dataset = dataset or dataset_of()
-
-    async def work(eligibility):
-        for _ in range(times):
-            await eligibility.check(dataset, ENOUGH_S)
+async def try_out(executor, **options):
+    """Tries a dataset; the warnings."""
+    dataset = dataset_of()
+    async with using([executor], **options) as eligibility:
+        await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
         return " ".join(eligibility.warnings(dataset))
-
-    return using([executor], work, **options)
 
 
 @pytest.fixture
@@ -125,13 +118,6 @@ def executor(valkey):
 @pytest.fixture
 def two(valkey):
     return Remote(valkey.unix_url, "one"), Remote(valkey.unix_url, "two")
-
-
-@pytest.mark.parametrize(("keys", "asked"), [(KEYS, [KEYS[0], KEYS[4], KEYS[8]]), (KEYS[:1], KEYS[:1])])
-def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
-    assert try_out(executor, dataset_of(keys), times=3) == ""
-    assert executor.keys_asked == asked
-    assert [request.cache for request in executor.requests] == ["redis://cache"]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +132,10 @@ def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
         (Outcome.CACHE_ERROR, "NOPERM this user", CacheError, "redis://cache .*NOPERM.*docs/reference.md"),
     ],
 )
-def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says, error, words):
+async def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says, error, words):
     executor.edit = explain(outcome, says)
 
-    async def work(eligibility):
+    async with using([executor]) as eligibility:
         dataset = dataset_of()
         for _ in range(2):
             with pytest.raises(error, match=words):
@@ -157,9 +143,8 @@ def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says
             assert not eligibility.is_known(dataset)
         executor.edit = as_it_is
         await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.is_known(dataset)
-
-    assert using([executor], work)
+        result = eligibility.is_known(dataset)
+    assert result
     assert len(executor.requests) == 2 * 2 + 1
 
 
@@ -170,19 +155,19 @@ def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says
         ("CacheRefusedError: refuses the outcome: NOPERM xadd", CacheError, "may not write .*xadd"),
     ],
 )
-def test_functions_that_raise_are_asked_again_once(executor, raised, error, words):
+async def test_functions_that_raise_are_asked_again_once(executor, raised, error, words):
     executor.fails_with(FunctionRaisedError(raised))
     with pytest.raises(error, match=words):
-        try_out(executor)
+        await try_out(executor)
     assert len(executor.requests) == 2
 
 
-def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
+async def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
     executor.outcomes = {KEYS[0]: Outcome.REFUSED, KEYS[4]: Outcome.TOMBSTONE, KEYS[8]: Outcome.MISSING}
-    assert try_out(executor) == ""
+    assert await try_out(executor) == ""
     executor.requests.clear()
     executor.edit = lambda result: REFUSE(result) if len(executor.requests) == 1 else result
-    assert try_out(executor) == ""
+    assert await try_out(executor) == ""
     assert len(executor.requests) == 2
 
 
@@ -195,17 +180,17 @@ def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
         (FunctionTimedOutError("30 s"), "30 s; a function in a VPC reaches S3 by a gateway endpoint"),
     ],
 )
-def test_what_may_pass_is_a_warning_and_holds_nobody_up(executor, caplog, outcome, words):
+async def test_what_may_pass_is_a_warning_and_holds_nobody_up(executor, caplog, outcome, words):
     if isinstance(outcome, Exception):
         executor.fails_with(outcome)
     else:
         executor.edit = explain(outcome, "the weather")
-    assert words in try_out(executor)
+    assert words in await try_out(executor)
     assert words in caplog.text
 
 
-def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_for_none(executor):
-    async def work(eligibility):
+async def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_for_none(executor):
+    async with using([executor]) as eligibility:
         go_on, dataset = asyncio.Event(), dataset_of()
         executor.before = lambda _request: go_on.wait()
         await eligibility.check(dataset, 0.0)
@@ -220,23 +205,11 @@ def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_for_non
         async with asyncio.timeout(ENOUGH_S):
             await eligibility.close()
 
-    using([executor], work)
 
-
-def test_what_functions_have_made_is_not_refused(two, valkey):
+async def test_what_functions_have_made_is_not_refused(two, valkey):
     """As after a coordinator's restart: the cache holds samples."""
     two[0].outcomes = two[1].outcomes = dict.fromkeys(KEYS, Outcome.REFUSED)
     dataset = dataset_of()
-
-    async def work(eligibility):
-        with pytest.raises(SourceForbiddenError):
-            await eligibility.check(dataset, ENOUGH_S)
-        with valkey.client() as client:
-            sample_id = bytes(dataset.ids(np.array([8]), 0))
-            client.set(cache_key(sample_id), record_of(KEYS[8], sample_id))
-        await eligibility.check(dataset, ENOUGH_S)
-        known, warnings = eligibility.is_known(dataset), eligibility.warnings(dataset)
-        return known, eligibility.ineligible(dataset), len(warnings)
 
     async def with_cache(ids):
         cache = Cache(valkey.unix_url, owner="test")
@@ -248,9 +221,17 @@ def test_what_functions_have_made_is_not_refused(two, valkey):
     async def broken(_ids):
         raise CacheError("nobody answers")
 
-    assert using(two, work, audit=with_cache) == (True, frozenset(), 2)
+    async with using(two, audit=with_cache) as eligibility:
+        with pytest.raises(SourceForbiddenError):
+            await eligibility.check(dataset, ENOUGH_S)
+        with valkey.client() as client:
+            sample_id = bytes(dataset.ids(np.array([8]), 0))
+            client.set(cache_key(sample_id), record_of(KEYS[8], sample_id))
+        await eligibility.check(dataset, ENOUGH_S)
+        known, warnings = eligibility.is_known(dataset), eligibility.warnings(dataset)
+        assert (known, eligibility.ineligible(dataset), len(warnings)) == (True, frozenset(), 2)
     with pytest.raises(SourceForbiddenError):
-        try_out(two[0], audit=broken)
+        await try_out(two[0], audit=broken)
 
 
 @pytest.mark.parametrize(
@@ -264,30 +245,21 @@ def test_what_functions_have_made_is_not_refused(two, valkey):
         ("us-east-1", ""),
     ],
 )
-def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
+async def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
     def region_of(_bucket):
         if isinstance(region, Exception):
             raise region
         return region
 
-    assert words in try_out(executor, region_of=region_of)
+    assert words in await try_out(executor, region_of=region_of)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert bool(told) == bool(words)
 
 
-def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait(executor, monkeypatch):
-    monkeypatch.setattr(preflight_module, "_REGION_S", 0.05)
-    answer = threading.Event()
-    try:
-        assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
-    finally:
-        answer.set()
-
-
-def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):
+async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):
     two[0].edit = REFUSE
 
-    async def work(eligibility):
+    async with using(two) as eligibility:
         dataset = dataset_of()
         assert not eligibility.is_known(dataset)
         await eligibility.check(dataset, ENOUGH_S)
@@ -303,32 +275,26 @@ def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, 
         later_s = eligibility._clock() + eligibility_module._AGAIN_S
         monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
         await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.ineligible(dataset), eligibility.warnings(dataset)
-
-    assert using(two, work) == (frozenset(), ())
+        assert (eligibility.ineligible(dataset), eligibility.warnings(dataset)) == (frozenset(), ())
 
 
-def test_files_are_for_the_functions_of_this_machine(two, valkey):
+async def test_files_are_for_the_functions_of_this_machine(two, valkey):
     two[0].files_remedy = two[1].files_remedy = WorkersExecutor.files_remedy
 
-    async def work(eligibility):
+    async with using([two[0], ScriptedExecutor(valkey.unix_url)]) as eligibility:
         eligibility.check_source("file:///data")
         dataset = dataset_of(bucket="file:///data")
         await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.ineligible(dataset), eligibility.is_known(dataset), eligibility.warnings(dataset)
-
-    ineligible, known, [warning] = using([two[0], ScriptedExecutor(valkey.unix_url)], work)
-    assert (ineligible, known) == ({0}, True)
+        assert (eligibility.ineligible(dataset), eligibility.is_known(dataset)) == ({0}, True)
+        (warning,) = eligibility.warnings(dataset)
     assert "the executor one is left out: its functions do not see" in warning
     assert not two[0].requests
 
-    async def refused(eligibility):
+    async with using(two) as eligibility:
         eligibility.check_source("s3://bucket/train")
         for source in ("file:///data", "/data", "data"):
             with pytest.raises(ConfigError, match=r"coordinator's machine.*SUPER_SHARED_FILES=1"):
                 eligibility.check_source(source)
-
-    using(two, refused)
 
 
 async def until_told(eligibility, dataset):
@@ -341,34 +307,32 @@ async def until_told(eligibility, dataset):
 
 
 @pytest.mark.parametrize(("edit", "changes"), [(as_it_is, [{1}, set()]), (REFUSE, [{1}])])
-def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
+async def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
     late = two[1]
     late.edit, late.comes = edit, False
 
-    async def work(eligibility):
+    async with using(two) as eligibility:
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
         assert eligibility.opened(dataset) == frozenset()
         assert eligibility.warnings(dataset) == ("the executor two is missing: asleep",)
         late.comes = True
-        while eligibility._executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
+        while eligibility.executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
         assert eligibility.is_known(dataset), "it holds no job up"
         assert not late.requests
         told = await until_told(eligibility, dataset)
-        return told, eligibility.ineligible(dataset), eligibility.warnings(dataset)
-
-    told, left_out, warnings = using(two, work)
+        left_out, warnings = eligibility.ineligible(dataset), eligibility.warnings(dataset)
     assert told == changes
     assert left_out == changes[-1]
     assert len(warnings) == len(left_out), "that it was missing is told no more"
 
 
-def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
+async def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
     two[1].fails_with(ExecutorError("no nodes"))
 
-    async def work(eligibility):
+    async with using(two) as eligibility:
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.ineligible(dataset) == frozenset()
@@ -377,8 +341,6 @@ def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
         two[1].before, two[1].edit = None, REFUSE
         later_s = eligibility._clock() + eligibility_module._AGAIN_S
         monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
-        return await until_told(eligibility, dataset), eligibility.warnings(dataset)
-
-    told, [warning] = using(two, work)
+        told, [warning] = await until_told(eligibility, dataset), eligibility.warnings(dataset)
     assert told == [{1}]
     assert "the executor two is left out: functions may not read" in warning

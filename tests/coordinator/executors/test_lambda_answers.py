@@ -1,15 +1,17 @@
-"""What functions and AWS say of an invocation: any bytes are read with care, and become few words of ours."""
+"""What functions and AWS answer: any bytes are read with care, held to what was asked; clocks may differ."""
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+import logging
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -17,24 +19,19 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
 )
 from superdl.coordinator.executors.lambda_answers import (
-    Report,
     from_function,
     read_reply,
-    read_report,
     read_warm_reply,
 )
 from superdl.coordinator.executors.lambda_client import Reply, Target
+from superdl.coordinator.executors.messages import FunctionClock, read_object, read_warmed
+from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.request import Outcome
+from tests.coordinator.executors.asking import TIMEOUT_S
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 
 TARGET = Target("super-prefetch", "us-east-1")
 MAX_CHARACTERS = 5000  # an escape takes up to ten
-ID = "7c1a5bd0-0000-4000-8000-3f2b1d5e9a10"
-PLAIN = (
-    f"REPORT RequestId: {ID}\tDuration: 12.30 ms\tBilled Duration: 13 ms\tMemory Size: 1769 MB\t"
-    "Max Memory Used: 90 MB\t"
-)
-COLD = PLAIN.replace("13 ms", "480 ms") + "Init Duration: 466.91 ms\t"
-METRICS = {"billedDurationMs": 480, "memorySizeMB": 1769, "maxMemoryUsedMB": 90, "initDurationMs": 466.91}
-RECORD = {"type": "platform.report", "record": {"requestId": ID, "metrics": METRICS}}
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -74,12 +71,12 @@ def test_errors_of_functions(payload, kind):
     assert str(error).encode()
 
 
-@given(PAYLOADS, st.booleans(), st.text(max_size=40))
-def test_any_answer_is_an_error_of_ours_or_a_result(payload, failed, log):
-    reply = Reply(payload, "id", function_error="Unhandled" if failed else "", log_result=log)
+@given(PAYLOADS, st.sampled_from(["", "Unhandled"]))
+def test_any_answer_is_an_error_of_ours_or_a_result(payload, function_error):
+    reply = Reply(payload, function_error)
     for read in (
         lambda: read_reply(reply, TARGET, "r", 0.25),
-        lambda: read_warm_reply(reply, TARGET, "redis://cache:6379", 0.25),
+        lambda: read_warm_reply(reply, TARGET, "redis://cache:6379"),
     ):
         with pytest.raises(ExecutorError) as told:
             read()
@@ -91,34 +88,58 @@ def test_a_function_is_named_without_a_password():
     assert str(Target("f", "us-east-1", "http://u:hunter2@host:1")) == "the function f (http://***@host:1)"
 
 
-def report_of(*lines):
-    return read_report(b64encode("\n".join(lines).encode()).decode(), ID)
+WARM = {"function_version": installed_version(), "golden": "a" * 32, "clock_s": 12.5}
+
+
+def test_a_warm_answer_tells_version_fingerprint_and_clock():
+    warmed = read_warmed(WARM, "it", "")
+    assert (warmed.function_version, warmed.fingerprint, warmed.clock_s) == (*WARM.values(),)
+    for clock_s in (float("nan"), float("inf"), "12", None):
+        assert read_warmed({**WARM, "clock_s": clock_s}, "it", "").clock_s == 0.0
+    for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
+        with pytest.raises(ExecutorError, match="it answered a warm event with .*: install SUPER there"):
+            read_warmed({**WARM, **wrong}, "it", "install SUPER there")
 
 
 @pytest.mark.parametrize(
-    ("lines", "report"),
+    ("text", "reason"),
     [
-        ([f"START RequestId: {ID}", "words", f"END RequestId: {ID}", PLAIN, ""], Report(13, 1769)),
-        ([COLD, "XRAY TraceId: 1-5e\t"], Report(480, 1769)),
-        ([PLAIN + "Restore Duration: 300.1 ms\t"], Report(13, 1769)),
-        ([f"REPORT RequestId: {ID}\tBilled Duration: 13 ms"], Report(13)),
-        ([PLAIN, PLAIN.replace(ID, "another").replace("13 ms", "99 ms")], Report(13, 1769)),
-        ([json.dumps(RECORD), json.dumps(RECORD).replace(ID, "another")], Report(480, 1769)),
-        ([f"REPORT RequestId: {ID} is what I print"], None),
-        ([f"REPORT RequestId: {ID}\tBilled Duration: {'9' * 99} ms"], None),
-        ([json.dumps(RECORD).replace("480", "1e999")], None),
-        (['{"platform.report": ' + "[" * 2000], None),
+        ("no json", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "no result"),
     ],
 )
-def test_reports(lines, report):
-    assert report_of(*lines) == report
+def test_what_is_no_answer_of_ours_is_refused(text, reason):
+    with pytest.raises(FunctionRaisedError, match=reason):
+        read_object(text, "it")
 
 
-@given(st.sampled_from(["record", "requestId", "metrics", "billedDurationMs", "memorySizeMB", "type"]), JSON)
-def test_any_value_of_a_record_is_read_or_passed_over(name, value):
-    record = json.loads(json.dumps(RECORD))
-    for holder in (record, record["record"], record["record"]["metrics"]):
-        if name in holder:
-            holder[name] = value
-    report = report_of(json.dumps(record))
-    assert report is None or (0 < report.billed_ms <= 10**9 and 0 <= report.memory_mb <= 10**9)
+@pytest.mark.parametrize(("ahead_s", "side"), [(100.0, "behind"), (-100.0, "ahead of")])
+async def test_a_function_with_another_clock_makes_the_samples(
+    lambda_service, object_store, valkey, caplog, ahead_s, side
+):
+    lambda_service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": str(ahead_s)})
+    request = replace(request_for_objects(object_store, valkey.url, 2), expires_at=time.time() + 20.0)
+    expired = replace(request, request_id="late", expires_at=time.time() - 20.0)
+
+    async with using(executor_for(lambda_service, valkey.url)) as executor:
+        made, late = [await executor.invoke(one, timeout_s=TIMEOUT_S) for one in (request, expired)]
+    assert made.outcomes == (Outcome.CACHED,) * 2
+    assert late.outcomes == (Outcome.EXPIRED,) * 2
+    told = [record for record in caplog.records if "clock is 100 s" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert f"this machine's clock is 100 s {side} that of the functions" in told[0].getMessage()
+
+
+def test_small_differences_are_none_and_what_is_set_right_is_forgotten(caplog):
+    clock = FunctionClock()
+    for clock_s in (0.0, time.time() + 2.0, time.time() - 2.0):
+        clock.told(clock_s)
+        assert clock.ahead_s == 0.0
+    assert not caplog.records
+    clock.told(time.time() + 60.0)
+    clock.told(time.time() + 62.0)
+    assert 59.0 < clock.ahead_s < 61.0
+    clock.told(time.time())
+    assert clock.ahead_s == 0.0
+    assert len(caplog.records) == 1

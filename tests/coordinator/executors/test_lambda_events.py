@@ -11,7 +11,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.streams import OutcomeReader
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorError,
     FunctionLostError,
     FunctionRaisedError,
@@ -26,24 +26,21 @@ from tests.coordinator.running import follow
 ALONE_S = 1.0
 
 
-def using(service, valkey, work, **changes):
-    """Runs ``work(executor, outcomes)`` with outcomes followed as the coordinator has them followed."""
-
-    async def body():
-        cache = Cache(valkey.url, owner="")
-        outcomes = OutcomeReader(cache.streams)
-        await outcomes.begin()
-        executor = executor_for(service, valkey.url, outcomes, **changes)
-        following = asyncio.create_task(follow(outcomes))
-        try:
-            await executor.start()
-            return await work(executor, outcomes)
-        finally:
-            await cancel_and_wait(following)
-            await executor.close()
-            await cache.close()
-
-    return asyncio.run(body())
+@contextlib.asynccontextmanager
+async def using(service, valkey, **changes):
+    """An executor, and its outcomes, which are followed as the coordinator has them followed."""
+    cache = Cache(valkey.url, owner="")
+    outcomes = OutcomeReader(cache.streams)
+    await outcomes.begin()
+    executor = executor_for(service, valkey.url, outcomes, **changes)
+    following = asyncio.create_task(follow(outcomes))
+    try:
+        await executor.start()
+        yield executor, outcomes
+    finally:
+        await cancel_and_wait(following)
+        await executor.close()
+        await cache.close()
 
 
 async def reach_the_stream(executor, request):
@@ -52,14 +49,12 @@ async def reach_the_stream(executor, request):
     assert result.request_id == "first"
 
 
-def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, object_store, valkey):
+async def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 6)
 
-    async def work(executor, _outcomes):
+    async with using(lambda_service, valkey) as (executor, _outcomes):
         await reach_the_stream(executor, request)
-        return await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    result = using(lambda_service, valkey, work)
+        result = await executor.invoke(request, timeout_s=TIMEOUT_S)
     assert result.outcomes == ("cached",) * 6
     assert result.memory_mb == 1769
     assert result.duration_us <= result.billed_us < result.duration_us + 1000
@@ -71,74 +66,38 @@ def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, o
 
 
 @pytest.mark.slow
-def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
+async def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
     lambda_service.concurrency = 2
     request = request_for_objects(object_store, valkey.url, 2)
     requests = [replace(request, request_id=f"r{number}") for number in range(300)]
 
-    async def work(executor, outcomes):
+    async with using(lambda_service, valkey, concurrency=1000) as (executor, outcomes):
         await reach_the_stream(executor, request)  # by a call that is not queued: events might throttle it
         calls = [asyncio.create_task(executor.invoke(one, timeout_s=TIMEOUT_S)) for one in requests]
         while len(outcomes._waiting) < 50:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
         threads = sum(thread.name.startswith("super-lambda") for thread in threading.enumerate())
-        return threads, await asyncio.gather(*calls)
-
-    threads, results = using(lambda_service, valkey, work, concurrency=1000)
+        results = await asyncio.gather(*calls)
     assert threads <= 32
     assert [result.request_id for result in results] == [one.request_id for one in requests]
     assert lambda_service.most_at_once <= 2
 
 
-def test_a_crash_says_nothing_and_ends_in_time(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 1)
-
-    async def work(executor, outcomes):
-        await reach_the_stream(executor, request)
-        lambda_service.crash_next()
-        with pytest.raises(FunctionLostError, match=r"no outcome of the function .* within 1\.0 s"):
-            await executor.invoke(request, timeout_s=ALONE_S)
-        assert not outcomes._waiting
-        return await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    assert using(lambda_service, valkey, work).outcomes == ("cached",)
-
-
-def test_an_event_that_is_delivered_twice_is_answered_once(lambda_service, object_store, valkey):
-    request = request_for_objects(object_store, valkey.url, 2)
-
-    async def work(executor, outcomes):
-        with outcomes.expecting("other"):
-            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            again = lambda_service.invocations[-1].event
-            await asyncio.to_thread(executor._client.invoke, again, "Event")
-            async with asyncio.timeout(TIMEOUT_S):
-                while not outcomes.unawaited:  # noqa: ASYNC110  # nobody tells of it
-                    await asyncio.sleep(0)
-        return first, await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    first, second = using(lambda_service, valkey, work)
-    assert first.outcomes == second.outcomes == ("cached", "cached")
-
-
 @pytest.mark.slow
-def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
+async def test_a_lost_entry_ends_in_time(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)
-
-    async def work(executor, outcomes):
-        await reach_the_stream(executor, request)
-        with valkey.client() as client:  # what the function appends to is no stream any more
-            client.set(outcomes.stream, "")
-        with pytest.raises(FunctionLostError, match="could not reach the cache"):
-            await executor.invoke(request, timeout_s=ALONE_S)
-
     with contextlib.suppress(ExecutorError):
-        using(lambda_service, valkey, work)
+        async with using(lambda_service, valkey) as (executor, outcomes):
+            await reach_the_stream(executor, request)
+            with valkey.client() as client:  # what the function appends to is no stream any more
+                client.set(outcomes.stream, "")
+            with pytest.raises(FunctionLostError, match="could not reach the cache"):
+                await executor.invoke(request, timeout_s=ALONE_S)
     lambda_service.wait_until(lambda: lambda_service.dropped_events)
     assert b"refuses the outcome of request" in lambda_service.dropped_events[0].payload
 
 
-def test_a_function_that_may_not_append_its_outcome_says_so_at_once(lambda_service, object_store, valkey):
+async def test_a_function_that_may_not_append_its_outcome_says_so(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)
     with valkey.client() as client:
         rights = ("-@all", "+set", "+hello", "+auth", "+ping", "+client", "+cluster", "+select")
@@ -146,16 +105,14 @@ def test_a_function_that_may_not_append_its_outcome_says_so_at_once(lambda_servi
     user = {"SUPER_CACHE_USERNAME": "mute", "SUPER_CACHE_PASSWORD": "word"}
     lambda_service.deploy(environment=user)
 
-    async def work(executor, outcomes):
+    async with using(lambda_service, valkey) as (executor, outcomes):
         with pytest.raises(FunctionRaisedError, match="refuses the outcome of request r: NOPERM") as caught:
             await executor.invoke(request, timeout_s=TIMEOUT_S)
         assert caught.value.ran_s > 0
         lambda_service.deploy(environment={})
         result = await executor.invoke(request, timeout_s=TIMEOUT_S)
         await executor.invoke(request, timeout_s=TIMEOUT_S)
-        return result, outcomes.unawaited
-
-    result, unawaited = using(lambda_service, valkey, work)
+        unawaited = outcomes.unawaited
     assert result.outcomes == ("cached",)
     assert unawaited == 0
     kinds = [invocation.kind for invocation in lambda_service.invocations]
@@ -163,12 +120,10 @@ def test_a_function_that_may_not_append_its_outcome_says_so_at_once(lambda_servi
 
 
 @pytest.mark.slow
-def test_functions_that_answer_into_another_cache_are_told(lambda_service, object_store, valkey):
+async def test_functions_that_answer_into_another_cache_are_told(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 1)
     lambda_service.deploy(handler=handler_of("answering_elsewhere"))
 
-    async def work(executor, _outcomes):
+    async with using(lambda_service, valkey) as (executor, _outcomes):
         with pytest.raises(FunctionTimedOutError, match="answered, and no outcome of it is in the cache at"):
             await executor.invoke(request, timeout_s=3 * ALONE_S)
-
-    using(lambda_service, valkey, work)

@@ -8,19 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ExecutorContext,
-    ExecutorError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    ThrottledError,
 )
-from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
+from superdl.coordinator.executors.local import LocalExecutor, LocalSettings, Scratch
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, until
 
@@ -75,114 +71,35 @@ def misbehaving(functions):
     return f"{functions}:misbehaving"
 
 
-def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey, sockets):
+async def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey, sockets):
     request, pixels = ask_for_images(tmp_path, valkey.unix_url)
-
-    async def main():
-        async with started("superdl.lambda_prefetch.handler:handler", sockets=sockets) as (executor, worker):
-            assert (executor.name, executor.scaling.capacity, len(executor.fingerprint)) == ("local", 1, 32)
-            first = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            second = await executor.invoke(request, timeout_s=TIMEOUT_S)
-            nice = [psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)]
-            assert nice == [psutil.Process().nice() + 7]
-            return first, second
-
-    first, second = asyncio.run(main())
+    async with started("superdl.lambda_prefetch.handler:handler", sockets=sockets) as (executor, worker):
+        assert (executor.name, executor.scaling.capacity, len(executor.fingerprint)) == ("local", 1, 32)
+        first = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        second = await executor.invoke(request, timeout_s=TIMEOUT_S)
+        nice = [psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)]
+        assert nice == [psutil.Process().nice() + 7]
     assert first.outcomes == second.outcomes == ("cached",) * 8
     assert not second.cold_start  # the warm event was
     assert_cached(valkey, request, pixels)
 
 
-@pytest.mark.parametrize(
-    ("does", "kind", "words"),
-    [
-        ("kill", FunctionCrashedError, "SIGKILL"),
-        ("hang-in-c:{}", FunctionTimedOutError, "1 s"),
-        ("raise:so be it", FunctionRaisedError, "ValueError: so be it"),
-        ("nonsense", FunctionRaisedError, "no prefetch result"),
-        ("for-another", FunctionRaisedError, "answered for 'another'"),
-    ],
-)
-def test_each_failure_is_named_and_the_next_request_is_answered(misbehaving, tmp_path, does, kind, words):
-    async def main():
-        async with started(misbehaving) as (executor, worker):
-            timeout_s = 1.0 if kind is FunctionTimedOutError else TIMEOUT_S
-            with pytest.raises(kind, match=words) as failed:
-                await executor.invoke(ask(does.format(tmp_path / "hangs")), timeout_s=timeout_s)
-            assert type(failed.value) is kind
-            assert await pid_of(executor) in pids_of(SLOT, worker)
-
-    asyncio.run(main())
-
-
-def test_nobody_waits_for_ever_for_a_free_slot(misbehaving, tmp_path):
-    async def main():
-        async with started(misbehaving) as (executor, _):
-            gate = tmp_path / "gate"
-            busy = asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S))
-            await asyncio.sleep(0)
-            with pytest.raises(ThrottledError, match="all 1 slots of 1 workers were busy"):
-                await executor.invoke(ask(), timeout_s=0.1)
-            gate.touch()
-            await busy
-            assert (await executor.invoke(ask(), timeout_s=TIMEOUT_S)).outcomes == ("cached",)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        ("{functions}:no_such_function", "AttributeError"),
-        ("no_such_module_anywhere:handler", "ModuleNotFoundError"),
-        ("{functions}:without_fingerprint", "it is not SUPER's function"),
-    ],
-)
-def test_a_function_that_cannot_start_is_told_at_once(functions, sockets, function, words):
-    async def main():
-        before = pids_of(WORKER)
-        with pytest.raises(ExecutorError, match=words):
-            await local(2, function.format(functions=functions), sockets).start()
-        assert pids_of(WORKER) == before
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_is_killed_is_replaced(misbehaving, tmp_path):
-    async def main():
-        async with started(misbehaving) as (executor, worker):
-            running = asyncio.create_task(executor.invoke(ask(f"hang:{tmp_path}/hangs"), timeout_s=TIMEOUT_S))
-            await until((tmp_path / "hangs").exists)
-            slots, fingerprint = pids_of(SLOT, worker), executor.fingerprint
-            os.kill(worker, signal.SIGKILL)
-            with pytest.raises(ExecutorError, match="is gone"):
-                await running
-            assert await pid_of(executor) not in slots
-            assert executor.fingerprint == fingerprint
-            await until(lambda: not any(map(alive, slots)))
-
-    asyncio.run(main())
-
-
-def test_slots_that_decode_differently_are_refused(functions, capfd):
+async def test_slots_that_decode_differently_are_refused(functions, capfd):
     said = []
 
     def is_said():
         said.append(capfd.readouterr().err)
         return "restart the worker" in "".join(said)
 
-    async def main():
-        async with started(f"{functions}:disagreeing", slots=2) as (executor, _):
-            fingerprint = executor.fingerprint
-            await until(is_said)
-            assert executor.fingerprint == fingerprint
-
-    asyncio.run(main())
+    async with started(f"{functions}:disagreeing", slots=2) as (executor, _):
+        fingerprint = executor.fingerprint
+        await until(is_said)
+        assert executor.fingerprint == fingerprint
 
 
 COORDINATOR = """
 import asyncio, sys
-from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.base import ExecutorContext
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import ask
 
@@ -207,12 +124,42 @@ def test_no_process_outlives_its_coordinator_even_in_the_middle_of_a_request(mis
     asyncio.run(until(lambda: not any(map(alive, [worker, *slots]))))
 
 
-def test_ctrl_c_does_not_reach_worker_and_slots(misbehaving):
-    async def main():
-        async with started(misbehaving) as (executor, worker):
-            before = await pid_of(executor)
-            assert len({os.getpgid(pid) for pid in (before, worker, 0)}) == 3
-            os.kill(before, signal.SIGINT)
-            assert await pid_of(executor) == before
+async def test_ctrl_c_does_not_reach_worker_and_slots(misbehaving):
+    async with started(misbehaving) as (executor, worker):
+        before = await pid_of(executor)
+        assert len({os.getpgid(pid) for pid in (before, worker, 0)}) == 3
+        os.kill(before, signal.SIGINT)
+        assert await pid_of(executor) == before
 
-    asyncio.run(main())
+
+ANOTHER = """
+import sys
+from pathlib import Path
+from superdl.coordinator.executors.local import Scratch
+mine = Scratch(Path(sys.argv[1]))
+print(mine.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_those_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
+    parent = tmp_path / "not" / "there yet"
+    command = [sys.executable, "-c", ANOTHER, str(parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as another:
+        theirs = Path(another.stdout.readline().strip())
+        (theirs / "block").write_bytes(b"x" * 1000)
+        mine = Scratch(parent)
+        assert set(parent.iterdir()) == {theirs, Path(mine.path)}
+        another.kill()
+    (Path(mine.path) / "block").write_bytes(b"x")
+    mine.remove()
+    assert set(parent.iterdir()) == {theirs}
+    last = Scratch(parent)
+    assert set(parent.iterdir()) == {Path(last.path)}
+    last.remove()
+
+
+def test_a_place_that_cannot_be_had_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        Scratch(tmp_path / "file")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 import pytest
 
 from superdl.coordinator.core import ExecutorResized
-from superdl.coordinator.executors import Executor, ExecutorError, Scaling
 from superdl.coordinator.executors import manager as manager_module
+from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S
@@ -61,20 +62,17 @@ async def agree_on(digest):
         raise ConfigError("other pixels")
 
 
-def using(executors, work, agree=agree_on):
-    """Starts them and works with it."""
-
-    async def body():
-        manager = ExecutorManager([lambda one=one: one for one in executors])
-        try:
-            async with asyncio.timeout(ENOUGH_S):
-                await manager.start()
-                await manager.agree(agree)
-                return await work(manager)
-        finally:
-            await manager.close()
-
-    return asyncio.run(body())
+@contextlib.asynccontextmanager
+async def using(executors):
+    """Starts them and yields their manager."""
+    manager = ExecutorManager([lambda one=one: one for one in executors])
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            await manager.start()
+            await manager.agree(agree_on)
+            yield manager
+    finally:
+        await manager.close()
 
 
 async def presence(manager):
@@ -87,30 +85,17 @@ async def until_there(manager):
     return [one.scaling.capacity for one in manager.executors]
 
 
-def test_one_alone_that_does_not_start_is_the_error():
-    with pytest.raises(ConfigError, match="no such function"):
-        using([Startable(fails=[ConfigError("no such function")])], presence)
-
-
-def test_several_of_which_none_starts_say_all_why():
-    executors = [Startable("one", fails=[ExecutorError("asleep")] * 99), Startable("two", fingerprint="bb")]
-    with pytest.raises(ExecutorError, match="could be started: one: asleep; two: other pixels"):
-        using(executors, presence)
-
-
-def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails_by(caplog):
+async def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails_by(caplog):
     first = Startable("one", fails=[ExecutorError("asleep"), KeyError("k")])
     third = Startable("three", fails=[OSError("no space")])
 
-    async def work(manager):
+    async with using([first, Startable("two"), third]) as manager:
         told = await presence(manager)
         assert manager.executors[0].scaling.capacity == 0
         with pytest.raises(ExecutorError, match="executor one is not there: asleep") as caught:
             await manager.executors[0].invoke(None, timeout_s=1.0)
         assert caught.value.refused
-        return told, await until_there(manager)
-
-    told, capacities = using([first, Startable("two"), third], work)
+        capacities = await until_there(manager)
     assert told == ["asleep", "", "its start failed unexpectedly (OSError: no space)"]
     assert capacities == [2, 2, 2]
     assert (first.starts, third.starts) == (3, 2)
@@ -118,42 +103,21 @@ def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails
     assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
 
 
-def test_one_that_decodes_otherwise_is_left_out():
-    async def work(manager):
+async def test_one_that_decodes_otherwise_is_left_out():
+    async with using([Startable("one", fingerprint="bb"), Startable("two")]) as manager:
         assert manager.fingerprint == "aa"
-        return await presence(manager)
-
-    assert using([Startable("one", fingerprint="bb"), Startable("two")], work) == ["other pixels", ""]
+        assert await presence(manager) == ["other pixels", ""]
 
 
-def test_a_start_under_way_is_given_up_at_the_end():
-    slow = Startable("one", waits=asyncio.Event())
-    assert using([slow, Startable("two")], presence) == ["it has not been started", ""]
-    assert slow.closes == 1
-
-
-def test_the_core_is_told_of_what_changes():
+async def test_the_core_is_told_of_what_changes():
     executors = [Startable("one"), Startable("two")]
 
-    async def work(manager):
+    async with using(executors) as manager:
         events = []
         manager.tell_changes(events.append)
         manager.tell_changes(events.append)
         executors[1].scaling = Scaling(7, burst=3, per_s=1.0, backlog=0)
         manager.tell_changes(events.append)
-        return events
-
-    told = using(executors, work)
+        told = events
     assert [event.executor for event in told] == [0, 1, 1]
     assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
-
-
-def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):
-    monkeypatch.setattr(manager_module, "_CLOSE_S", 0.05)
-    second = Startable("two", fails=[ExecutorError("asleep")], closing=asyncio.Event())
-
-    async def work(manager):
-        return await until_there(manager)
-
-    assert using([Startable("one"), second], work) == [2, 2]
-    assert "the executor two did not end within 0.05 s" in caplog.text

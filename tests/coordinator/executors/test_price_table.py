@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.core import Prices
-from superdl.coordinator.executors.executor_prices import shipped_prices_of
+from superdl.coordinator.executors.base import shipped_prices_of
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.super_wire.errors import ConfigError
 
 
-def written(tmp_path, text: str) -> str:
+def written(tmp_path, text):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     return str(path)

@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import pytest
 
-from superdl.coordinator.executors import (
+from superdl.coordinator.executors.base import (
     ConnectionLostError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -78,125 +78,108 @@ def answer(request, **outcome):
         ({"trouble": "no such function"}, "no such function"),
     ],
 )
-def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            first = asyncio.create_task(workers.first())
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await call_in(stub, **hello) if hello.get("fingerprint") != "b" * 32 else None
-            assert not first.done()
-            await call_in(stub)
-            await first
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call_in(stub, **hello)
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert words in refused.value.details()
-            assert workers.slots == 1
-
-    asyncio.run(main())
+async def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words):
+    async with coordinator(tmp_path) as (workers, stub):
+        first = asyncio.create_task(workers.first())
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call_in(stub, **hello) if hello.get("fingerprint") != "b" * 32 else None
+        assert not first.done()
+        await call_in(stub)
+        await first
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call_in(stub, **hello)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert words in refused.value.details()
+        assert workers.slots == 1
 
 
-def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_path, caplog):
-    async def main():
-        async with coordinator(tmp_path, patience_s=0.0) as (workers, stub):
-            first = await call_in(stub, name="first")
-            await call_in(stub, name="second", fingerprint=OTHER, slots=4)
-            assert (workers.slots, workers.fingerprint) == (1, FINGERPRINT)
-            assert [one.waits for one in workers.stats] == [False, True]
-            assert "the worker second decodes as" in caplog.text
-            runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
-            request = await request_of(first)
-            assert workers.successor(is_needed=False) == ""  # it works
-            await first.write(answer(request, result=b"done"))
-            assert await runs[0] == b"done"
-            await first.write(answer(await request_of(first), result=b"done"))
-            assert await runs[1] == b"done"
-            assert workers.successor(is_needed=True) == ""
-            assert workers.successor(is_needed=False) == OTHER
-            first.cancel()
-            async with asyncio.timeout(20):
-                while len(workers.stats) == 2:  # noqa: ASYNC110  # nobody tells of it
-                    await asyncio.sleep(0)
-            assert workers.successor(is_needed=True) == OTHER
-
-    asyncio.run(main())
+async def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_path, caplog):
+    async with coordinator(tmp_path, patience_s=0.0) as (workers, stub):
+        first = await call_in(stub, name="first")
+        await call_in(stub, name="second", fingerprint=OTHER, slots=4)
+        assert (workers.slots, workers.fingerprint) == (1, FINGERPRINT)
+        assert [one.waits for one in workers.stats] == [False, True]
+        assert "the worker second decodes as" in caplog.text
+        runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
+        request = await request_of(first)
+        assert workers.successor(is_needed=False) == ""  # it works
+        await first.write(answer(request, result=b"done"))
+        assert await runs[0] == b"done"
+        await first.write(answer(await request_of(first), result=b"done"))
+        assert await runs[1] == b"done"
+        assert workers.successor(is_needed=True) == ""
+        assert workers.successor(is_needed=False) == OTHER
+        first.cancel()
+        async with asyncio.timeout(20):
+            while len(workers.stats) == 2:  # noqa: ASYNC110  # nobody tells of it
+                await asyncio.sleep(0)
+        assert workers.successor(is_needed=True) == OTHER
 
 
-def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
-    async def main():
-        async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
-            await call_in(stub, fingerprint=OTHER)  # before the cache has told
-            workers.use(FINGERPRINT)
-            first = asyncio.create_task(workers.first())
-            await asyncio.sleep(0)
-            assert workers.slots == 0
-            assert not first.done()
-            await first
-            assert (workers.fingerprint, workers.slots) == (OTHER, 1)
-            await call_in(stub, name="z")
-            assert [one.waits for one in workers.stats] == [False, True]
-
-    asyncio.run(main())
+async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
+    async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
+        await call_in(stub, fingerprint=OTHER)  # before the cache has told
+        workers.use(FINGERPRINT)
+        first = asyncio.create_task(workers.first())
+        await asyncio.sleep(0)
+        assert workers.slots == 0
+        assert not first.done()
+        await first
+        assert (workers.fingerprint, workers.slots) == (OTHER, 1)
+        await call_in(stub, name="z")
+        assert [one.waits for one in workers.stats] == [False, True]
 
 
-def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
+async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
     """A directory is known by what lies in it; another worker gets what needs no store, if any is there."""
 
     def seen(name, _ahead_s, sees_store):
         return f"{name} {sees_store}".encode()
 
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            workers.follow_store("/shared/store", lambda: "7" * 32)
-            blind = await call_in(stub, name="blind", store="/shared/store", store_id="8" * 32, slots=8)
-            alone = asyncio.create_task(workers.run(partial(seen, "alone"), 30.0, of_store=True))
-            request = await request_of(blind)
-            assert request.request == b"alone False"
-            await blind.write(answer(request, result=b"done"))
-            await alone
-            assert not workers.all_see_store
-            sighted = await call_in(stub, name="sighted", store="/shared/store", store_id="7" * 32)
-            runs = [
-                asyncio.create_task(workers.run(partial(seen, str(number)), 30.0, of_store=True))
-                for number in range(3)
-            ]
-            first = await request_of(sighted)
-            decoding = asyncio.create_task(workers.run(partial(seen, "any"), 30.0))
-            request = await request_of(blind)
-            assert request.request == b"any False"
-            await blind.write(answer(request, result=b"done"))
-            await decoding
-            for number in range(3):
-                request = first if number == 0 else await request_of(sighted)
-                assert request.request == b"%d True" % number
-                await sighted.write(answer(request, result=b"done"))
-            await asyncio.gather(*runs)
-            await call_in(stub, name="other", store="/shared/store")
-            assert "the worker other does not see the store /shared/store" in caplog.text
-
-    asyncio.run(main())
+    async with coordinator(tmp_path) as (workers, stub):
+        workers.follow_store("/shared/store", lambda: "7" * 32)
+        blind = await call_in(stub, name="blind", store="/shared/store", store_id="8" * 32, slots=8)
+        alone = asyncio.create_task(workers.run(partial(seen, "alone"), 30.0, of_store=True))
+        request = await request_of(blind)
+        assert request.request == b"alone False"
+        await blind.write(answer(request, result=b"done"))
+        await alone
+        assert not workers.all_see_store
+        sighted = await call_in(stub, name="sighted", store="/shared/store", store_id="7" * 32)
+        runs = [
+            asyncio.create_task(workers.run(partial(seen, str(number)), 30.0, of_store=True))
+            for number in range(3)
+        ]
+        first = await request_of(sighted)
+        decoding = asyncio.create_task(workers.run(partial(seen, "any"), 30.0))
+        request = await request_of(blind)
+        assert request.request == b"any False"
+        await blind.write(answer(request, result=b"done"))
+        await decoding
+        for number in range(3):
+            request = first if number == 0 else await request_of(sighted)
+            assert request.request == b"%d True" % number
+            await sighted.write(answer(request, result=b"done"))
+        await asyncio.gather(*runs)
+        await call_in(stub, name="other", store="/shared/store")
+        assert "the worker other does not see the store /shared/store" in caplog.text
 
 
-def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            first, second = await call_in(stub), await call_in(stub)
-            assert workers.slots == 2
-            runs = [
-                asyncio.create_task(workers.run(partial(plain, b"%d" % number), 30.0)) for number in range(3)
-            ]
-            requests = [await request_of(stream) for stream in (first, second)]
-            assert not any(run.done() for run in runs)
-            await first.write(answer(pb.WorkerRequest(call=10_000), result=b"of no request"))
-            await first.write(answer(requests[0], result=b"one"))
-            await first.write(answer(requests[0], result=b"another"))
-            third = await request_of(first)
-            await first.write(answer(third, result=b"three"))
-            await second.write(answer(requests[1], result=b"two"))
-            by_request = {request.request: b"two" for request in requests[1:]} | {requests[0].request: b"one"}
-            assert [await run for run in runs] == [*(by_request[b"%d" % n] for n in range(2)), b"three"]
-
-    asyncio.run(main())
+async def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
+    async with coordinator(tmp_path) as (workers, stub):
+        first, second = await call_in(stub), await call_in(stub)
+        assert workers.slots == 2
+        runs = [asyncio.create_task(workers.run(partial(plain, b"%d" % number), 30.0)) for number in range(3)]
+        requests = [await request_of(stream) for stream in (first, second)]
+        assert not any(run.done() for run in runs)
+        await first.write(answer(pb.WorkerRequest(call=10_000), result=b"of no request"))
+        await first.write(answer(requests[0], result=b"one"))
+        await first.write(answer(requests[0], result=b"another"))
+        third = await request_of(first)
+        await first.write(answer(third, result=b"three"))
+        await second.write(answer(requests[1], result=b"two"))
+        by_request = {request.request: b"two" for request in requests[1:]} | {requests[0].request: b"one"}
+        assert [await run for run in runs] == [*(by_request[b"%d" % n] for n in range(2)), b"three"]
 
 
 @pytest.mark.parametrize(
@@ -207,124 +190,73 @@ def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
         ("timed_out", FunctionTimedOutError),
     ],
 )
-def test_what_became_of_a_request_is_told(tmp_path, failure, error):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            stream = await call_in(stub, name="gpu-7")
-            run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
-            told = pb.WorkerFailure(kind=failure, message="so\nbe it", ran_s=2.5)
-            await stream.write(answer(await request_of(stream), failure=told))
-            with pytest.raises(error, match="gpu-7: so be it") as raised:
-                await run
-            assert raised.value.ran_s == 2.5
-
-    asyncio.run(main())
+async def test_what_became_of_a_request_is_told(tmp_path, failure, error):
+    async with coordinator(tmp_path) as (workers, stub):
+        stream = await call_in(stub, name="gpu-7")
+        run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
+        told = pb.WorkerFailure(kind=failure, message="so\nbe it", ran_s=2.5)
+        await stream.write(answer(await request_of(stream), failure=told))
+        with pytest.raises(error, match="gpu-7: so be it") as raised:
+            await run
+        assert raised.value.ran_s == 2.5
 
 
-def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_the_next(tmp_path):
-    async def main():
-        async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
-            for vanishes in (True, False):
-                stream = await call_in(stub)
-                run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
-                await request_of(stream)
-                if vanishes:
-                    stream.cancel()
-                with pytest.raises(ConnectionLostError, match="is gone"):
-                    await run
-            with pytest.raises(ThrottledError, match="no worker has called in"):
-                await workers.run(partial(plain, b"{}"), 0.05)
-            waiting = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
+async def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_the_next(tmp_path):
+    async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
+        for vanishes in (True, False):
             stream = await call_in(stub)
-            await stream.write(answer(await request_of(stream), result=b"done"))
-            assert await waiting == b"done"
-
-    asyncio.run(main())
-
-
-def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            stream = await call_in(stub, slots=2)
             run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
-            request = await request_of(stream)
-            await stream.write(pb.FromWorker(draining=pb.Draining()))
-            await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat()))
-            assert (await stream.read()).HasField("heartbeat")
-            assert workers.slots == 0
-            with pytest.raises(ThrottledError):
-                await workers.run(partial(plain, b"{}"), 0.05)
-            await stream.write(answer(request, result=b"done"))
-            assert await run == b"done"
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("told_s", "shown_s"), [(2.5, 2.5), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)]
-)
-def test_the_cpu_time_that_a_heartbeat_tells_is_shown_if_it_can_be_one(tmp_path, told_s, shown_s):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            stream = await call_in(stub, name="cpu-1")
-            await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat(cpu_s=told_s)))
-            assert (await stream.read()).HasField("heartbeat")
-            assert workers.stats == [pb.WorkerStats(name="cpu-1", slots=1, cpu_s=shown_s)]
-
-    asyncio.run(main())
-
-
-def test_what_befell_slots_is_counted_of_workers_that_have_gone_too(tmp_path):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            for told in ({"crashed": 1}, {"crashed": 3, "timed_out": 1, "restarted": 4}), ({"crashed": 2},):
-                stream = await call_in(stub)
-                for counts in told:
-                    await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat(**counts)))
-                    assert (await stream.read()).HasField("heartbeat")
-                (stats,) = [one for one in workers.stats if one.crashed]
-                assert (stats.crashed, stats.restarted) == (told[-1]["crashed"], told[-1].get("restarted", 0))
+            await request_of(stream)
+            if vanishes:
                 stream.cancel()
-                async with asyncio.timeout(20):
-                    while workers.stats:  # noqa: ASYNC110  # nobody tells of it
-                        await asyncio.sleep(0)
-            assert workers.failures == {"crashed": 5, "timed_out": 1, "restarted": 4}
-
-    asyncio.run(main())
-
-
-def test_what_nobody_waits_for_is_cancelled(tmp_path):
-    async def main():
-        async with coordinator(tmp_path) as (workers, stub):
-            stream = await call_in(stub)
-            run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
-            request = await request_of(stream)
-            run.cancel()
-            assert (await stream.read()).cancel == request.call
-
-    asyncio.run(main())
+            with pytest.raises(ConnectionLostError, match="is gone"):
+                await run
+        with pytest.raises(ThrottledError, match="no worker has called in"):
+            await workers.run(partial(plain, b"{}"), 0.05)
+        waiting = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
+        stream = await call_in(stub)
+        await stream.write(answer(await request_of(stream), result=b"done"))
+        assert await waiting == b"done"
 
 
-def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
-    async def main():
-        async with coordinator(tmp_path, silence_s=0.1) as (workers, stub):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Work().read()
-            assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert workers.slots == 0
+async def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
+    async with coordinator(tmp_path) as (workers, stub):
+        stream = await call_in(stub, slots=2)
+        run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
+        request = await request_of(stream)
+        await stream.write(pb.FromWorker(draining=pb.Draining()))
+        await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat()))
+        assert (await stream.read()).HasField("heartbeat")
+        assert workers.slots == 0
+        with pytest.raises(ThrottledError):
+            await workers.run(partial(plain, b"{}"), 0.05)
+        await stream.write(answer(request, result=b"done"))
+        assert await run == b"done"
 
-    asyncio.run(main())
+
+async def test_what_nobody_waits_for_is_cancelled(tmp_path):
+    async with coordinator(tmp_path) as (workers, stub):
+        stream = await call_in(stub)
+        run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
+        request = await request_of(stream)
+        run.cancel()
+        assert (await stream.read()).cancel == request.call
 
 
-def test_one_that_reads_nothing_is_given_up_though_a_message_to_it_is_under_way(tmp_path):
-    async def main():
-        async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
-            await call_in(stub, slots=8)
-            large = partial(plain, bytes(2**20))
-            runs = [asyncio.create_task(workers.run(large, 30.0)) for _ in range(8)]
-            async with asyncio.timeout(20):
-                ended = await asyncio.gather(*runs, return_exceptions=True)
-            assert {type(error) for error in ended} == {ConnectionLostError}
-            assert workers.slots == 0
+async def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
+    async with coordinator(tmp_path, silence_s=0.1) as (workers, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Work().read()
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert workers.slots == 0
 
-    asyncio.run(main())
+
+async def test_one_that_reads_nothing_is_given_up_though_a_message_to_it_is_under_way(tmp_path):
+    async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
+        await call_in(stub, slots=8)
+        large = partial(plain, bytes(2**20))
+        runs = [asyncio.create_task(workers.run(large, 30.0)) for _ in range(8)]
+        async with asyncio.timeout(20):
+            ended = await asyncio.gather(*runs, return_exceptions=True)
+        assert {type(error) for error in ended} == {ConnectionLostError}
+        assert workers.slots == 0

@@ -1,4 +1,4 @@
-"""Where a coordinator listens: what is in the way is told, and connections never take the last open file."""
+"""Ports: any bytes and calls that begin and never go on hold nothing that others need."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
 from superdl.coordinator.server import listening
 from superdl.coordinator.server.listening import listen
-from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
+from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.trust import ServerTls
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
 from superdl.super_wire.errors import ConfigError
-from tests.coordinator.running import serving
+from tests.coordinator.running import ENOUGH_S, serving
 from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey
+from tests.hostile.fuzz_wire import mutate
 
-ENOUGH_S = 20.0
 ASK = """
 import resource
 from superdl.coordinator.server.listening import *
@@ -66,18 +73,14 @@ def listening_on(serving_loop, address):
     serving_loop.run(work())
 
 
-def test_a_port_is_listened_on_alone(serving_loop):
+async def test_a_port_is_listened_on_alone(serving_loop):
     address = f"127.0.0.1:{free_port()}"
-
-    async def work():
-        server, _ = await listen(address, CoordinatorServicer())
-        try:
-            with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
-                await listen(address, CoordinatorServicer())
-        finally:
-            await server.stop(0)
-
-    serving_loop.run(work())
+    server, _ = await listen(address, CoordinatorServicer())
+    try:
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+            await listen(address, CoordinatorServicer())
+    finally:
+        await server.stop(0)
 
 
 def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory):
@@ -174,5 +177,122 @@ def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_
                 for idle_at in (port, probed):
                     with HalfCalls(idle_at) as idle:
                         idle.until_closed()
+
+    serving(serving_loop, use)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_port_takes_any_bytes(serving_loop, certificates, encrypted):
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    headers = bytes([0, 0, 5, 1, 4, 0, 0, 0, 1]) + b"\x83\x84\x86\x45\x01"
+    hello = bytes([22, 3, 1, 0, 60, 1, 0, 0, 56, 3, 3]) + b"\0" * 54
+
+    def use(port, _):
+        @given(good=st.sampled_from([preface + headers, hello]), chance=st.randoms(use_true_random=False))
+        def speak(good, chance):
+            said = mutate(chance, good)
+            with socket.create_connection(("127.0.0.1", port), timeout=ENOUGH_S) as connection:
+                try:
+                    connection.sendall(said)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(4096):
+                        pass
+                except TimeoutError:
+                    pytest.fail(f"it keeps a connection for ever that said {said!r}")
+                except OSError:  # it has hung up
+                    return
+
+        speak()
+        credentials = grpc.ssl_channel_credentials(Path(certificates.ca_file).read_bytes())
+        target = f"localhost:{port}"
+        made = grpc.secure_channel(target, credentials) if encrypted else grpc.insecure_channel(target)
+        with made as channel:
+            assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), timeout=ENOUGH_S).closed
+
+    pair = certificates.server
+    serving(serving_loop, use, tls=ServerTls(pair.cert_file, pair.key_file) if encrypted else None)
+
+
+TOKEN = "0123456789abcdef"
+RIGHT = {"authorization": f"Bearer {TOKEN}"}
+CLOSE_JOB = "/super.v1.Coordinator/CloseJob"
+CALLS = 8
+
+
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch):
+    """Fewer at once than are begun."""
+    monkeypatch.setattr(listening, "_CALLS_MAX", CALLS // 2)
+    monkeypatch.setattr(listening, "_HEALTH_CALLS_MAX", CALLS // 2)
+
+
+def answer(port):
+    """What an honest client hears."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        metadata = tuple(RIGHT.items())
+        return CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=metadata, timeout=10).closed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [CLOSE_JOB, "/no.such/Method", "/grpc.health.v1.Health/Watch"],
+)
+def test_strangers_are_refused_without_waiting_for_their_messages(serving_loop, path):
+    def use(port, _):
+        with HalfCalls(port) as strangers:
+            for _ in range(3):
+                strangers.begin(path, CALLS // 2)
+                strangers.until_ended(CALLS // 2)
+            assert answer(port)
+
+    serving(serving_loop, use, tokens=Tokens(TOKEN))
+
+
+def test_health_is_told_without_waiting_for_the_question(serving_loop):
+    def use(*ports):
+        for port in ports:
+            with HalfCalls(port) as strangers:
+                for _ in range(3):
+                    strangers.begin("/grpc.health.v1.Health/Check", CALLS // 2)
+                    strangers.until_ended(CALLS // 2)
+
+    serving(serving_loop, use, tokens=Tokens(TOKEN))
+
+
+@pytest.mark.parametrize("tokens", [None, Tokens(TOKEN)])
+def test_a_call_of_one_who_is_let_in_ends_when_its_message_does_not_come(serving_loop, monkeypatch, tokens):
+    monkeypatch.setattr(listening, "_MESSAGE_TIMEOUT_S", 0.3)
+
+    def use(port, _):
+        with HalfCalls(port) as broken:
+            broken.begin(CLOSE_JOB, CALLS, RIGHT)
+            broken.until_ended(CALLS)
+            assert answer(port)
+
+    serving(serving_loop, use, tokens=tokens)
+
+
+def test_a_call_that_ends_without_its_message_is_told(serving_loop):
+    def use(port, _):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            said_nothing = channel.stream_unary(CLOSE_JOB)
+            with pytest.raises(grpc.RpcError, match="the call ended without its message") as caught:
+                said_nothing(iter(()), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert answer(port)
+
+    serving(serving_loop, use)
+
+
+def test_nobody_watches_so_that_watchers_hold_no_probe_up(serving_loop):
+    def use(_, probed):
+        with grpc.insecure_channel(f"127.0.0.1:{probed}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            watching = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=10) for _ in range(CALLS)]
+            for one in watching:
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(one)
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert stub.Check(health_pb2.HealthCheckRequest(service="any"), timeout=10).status == 1
 
     serving(serving_loop, use)

@@ -1,184 +1,159 @@
-"""Metrics: what a scrape tells of a real coordinator, how its labels are bounded, and that docs list it."""
+"""Figures: what a scrape tells, how its labels are bounded, CloudWatch's lines, and troubles of executors."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import random
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from rich.console import Console
 
-from superdl.coordinator.core import BatchRead, JobClosed, JobOpened, Team
-from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, Metrics
+from superdl.coordinator.cache.info import CacheLoad
+from superdl.coordinator.core import FailureKind, JobClosed, JobOpened, Team
+from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, EmfLines, Metrics
+from superdl.coordinator.server.statistics import executor_stats
+from superdl.stats_command import _print_executors, mapping
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.request import Outcome
+from tests.coordinator.core.driver import Driver
 from tests.coordinator.running import missed
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from tests.coordinator.running import Running
-
-
-def metrics_of(coordinator: Running) -> Metrics:
+def metrics_of(coordinator):
     workers = [pb.WorkerStats(waits=False), pb.WorkerStats(waits=True), pb.WorkerStats(waits=True)]
     made = SimpleNamespace(connected=workers, slot_failures={"crashed": 2})
     return Metrics(coordinator.engine, [SimpleNamespace(absence="", made=made)])
 
 
-def parsed(text: bytes) -> dict[tuple[str, ...], float]:
+def parsed(text):
     """Values by name and labels in their order, as the strict parser of OpenMetrics finds them."""
     order = {metric.name: metric.labels for metric in METRICS}
-    found: dict[tuple[str, ...], float] = {}
+    found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
-            labels: Mapping[str, str] = sample.labels
+            labels = sample.labels
             names = order.get(sample.name) or sorted(labels)
             found[sample.name, *(labels[name] for name in names)] = sample.value
     return found
 
 
-def scrape(metrics: Metrics) -> dict[tuple[str, ...], float]:
+def scrape(metrics):
     return parsed(metrics.look()())
 
 
-def open_like(coordinator: Running, name: str) -> JobOpened:
+def open_like(coordinator, name):
     """Another job of the same plan, under any name: strangers choose it."""
     job, engine = coordinator.engine.core.job("job"), coordinator.engine
     facts = engine.core.state.datasets[job.dataset]
     return JobOpened(name, facts, job.plan, 0, 0, 0, frozenset())
 
 
-def read(name: str, position: int, hits: int = 4) -> BatchRead:
+def read(name, position, hits=4):
     return replace(missed([], position), job=name, done=True, hits=hits, wait_us=5)
 
 
-def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(run, source):
-    async def work(coordinator: Running) -> None:
-        metrics = metrics_of(coordinator)
-        coordinator.executor.outcomes = {"cat/0.jpg": Outcome.TOMBSTONE}
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.page()
-        await coordinator.until(lambda: not coordinator.engine.core.state.requests)
-        coordinator.engine.post(read("job", 0, hits=3))
-        metrics.called("/super.v1.Coordinator/OpenJob", 0.002)
-        told = scrape(metrics)
-        assert told["super_batches_read_total", "job"] == 1
-        assert told["super_samples_read_total", "job", "cache"] == 3
-        assert told["super_samples_read_total", "job", "missed"] == 1
-        assert told["super_stalls_total", "job", "unknown"] == 1
-        assert told["super_wait_seconds_total", "job", "unknown"] == 5e-6
-        assert told["super_samples_made_total", "job", "decoded"] == 9
-        assert told["super_samples_made_total", "job", "failed"] == 1
-        assert told["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
-        name = coordinator.engine.core.state.fleet.executors[0].name
-        assert told["super_requests_total", name, "answered"] >= 1
-        assert [told["super_workers", name, state] for state in ("working", "waiting")] == [1, 2]
-        assert told["super_slot_failures_total", name, "crashed"] == 2
-        assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
-        assert told["super_cache_samples", "resident"] == 9
-        assert told["super_cache_trouble",] == 0.0
-        assert ("super_usd_total", "earlier") not in told, "other series have it, of before a restart"
-        assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
-        assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
-        assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)
-        assert told["super_team_requests_total", "-"] >= 1
-        names = {name for name, *_ in told}
-        assert {one.name + "_count" * (one.kind == "histogram") for one in METRICS} <= names
-
-    run(work, teams=(Team("vision", share=3.0),))
+@pytest.mark.coordinator(teams=(Team("vision", share=3.0),))
+async def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(coordinator, source):
+    metrics = metrics_of(coordinator)
+    coordinator.executor.outcomes = {"cat/0.jpg": Outcome.TOMBSTONE}
+    await coordinator.open(await coordinator.register(source))
+    await coordinator.page()
+    await coordinator.until(lambda: not coordinator.engine.core.state.requests)
+    coordinator.engine.post(read("job", 0, hits=3))
+    metrics.called("/super.v1.Coordinator/OpenJob", 0.002)
+    told = scrape(metrics)
+    assert told["super_batches_read_total", "job"] == 1
+    assert told["super_samples_read_total", "job", "cache"] == 3
+    assert told["super_samples_read_total", "job", "missed"] == 1
+    assert told["super_stalls_total", "job", "unknown"] == 1
+    assert told["super_wait_seconds_total", "job", "unknown"] == 5e-6
+    assert told["super_samples_made_total", "job", "decoded"] == 9
+    assert told["super_samples_made_total", "job", "failed"] == 1
+    assert told["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
+    name = coordinator.engine.core.state.fleet.executors[0].name
+    assert told["super_requests_total", name, "answered"] >= 1
+    assert [told["super_workers", name, state] for state in ("working", "waiting")] == [1, 2]
+    assert told["super_slot_failures_total", name, "crashed"] == 2
+    assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
+    assert told["super_cache_samples", "resident"] == 9
+    assert told["super_cache_trouble",] == 0.0
+    assert ("super_usd_total", "earlier") not in told, "other series have it, of before a restart"
+    assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
+    assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
+    assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)
+    assert told["super_team_requests_total", "-"] >= 1
+    names = {name for name, *_ in told}
+    assert {one.name + "_count" * (one.kind == "histogram") for one in METRICS} <= names
 
 
-def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(run, source):
-    async def work(coordinator: Running) -> None:
-        metrics, engine = metrics_of(coordinator), coordinator.engine
-        await coordinator.open(await coordinator.register(source))
-        hostile = 'a"} 1\n# EOF\n\\super_evil{x="' + "x" * 300
-        names = [hostile, OTHER, *(f"{number:0256}" for number in range(998))]
-        engine.post_all(open_like(coordinator, name) for name in names)
-        await coordinator.page()
-        engine.post_all(read(name, 0) for name in [hostile, *names[:49]])
-        text = metrics.look()()
-        assert len(text) < 10**6
-        told = parsed(text)
-        batches = {key[1]: value for key, value in told.items() if key[0] == "super_batches_read_total"}
-        assert len(batches) == JOBS_NAMED + 1
-        assert batches[hostile] == 2
-        assert batches[OTHER] == 1
-        # The busiest of those without a name grow: they count there, and who had a name keeps it.
-        engine.post_all(read(name, position) for name in names[-100:] for position in range(3))
-        later = scrape(metrics)
-        assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
-        assert later["super_batches_read_total", OTHER] == 1 + 300
-        falling = [
-            key for key, value in told.items() if key[0].endswith("_total") and later.get(key, value) < value
-        ]
-        assert not falling
-
-    run(work)
+async def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(coordinator, source):
+    metrics, engine = metrics_of(coordinator), coordinator.engine
+    await coordinator.open(await coordinator.register(source))
+    hostile = 'a"} 1\n# EOF\n\\super_evil{x="' + "x" * 300
+    names = [hostile, OTHER, *(f"{number:0256}" for number in range(998))]
+    engine.post_all(open_like(coordinator, name) for name in names)
+    await coordinator.page()
+    engine.post_all(read(name, 0) for name in [hostile, *names[:49]])
+    text = metrics.look()()
+    assert len(text) < 10**6
+    told = parsed(text)
+    batches = {key[1]: value for key, value in told.items() if key[0] == "super_batches_read_total"}
+    assert len(batches) == JOBS_NAMED + 1
+    assert batches[hostile] == 2
+    assert batches[OTHER] == 1
+    # The busiest of those without a name grow: they count there, and who had a name keeps it.
+    engine.post_all(read(name, position) for name in names[-100:] for position in range(3))
+    later = scrape(metrics)
+    assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
+    assert later["super_batches_read_total", OTHER] == 1 + 300
+    falling = [
+        key for key, value in told.items() if key[0].endswith("_total") and later.get(key, value) < value
+    ]
+    assert not falling
 
 
-def totals(told: Mapping[tuple[str, ...], float], name: str, *more: str) -> float:
+def totals(told, name, *more):
     """The sum of a counter over all rows of jobs."""
     return sum(value for key, value in told.items() if key[0] == name and key[2:] == more)
-
-
-def test_what_jobs_did_between_scrapes_is_counted_though_they_closed(run, source):
-    async def work(coordinator: Running) -> None:
-        metrics, engine = metrics_of(coordinator), coordinator.engine
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.page()
-        engine.post(read("job", 0))
-        scrape(metrics)
-        engine.post_all([open_like(coordinator, "short"), read("short", 0), read("job", 1, hits=3)])
-        engine.post_all([JobClosed("short", 0), JobClosed("job", 0)])  # requests for it are in flight
-        await coordinator.until(lambda: not engine.core.state.requests)
-        told = scrape(metrics)
-        assert told["super_batches_read_total", "job"] == 1  # as at the last scrape that saw it
-        assert told["super_batches_read_total", OTHER] == 2
-        assert totals(told, "super_samples_read_total", "cache") == 11
-        assert totals(told, "super_samples_made_total", "decoded") == 10
-        assert totals(told, "super_stalls_total", "unknown") == 1
-
-    run(work)
 
 
 NAMES = [*(f"job-{number}" for number in range(JOBS_NAMED + 6)), OTHER]
 
 
-def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(run, source):
-    async def work(coordinator: Running) -> None:
-        metrics, engine, chance = metrics_of(coordinator), coordinator.engine, random.Random(7)
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.page()
-        read_batches, grown, before, places = 0, 0.0, scrape(metrics), dict.fromkeys(NAMES, 0)
-        for _ in range(60):
-            for name in chance.sample(NAMES, 20):
-                if engine.core.job(name) is None:
+async def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(coordinator, source):
+    metrics, engine, chance = metrics_of(coordinator), coordinator.engine, random.Random(7)
+    await coordinator.open(await coordinator.register(source))
+    await coordinator.page()
+    read_batches, grown, before, places = 0, 0.0, scrape(metrics), dict.fromkeys(NAMES, 0)
+    for _ in range(60):
+        for name in chance.sample(NAMES, 20):
+            if engine.core.job(name) is None:
+                engine.post(open_like(coordinator, name))
+                places[name] = 0
+            if places[name] < 200:
+                engine.post(read(name, places[name] % 3))
+                places[name] += 1
+                read_batches += 1
+            if chance.random() < 0.3:
+                engine.post(JobClosed(name, 0))
+                if chance.random() < 0.5:
                     engine.post(open_like(coordinator, name))
-                    places[name] = 0
-                if places[name] < 200:
-                    engine.post(read(name, places[name] % 3))
-                    places[name] += 1
-                    read_batches += 1
-                if chance.random() < 0.3:
-                    engine.post(JobClosed(name, 0))
-                    if chance.random() < 0.5:
-                        engine.post(open_like(coordinator, name))
-            told = scrape(metrics)
-            rows = {key: value for key, value in told.items() if key[0].endswith("_total")}
-            growth = {key: value - before.get(key, 0) for key, value in rows.items()}
-            assert not [key for key, value in growth.items() if value < 0]
-            # As rate() and increase() see it: no batch is missed, and none counts again as its job closes.
-            grown += totals(growth, "super_batches_read_total")
-            assert grown == read_batches
-            assert len([key for key in rows if key[0] == "super_retries_total"]) <= JOBS_NAMED + 1
-            before = told
-
-    run(work)
+        told = scrape(metrics)
+        rows = {key: value for key, value in told.items() if key[0].endswith("_total")}
+        growth = {key: value - before.get(key, 0) for key, value in rows.items()}
+        assert not [key for key, value in growth.items() if value < 0]
+        # As rate() and increase() see it: no batch is missed, and none counts again as its job closes.
+        grown += totals(growth, "super_batches_read_total")
+        assert grown == read_batches
+        assert len([key for key in rows if key[0] == "super_retries_total"]) <= JOBS_NAMED + 1
+        before = told
 
 
 def test_names_keep_to_the_conventions():
@@ -188,3 +163,60 @@ def test_names_keep_to_the_conventions():
         assert "sample" not in metric.labels
         assert metric.help.endswith(".")
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_a_line_says_how_long_readers_waited_since_the_last_one():
+    driver = Driver(size=64, capacity=2)
+    driver.now_s = time.monotonic() - 60.0
+    driver.open()
+    driver.ask(0, 8)
+    out = io.StringIO()
+    engine = SimpleNamespace(core=driver.core, cache_load=CacheLoad(0.25, 0.5, 3))
+    lines = EmfLines(engine, "a-stack", out)
+    driver.read(0, missed=(0, 1))
+    driver.answer_all()
+    driver.read(0, hits=6, wait_us=30_000_000, missed=())
+    asyncio.run(lines.write())
+    engine.cache_load = CacheLoad(0.25, 0.5, 7)
+    asyncio.run(lines.write())
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first["WaitingPercent"] == pytest.approx(50.0, rel=0.05)
+    assert second["WaitingPercent"] == 0.0
+    assert (first["Throttles"], first["Thrashing"], first["SpendingLimited"]) == (0, 0, 0)
+    (described,) = first["_aws"]["CloudWatchMetrics"]
+    assert (described["Namespace"], described["Dimensions"]) == ("SUPER", [["Coordinator"]])
+    assert (first["FullestNodePercent"], first["BusiestNodePercent"]) == (25.0, 50.0)
+    assert (first["EvictedKeys"], second["EvictedKeys"]) == (3, 4)
+    assert first["Coordinator"] == "a-stack"
+    names = [metric["Name"] for metric in described["Metrics"]]
+    assert set(names) == set(first) - {"_aws", "Coordinator"}
+    assert abs(first["_aws"]["Timestamp"] / 1000 - time.time()) < 60
+
+
+def shown(driver):
+    """The lines of ``superdl stats`` on executors."""
+    console = Console(file=io.StringIO(), width=500)
+    told = executor_stats(driver.core, [SimpleNamespace(absence="")])
+    _print_executors([mapping(one) for one in told], console)
+    return console.file.getvalue()
+
+
+def test_throttling_is_named_while_it_happens_though_there_is_one_executor_and_some_requests_work():
+    driver = Driver()
+    driver.open()
+    driver.ask(0, 8)
+    assert shown(driver) == ""
+    for _ in range(5):
+        driver.fail(driver.requests[0], FailureKind.THROTTLED)
+        driver.wait(2.0)
+        driver.answer(driver.requests[0])
+    assert "throttled 5 times in the last minute" in shown(driver)
+    driver.wait(30.0)
+    driver.ask(0, 8)
+    driver.fail(driver.requests[0], FailureKind.THROTTLED)
+    assert "throttled 6 times" in shown(driver)
+    assert "because" in shown(driver)
+    driver.wait(61.0)
+    driver.answer_all()
+    driver.wait(1.0)
+    assert shown(driver) == ""

@@ -8,15 +8,11 @@ import pytest
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.core import (
-    OUTCOME_ORDER,
-    CacheReset,
     Core,
     CoreSettings,
     DatasetFacts,
-    ExecutorResized,
     JobOpened,
     Plan,
-    RequestDone,
 )
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.store.places import Joined, Places
@@ -25,7 +21,6 @@ from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, unpack_labels
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Outcome
 from superdl.super_wire.store.pack import new_pack_name
 from tests.fixtures.ids import batch_id
 
@@ -151,41 +146,6 @@ def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch
         }
         assert told == {index: where[index] for index in indices if index in where}
         assert (batch.resident, batch.failed) == (len(told), 0)
-
-
-def test_the_largest_batches_are_read_by_way_of_the_cache():
-    planned = Planned(60_000, 20_000)
-    assert not places_fit(planned.plan, planned.dataset)
-
-
-def test_pages_follow_each_other_without_a_gap():
-    planned = Planned(60_000, 512, key_bytes=100)
-    seen, start = [], 0
-    while page := planned.page(start=start, with_keys=True).batches:
-        seen += [batch.position for batch in page]
-        start = seen[-1] + 1
-    assert seen == list(range(planned.plan.batches_per_epoch))
-
-
-def test_a_batch_larger_than_a_page_comes_alone_and_without_keys():
-    planned = Planned(100_000, 50_000)
-    (batch,) = planned.page(with_keys=True).batches
-    assert len(batch.sample_ids) == 50_000 * ID_BYTES
-    assert not batch.keys
-
-
-def test_status_counts_what_is_resident_and_what_failed():
-    planned = Planned(8, 4)
-    actions = planned.core.handle(ExecutorResized(4), 0.0)
-    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(0, 0), (0, 0)]
-    for action in actions:
-        outcomes = [Outcome.TOMBSTONE if index == 2 else Outcome.CACHED for index in action.indices]
-        numbers = np.array([OUTCOME_ORDER.index(outcome) for outcome in outcomes], dtype=np.uint8)
-        lengths = np.where(action.indices == 2, 0, 300)
-        planned.core.handle(RequestDone(action.request_id, numbers, lengths, 0, 0, 0, 0), 1.0)
-    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(3, 1), (4, 0)]
-    planned.core.handle(CacheReset(), 2.0)
-    assert [(batch.resident, batch.failed) for batch in planned.page().batches] == [(0, 0), (0, 0)]
 
 
 def place(epoch, job="job"):

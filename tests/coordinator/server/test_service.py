@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 
 from superdl.coordinator.catalog.state import CatalogState
@@ -16,228 +15,167 @@ from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import ENOUGH_S, RECORD_BYTES, registration, report
-from tests.fixtures.ids import batch_id
 
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 
 
-def test_a_registered_dataset_is_described_once_listed(run, source):
-    async def work(coordinator):
-        dataset = await coordinator.register(source)
-        assert dataset.protocol_version == PROTOCOL_VERSION
-        assert (dataset.ready, dataset.size, dataset.listed) == (True, 10, 10)
-        assert list(dataset.classes) == ["cat", "dog"]
-        assert dataset.label_dtype == "int64"
-        assert len(dataset.fingerprint) == len(dataset.dataset_id) == 16
-        assert await coordinator.register(source) == dataset
-        other = await coordinator.register(source, "another run")
-        assert other.dataset_id != dataset.dataset_id
-        assert other.fingerprint == dataset.fingerprint
-
-    run(work)
+async def test_a_registered_dataset_is_described_once_listed(coordinator, source):
+    dataset = await coordinator.register(source)
+    assert dataset.protocol_version == PROTOCOL_VERSION
+    assert (dataset.ready, dataset.size, dataset.listed) == (True, 10, 10)
+    assert list(dataset.classes) == ["cat", "dog"]
+    assert dataset.label_dtype == "int64"
+    assert len(dataset.fingerprint) == len(dataset.dataset_id) == 16
+    assert await coordinator.register(source) == dataset
+    other = await coordinator.register(source, "another run")
+    assert other.dataset_id != dataset.dataset_id
+    assert other.fingerprint == dataset.fingerprint
 
 
-def test_a_dataset_whose_ids_are_derived_is_said_to_be_packed(run, source, monkeypatch):
+async def test_a_dataset_whose_ids_are_derived_is_said_to_be_packed(coordinator, source, monkeypatch):
     going, ids = threading.Event(), CatalogState.ids
     monkeypatch.setattr(CatalogState, "ids", lambda *facts: going.wait(ENOUGH_S) and ids(*facts))
-
-    async def work(coordinator):
-        answer = await coordinator.call("RegisterDataset", registration(source=f"file://{source}"))
-        assert (answer.ready, answer.packing, answer.listed) == (False, True, 10)
-        going.set()
-        poll = pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
-        answer = await coordinator.call("GetDataset", poll)
-        assert (answer.ready, answer.packing) == (True, False)
-
-    run(work)
+    answer = await coordinator.call("RegisterDataset", registration(source=f"file://{source}"))
+    assert (answer.ready, answer.packing, answer.listed) == (False, True, 10)
+    going.set()
+    poll = pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
+    answer = await coordinator.call("GetDataset", poll)
+    assert (answer.ready, answer.packing) == (True, False)
 
 
-def test_an_opened_job_names_the_cache_and_its_batches(run, valkey, source):
-    async def work(coordinator):
-        dataset = await coordinator.register(source)
-        job = await coordinator.open(dataset)
-        assert job == pb.Job(job="job", cache=valkey.unix_url, batches_per_epoch=3)
-        assert await coordinator.open(dataset) == job
-        assert (await coordinator.open(dataset, "other", drop_last=True)).batches_per_epoch == 2
-        assert (await coordinator.open(dataset, "ranks", replicas=2, rank=1)).batches_per_epoch == 2
-        assert (await coordinator.open(dataset, "all", batch_size=1000)).batches_per_epoch == 1
-
-    run(work)
-
-
-def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(run, source):
-    async def work(coordinator):
-        dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has samples of its own
-        await coordinator.open(dataset, epoch=7, position=2)
-        core, executor = coordinator.engine.core, coordinator.executor
-        cursor = core.job("job").cursors[0]
-        assert (cursor.watermark, cursor.yielded) == (7 * 3 + 2, 7 * 3 + 2)
-        await coordinator.until(lambda: len(executor.keys_asked) >= 2)
-        assert all(request.epoch >= 7 for request in executor.requests)
-        assert (executor.requests[0].epoch, executor.requests[0].keys[0]) == (7, "dog/3.jpg")
-        page = await coordinator.page(epoch=7, position=2, yielded=2)
-        assert [batch.position for batch in page.batches] == [2]
-        assert cursor.watermark == 7 * 3 + 2, "the sampler is where it said"
-        await coordinator.until(  # no function is cut off in the middle of its connection to the cache
-            lambda: core.samples_in(SampleState.RESIDENT) and not core.samples_in(SampleState.IN_FLIGHT)
-        )
-
-    run(work)
+async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordinator, source):
+    dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has samples of its own
+    await coordinator.open(dataset, epoch=7, position=2)
+    core, executor = coordinator.engine.core, coordinator.executor
+    cursor = core.job("job").cursors[0]
+    assert (cursor.watermark, cursor.yielded) == (7 * 3 + 2, 7 * 3 + 2)
+    await coordinator.until(lambda: len(executor.keys_asked) >= 2)
+    assert all(request.epoch >= 7 for request in executor.requests)
+    assert (executor.requests[0].epoch, executor.requests[0].keys[0]) == (7, "dog/3.jpg")
+    page = await coordinator.page(epoch=7, position=2, yielded=2)
+    assert [batch.position for batch in page.batches] == [2]
+    assert cursor.watermark == 7 * 3 + 2, "the sampler is where it said"
+    await coordinator.until(  # no function is cut off in the middle of its connection to the cache
+        lambda: core.samples_in(SampleState.RESIDENT) and not core.samples_in(SampleState.IN_FLIGHT)
+    )
 
 
-def test_a_page_gives_batches_with_ids_labels_and_keys(run, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source))
-        page = await coordinator.page(with_keys=True)
-        assert [batch.position for batch in page.batches] == [0, 1, 2]
-        assert [list(batch.keys) for batch in page.batches][1] == [
-            "cat/4.jpg",
-            "dog/0.jpg",
-            "dog/1.jpg",
-            "dog/2.jpg",
-        ]
-        labels = b"".join(batch.labels for batch in page.batches)
-        assert np.frombuffer(labels, dtype=np.int64).tolist() == [0] * 5 + [1] * 5
-        assert all(batch.batch_id == batch_id(batch.sample_ids) for batch in page.batches)
-        again = await coordinator.page(with_keys=True)
-        assert [batch.batch_id for batch in again.batches] == [batch.batch_id for batch in page.batches]
-        assert not (await coordinator.page(position=3)).batches
-        assert len((await coordinator.page(position=1, count=1)).batches) == 1
-        assert len((await coordinator.page(count=0)).batches) == 1
-
-    run(work)
-
-
-def test_the_status_of_batches_sample_by_sample(run, source):
-    async def work(coordinator):
-        coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
-        await coordinator.open(await coordinator.register(source))
-        counters = coordinator.engine.core.job("job").counters
-        await coordinator.until(lambda: counters.samples_produced + counters.samples_failed == 10)
-        first, second, _ = (await coordinator.page()).batches
-        unknown = b"u" * 16
-        request = pb.GetBatchStatusRequest(batch_ids=[second.batch_id, unknown, first.batch_id])
-        good, none, bad = (await coordinator.call("GetBatchStatus", request)).statuses
-        assert (none.batch_id, none.known, none.samples, len(none.details)) == (unknown, False, 0, 0)
-        assert (good.known, good.samples, good.resident, good.failed, good.in_flight) == (True, 4, 4, 0, 0)
-        assert list(good.occurrences) == [pb.Occurrence(job="job", epoch=0, position=1, rank=0)]
-        assert any("cached" in event.what for event in good.events)
-        assert (bad.samples, bad.resident, bad.failed) == (4, 3, 1)
-        assert b"".join(detail.sample_id for detail in bad.details) == first.sample_ids
-        assert [(one.key, one.state, one.message) for one in bad.details] == [
-            ("cat/0.jpg", "resident", ""),
-            ("cat/1.jpg", "failed", "cat/1.jpg is no image"),
-            ("cat/2.jpg", "resident", ""),
-            ("cat/3.jpg", "resident", ""),
-        ]
-
-    run(work)
+async def test_the_status_of_batches_sample_by_sample(coordinator, source):
+    coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
+    await coordinator.open(await coordinator.register(source))
+    counters = coordinator.engine.core.job("job").counters
+    await coordinator.until(lambda: counters.samples_produced + counters.samples_failed == 10)
+    first, second, _ = (await coordinator.page()).batches
+    unknown = b"u" * 16
+    request = pb.GetBatchStatusRequest(batch_ids=[second.batch_id, unknown, first.batch_id])
+    good, none, bad = (await coordinator.call("GetBatchStatus", request)).statuses
+    assert (none.batch_id, none.known, none.samples, len(none.details)) == (unknown, False, 0, 0)
+    assert (good.known, good.samples, good.resident, good.failed, good.in_flight) == (True, 4, 4, 0, 0)
+    assert list(good.occurrences) == [pb.Occurrence(job="job", epoch=0, position=1, rank=0)]
+    assert any("cached" in event.what for event in good.events)
+    assert (bad.samples, bad.resident, bad.failed) == (4, 3, 1)
+    assert b"".join(detail.sample_id for detail in bad.details) == first.sample_ids
+    assert [(one.key, one.state, one.message) for one in bad.details] == [
+        ("cat/0.jpg", "resident", ""),
+        ("cat/1.jpg", "failed", "cat/1.jpg is no image"),
+        ("cat/2.jpg", "resident", ""),
+        ("cat/3.jpg", "resident", ""),
+    ]
 
 
-def test_the_status_of_more_samples_than_fit_leaves_details_out_and_counts_in(run, source):
+async def test_the_status_of_more_samples_than_fit_leaves_details_out_and_counts_in(coordinator, source):
     for number in range(3000):
         (source / "cat" / f"{number:05d}-with-a-name-that-takes-some-room.jpg").write_bytes(b"x")
-
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source), batch_size=100)
-        batches = (await coordinator.page()).batches
-        ids = [batch.batch_id for batch in batches] * 100
-        answer = await coordinator.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids))
-        assert [status.batch_id for status in answer.statuses] == ids
-        assert all(status.known and status.samples for status in answer.statuses)
-        assert len(answer.statuses[0].details) == 100
-        assert not answer.statuses[-1].details
-        assert answer.ByteSize() < 2 * 2**20
-
-    run(work)
+    await coordinator.open(await coordinator.register(source), batch_size=100)
+    batches = (await coordinator.page()).batches
+    ids = [batch.batch_id for batch in batches] * 100
+    answer = await coordinator.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids))
+    assert [status.batch_id for status in answer.statuses] == ids
+    assert all(status.known and status.samples for status in answer.statuses)
+    assert len(answer.statuses[0].details) == 100
+    assert not answer.statuses[-1].details
+    assert answer.ByteSize() < 2 * 2**20
 
 
-def test_stats_account_for_what_was_read_and_produced(run, valkey, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.page(yielded=2)
-        counters = coordinator.engine.core.job("job").counters
-        await coordinator.until(lambda: counters.samples_produced == 10)
-        with valkey.client() as client:
-            client.xadd(report_stream("job"), report(0))
-            client.xadd(report_stream("job"), report(1, hits=3))
-        await coordinator.until(lambda: counters.batches_read == 2)
-        answer = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
-        (stats,) = answer.jobs
-        assert stats.source == f"file://{source}"
-        assert (stats.epoch, stats.position, stats.batches_read) == (0, 2, 2)
-        assert (stats.cache_hits, stats.cache_misses) == (7, 1)
-        assert (stats.samples_produced, stats.samples_failed, stats.retries) == (10, 0, 0)
-        assert stats.invocations == len(coordinator.executor.requests)
-        assert (stats.requests_in_flight, stats.source_bytes, stats.record_bytes) == (
-            0,
-            1000,
-            10 * RECORD_BYTES,
-        )
-        assert stats.fetch_s == pytest.approx(1e-4)
-        assert stats.decode_s == pytest.approx(2e-4)
-        assert stats.push_s == pytest.approx(3e-4)
-        assert stats.read_s == pytest.approx(14e-6)
-        assert stats.wait_s == pytest.approx(10e-6)
-        assert answer.cache.budget_bytes == 2**24
-        assert answer.cache.resident_samples == 10
-        assert answer.cache.resident_bytes >= 10 * RECORD_BYTES
-        assert answer.cache.free_bytes <= 2**24 - answer.cache.resident_bytes
-        assert [one.name for one in answer.prices] == ["local"]
-        every = await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
-        assert [job.job for job in every.jobs] == ["job"]
-
-    run(work)
+async def test_stats_account_for_what_was_read_and_produced(coordinator, valkey, source):
+    await coordinator.open(await coordinator.register(source))
+    await coordinator.page(yielded=2)
+    counters = coordinator.engine.core.job("job").counters
+    await coordinator.until(lambda: counters.samples_produced == 10)
+    with valkey.client() as client:
+        client.xadd(report_stream("job"), report(0))
+        client.xadd(report_stream("job"), report(1, hits=3))
+    await coordinator.until(lambda: counters.batches_read == 2)
+    answer = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
+    (stats,) = answer.jobs
+    assert stats.source == f"file://{source}"
+    assert (stats.epoch, stats.position, stats.batches_read) == (0, 2, 2)
+    assert (stats.cache_hits, stats.cache_misses) == (7, 1)
+    assert (stats.samples_produced, stats.samples_failed, stats.retries) == (10, 0, 0)
+    assert stats.invocations == len(coordinator.executor.requests)
+    assert (stats.requests_in_flight, stats.source_bytes, stats.record_bytes) == (
+        0,
+        1000,
+        10 * RECORD_BYTES,
+    )
+    assert stats.fetch_s == pytest.approx(1e-4)
+    assert stats.decode_s == pytest.approx(2e-4)
+    assert stats.push_s == pytest.approx(3e-4)
+    assert stats.read_s == pytest.approx(14e-6)
+    assert stats.wait_s == pytest.approx(10e-6)
+    assert answer.cache.budget_bytes == 2**24
+    assert answer.cache.resident_samples == 10
+    assert answer.cache.resident_bytes >= 10 * RECORD_BYTES
+    assert answer.cache.free_bytes <= 2**24 - answer.cache.resident_bytes
+    assert [one.name for one in answer.prices] == ["local"]
+    every = await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
+    assert [job.job for job in every.jobs] == ["job"]
 
 
-def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(run, valkey, source):
-    async def work(coordinator):
-        dataset = await coordinator.register(source)
-        for rank in range(2):
-            await coordinator.open(dataset, replicas=2, rank=rank)
-        with valkey.client() as client:
-            client.xadd(report_stream("job"), report())
-        close = [pb.CloseJobRequest(job="job", rank=rank) for rank in range(2)]
-        assert (await coordinator.call("CloseJob", close[0])).closed
-        assert (await coordinator.page(rank=1)).batches
-        assert (await coordinator.call("CloseJob", close[1])).closed
-        assert not (await coordinator.call("CloseJob", close[1])).closed
-        with valkey.client() as client:
-            assert not client.exists(report_stream("job"))
-        with pytest.raises(UnknownJobError, match="no job 'job' is open here: open it"):
-            await coordinator.page()
-        await coordinator.open(dataset)
-        assert (await coordinator.page()).batches
-
-    run(work)
+async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordinator, valkey, source):
+    dataset = await coordinator.register(source)
+    for rank in range(2):
+        await coordinator.open(dataset, replicas=2, rank=rank)
+    with valkey.client() as client:
+        client.xadd(report_stream("job"), report())
+    close = [pb.CloseJobRequest(job="job", rank=rank) for rank in range(2)]
+    assert (await coordinator.call("CloseJob", close[0])).closed
+    assert (await coordinator.page(rank=1)).batches
+    assert (await coordinator.call("CloseJob", close[1])).closed
+    assert not (await coordinator.call("CloseJob", close[1])).closed
+    with valkey.client() as client:
+        assert not client.exists(report_stream("job"))
+    with pytest.raises(UnknownJobError, match="no job 'job' is open here: open it"):
+        await coordinator.page()
+    await coordinator.open(dataset)
+    assert (await coordinator.page()).batches
 
 
-def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(run, source):
-    async def work(coordinator):
-        async def fill(job="fill", **bounds):
-            return await coordinator.call("FillUp", pb.FillUpRequest(job=job, **bounds))
+async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(
+    coordinator, source
+):
+    async def fill(job="fill", **bounds):
+        return await coordinator.call("FillUp", pb.FillUpRequest(job=job, **bounds))
 
-        dataset = await coordinator.register(source)
-        await coordinator.open(dataset, "fill", fills=True)
-        assert coordinator.executor.requests == []
-        coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
-        await fill()
-        core = coordinator.engine.core
-        await coordinator.until(lambda: core.filled(core.job("fill")).ended == "all")
-        told = await fill()
-        assert (told.there, told.failed, told.ended) == (9, 1, "all")
-        assert told.size_bytes >= 9 * RECORD_BYTES
-        assert [(one.key, one.message) for one in told.failures] == [("cat/1.jpg", "cat/1.jpg is no image")]
-        with pytest.raises(ConfigError, match="no store to fill now: start it with --store"):
-            await fill(to_store=True)
-        with pytest.raises(UnknownJobError):
-            await fill("nobody")
-        await coordinator.open(dataset, "read")
-        with pytest.raises(ConfigError, match="the job 'read' is read: open another one with fills"):
-            await fill("read")
-        with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
-            await coordinator.open(dataset, "read", fills=True)
-        with pytest.raises(ConfigError, match="one rank, all samples, and a recipe that is not random"):
-            await coordinator.open(dataset, "ranks", replicas=2, fills=True)
-
-    run(work)
+    dataset = await coordinator.register(source)
+    await coordinator.open(dataset, "fill", fills=True)
+    assert coordinator.executor.requests == []
+    coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
+    await fill()
+    core = coordinator.engine.core
+    await coordinator.until(lambda: core.filled(core.job("fill")).ended == "all")
+    told = await fill()
+    assert (told.there, told.failed, told.ended) == (9, 1, "all")
+    assert told.size_bytes >= 9 * RECORD_BYTES
+    assert [(one.key, one.message) for one in told.failures] == [("cat/1.jpg", "cat/1.jpg is no image")]
+    with pytest.raises(ConfigError, match="no store to fill now: start it with --store"):
+        await fill(to_store=True)
+    with pytest.raises(UnknownJobError):
+        await fill("nobody")
+    await coordinator.open(dataset, "read")
+    with pytest.raises(ConfigError, match="the job 'read' is read: open another one with fills"):
+        await fill("read")
+    with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
+        await coordinator.open(dataset, "read", fills=True)
+    with pytest.raises(ConfigError, match="one rank, all samples, and a recipe that is not random"):
+        await coordinator.open(dataset, "ranks", replicas=2, fills=True)

@@ -1,22 +1,25 @@
-"""Settings: which source wins, which values are refused, and that the refusal names what is wrong."""
+"""Settings: which source wins, what is refused by name, and what is needed to be reached from elsewhere."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 
 import pytest
 
 from superdl.coordinator.server.settings import Settings, add_arguments, executor_context, load_settings
+from superdl.coordinator.server.trust import check_listen_address, leaves_this_machine, warn_if_insecure
 from superdl.coordinator.store import StoreChoice
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import socket_path
 
 
 @pytest.fixture
 def toml(tmp_path):
     """Writes a settings file."""
 
-    def write(text: str) -> str:
+    def write(text):
         path = tmp_path / "coordinator.toml"
         path.write_text(text, encoding="utf-8")
         return str(path)
@@ -48,10 +51,7 @@ OTHERS = {
     "log_level": ("debug", "DEBUG"),
     "log_format": ("json", "json"),
     "lambda_invocation": ("Event", "Event"),
-    "ray_nodes": ("all", "all"),
     "function_memory_mb": ("512", 512),
-    "ray_cpus_per_function": ("0.5", 0.5),
-    "trace": ("0.01", 0.01),
 }
 """What cannot be any text or number of its type."""
 
@@ -75,17 +75,8 @@ def test_every_setting_can_be_given_as_a_variable_and_all_but_tokens_as_an_argum
 
 
 def test_a_file_gives_typed_values(toml):
-    settings = load_settings(
-        {},
-        {},
-        toml(
-            'cache_bytes = 4294967296\nexit_with_stdin = true\nrequest_timeout_s = 5\nlog_level = "error"\n'
-        ),
-    )
-    assert settings.cache_bytes == 2**32
-    assert settings.exit_with_stdin is True
-    assert settings.request_timeout_s == 5.0
-    assert settings.log_level == "ERROR"
+    settings = load_settings({}, {}, toml('cache_bytes = 4096\nrequest_timeout_s = 5\nlog_level = "error"\n'))
+    assert (settings.cache_bytes, settings.request_timeout_s, settings.log_level) == (4096, 5.0, "ERROR")
 
 
 @pytest.mark.parametrize("text", ['"local, lambda"', '["local", "lambda"]', '"local,lambda"'])
@@ -133,18 +124,7 @@ def test_executors_are_known_and_named_once(text):
         Settings(executor="ray,lambda")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "executor = [1]",
-        "slots = 2.5",
-        "slots = true",
-        'slots = "many"',
-        "listen = 5",
-        "exit_with_stdin = 1",
-        "cache_bytes = 1.5",
-    ],
-)
+@pytest.mark.parametrize("line", ["executor = [1]", "slots = 2.5", "listen = 5", "insecure = 1"])
 def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
     file = toml(line)
     with pytest.raises(ConfigError) as caught:
@@ -154,34 +134,12 @@ def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
 
 
 @pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("SUPER_SLOTS", "two"),
-        ("SUPER_SLOTS", "1.5"),
-        ("SUPER_REQUEST_TIMEOUT_S", "soon"),
-        ("SUPER_EXIT_WITH_STDIN", "perhaps"),
-        ("SUPER_CACHE_BYTES", "4 apples"),
-    ],
-)
-def test_an_ill_typed_variable_is_named(variable, text):
-    with pytest.raises(ConfigError, match=variable) as caught:
-        load_settings({}, {variable: text})
-    assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("slots", 0),
         ("slots", 1025),
         ("cache_bytes", -1),
-        ("lookahead_batches", 0),
-        ("request_samples", 0),
-        ("request_samples", 4097),
-        ("request_timeout_s", 0.0),
         ("request_timeout_s", float("nan")),
-        ("request_timeout_s", float("inf")),
-        ("catalog_max_age_s", -1.0),
         ("executor", "lambada"),
         ("log_level", "CHATTY"),
         ("cache_bytes", 2**60 + 1),
@@ -208,6 +166,99 @@ def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path, content):
         load_settings({}, {}, str(file))
 
 
-def test_unknown_settings_of_a_file_are_named(toml):
-    with pytest.raises(ConfigError, match="unknown settings: pool, wokers; there are .*listen, "):
-        load_settings({}, {}, toml("wokers = 2\npool = 1\n"))
+AWAY = "0.0.0.0:50051"
+TLS = {"tls_cert": "/run/server.pem", "tls_key": "/run/server.key"}
+TOKEN = {"token": "0123456789abcdef"}
+
+
+@pytest.mark.parametrize(
+    ("listen", "leaves"),
+    [
+        ("localhost:1", False),
+        ("[::1]:65535", False),
+        ("unix:///" + "x" * 106, False),
+        ("0.0.0.0:50051", True),
+        ("[2001:db8::1]:1", True),
+    ],
+)
+def test_what_is_beyond_loopback_leaves_this_machine(listen, leaves):
+    check_listen_address(listen)
+    assert leaves_this_machine(listen) is leaves
+
+
+def test_both_forms_of_a_socket_address_name_one_path():
+    assert socket_path("unix:/run/a.sock") == socket_path("unix:///run/a.sock") == "/run/a.sock"
+    assert socket_path("127.0.0.1:50051") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        *(({"listen": text}, "listen is host:port") for text in ("", "50051", "[::1", "127.0.0.1:65536")),
+        *(({"listen": text}, "absolute path") for text in ("unix:relative.sock", "unix:/directory/")),
+        ({"listen": "unix:/" + "x" * 107}, "at most 107 bytes, this one 108"),
+        ({"cache": "127.0.0.1:6379"}, "address"),
+        ({"cache": "redis://10.1.2.3"}, "where a cache needs TLS: use rediss://.* SUPER_INSECURE"),
+        ({"tls_cert": "c.pem"}, "tls_cert is set and tls_key is not"),
+        ({"tls_key": "c.key"}, "tls_key is set and tls_cert is not"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set and tls_cert is not"),
+        ({"listen": "unix:/run/c.sock", **TLS}, "there is no TLS on it"),
+        ({"health_listen": "127.0.0.1"}, "health_listen is host:port or unix:/path"),
+        ({"health_listen": "127.0.0.1:50051"}, "health_listen and listen are both"),
+        ({"metrics_listen": "9400"}, "metrics_listen is host:port"),
+        ({"metrics_listen": "unix:/run/m.sock"}, "need a host:port of their own"),
+        ({"metrics_listen": "127.0.0.1:50051"}, "need a host:port of their own"),
+        ({"metrics_listen": "0.0.0.0:9400"}, "metrics_listen=0.0.0.0:9400: beyond loopback .* has neither"),
+    ],
+)
+def test_what_cannot_be_or_does_not_go_together_is_told(given, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Settings(**given)
+
+
+@pytest.mark.parametrize(
+    "cache", ["redis://user:secret@127.0.0.1", "unix:///redis.sock?username=me&password=secret"]
+)
+def test_credentials_in_the_caches_address_are_refused_and_not_repeated(cache):
+    with pytest.raises(ConfigError, match="SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD") as caught:
+        Settings(cache=cache)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks"),
+    [({}, "has neither"), (TLS, "has no token"), (TOKEN, "has no TLS"), ({"token_file": "/t"}, "has no TLS")],
+)
+def test_listening_beyond_loopback_needs_tls_and_a_token(given, lacks, caplog):
+    with pytest.raises(ConfigError, match=rf"listen=0\.0\.0\.0:50051: beyond loopback .*{lacks}.*--insecure"):
+        Settings(listen=AWAY, **given)
+    with caplog.at_level(logging.WARNING):
+        warn_if_insecure(Settings(listen=AWAY, insecure=True, **given))
+    assert f"INSECURE: listening on {AWAY}" in caplog.text
+
+
+@pytest.mark.parametrize("token", [TOKEN, {"token_file": "/run/tokens"}])
+def test_with_both_it_may_listen_anywhere_and_nobody_is_warned(token, caplog):
+    warn_if_insecure(Settings(listen=AWAY, metrics_listen="0.0.0.0:9400", **TLS, **token))
+    warn_if_insecure(Settings(insecure=True))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("token", ["zq", "0123456789abcdef,short", "0123456789 abcdef", "ü" * 20])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_and_not_repeated(token):
+    with pytest.raises(ConfigError, match="16 to 512 letters.*openssl rand") as caught:
+        Settings(token=token)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", [",", "\n", "# a remark, or a token that begins so"])
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_token_that_is_none_is_not_taken_for_one(token, insecure):
+    with pytest.raises(ConfigError, match="token is set and holds no token: set it to one or more"):
+        Settings(listen=AWAY, **TLS, token=token, insecure=insecure)
+
+
+def test_secrets_are_in_no_picture_of_the_settings():
+    settings = Settings(token="0123456789abcdef", tls_cert="cert", tls_key="-----BEGIN PRIVATE KEY-----")
+    assert "0123456789abcdef" not in repr(settings)
+    assert "PRIVATE" not in repr(settings)

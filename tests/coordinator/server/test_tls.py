@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.server import tls as tls_module
+from superdl.coordinator.server import trust as trust_module
 from superdl.coordinator.server.listening import listen, listen_for_health
-from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
@@ -106,13 +106,13 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
         (certificates.expired, 0, (logging.ERROR, "clients refuse it")),
     ):
         caplog.clear()
-        monkeypatch.setattr(tls_module, "_WARN_DAYS", days)
+        monkeypatch.setattr(trust_module, "_WARN_DAYS", days)
         ServerTls(pair.cert_file, pair.key_file)
         assert [record.levelno for record in caplog.records] == ([expected[0]] if expected else [])
         assert not expected or expected[1] in caplog.text
 
 
-def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
+async def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -127,15 +127,12 @@ def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certif
                 channel.unary_unary("/super.v1.Coordinator/GetJobStats")(b"", timeout=10)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def work():
-        server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
-        second = await listen_for_health(probed, health)
-        try:
-            await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
-            health.end()
-            await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
-        finally:
-            await second.stop(0)
-            await server.stop(0)
-
-    serving_loop.run(work())
+    server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
+    second = await listen_for_health(probed, health)
+    try:
+        await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
+        health.end()
+        await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
+    finally:
+        await second.stop(0)
+        await server.stop(0)

@@ -100,17 +100,13 @@ def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(sm
     assert 0.8 * records < records_after_a_look(small, source, serving_loop) < records
 
 
-def test_it_stays_while_no_job_is_open(small):
+async def test_it_stays_while_no_job_is_open(small):
     records = fill(small, 0.92)
-
-    async def work():
-        async with kept_at(small.unix_url) as upkeep:
-            upkeep._settled_at_s = 0.0
-            for _ in range(3):
-                await upkeep.once()
-            assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
-
-    asyncio.run(work())
+    async with kept_at(small.unix_url) as upkeep:
+        upkeep._settled_at_s = 0.0
+        for _ in range(3):
+            await upkeep.once()
+        assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
     assert left(small) == records
 
 
@@ -122,38 +118,18 @@ def test_it_stays_while_there_is_room_or_its_readers_may_come_back(
     assert records_after_a_look(small, source, serving_loop, settled=settled) == records
 
 
-def told_after(address, fault):
+async def told_after(address, fault):
     """The kinds of event that the core is told of by the look after a fault."""
     told = []
-
-    async def work():
-        async with kept_at(address) as upkeep:
-            await upkeep.once()
-            upkeep._engine.post = told.append
-            await asyncio.to_thread(fault)
-            await upkeep.once()
-
-    asyncio.run(work())
+    async with kept_at(address) as upkeep:
+        await upkeep.once()
+        upkeep._engine.post = told.append
+        await asyncio.to_thread(fault)
+        await upkeep.once()
     return {type(event) for event in told} & {CacheReset, CacheEvicted}
 
 
-def test_all_of_a_server_that_was_emptied_is_lost(valkey):
-    assert told_after(valkey.url, valkey.restart_empty) == {CacheReset}
-    assert told_after(valkey.url, lambda: valkey.client().flushall()) == {CacheReset}
-    assert told_after(valkey.url, lambda: None) == set()
-
-
-def test_records_may_be_gone_of_a_server_that_evicts_by_itself(small):
-    def crowd():
-        with small.client() as client:
-            client.config_set("maxmemory-policy", "allkeys-random")
-            for _ in range(2 * MAXMEMORY // RECORD_BYTES):
-                client.set(cache_key(os.urandom(16)), bytes(RECORD_BYTES))
-
-    assert told_after(small.unix_url, crowd) == {CacheEvicted}
-
-
-def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_cluster, monkeypatch):
+async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_EVEN_S", 0.0)
     busy = valkey_cluster.nodes[1]
 
@@ -167,129 +143,96 @@ def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_clus
             client.eval("local n = 0; for i = 1, 30000000 do n = n + i end", 0)
             return client.info("stats")["evicted_keys"]
 
-    async def work():
-        async with kept_at(valkey_cluster.url) as upkeep:
-            await agree_on_fingerprint(upkeep._cache, "aa")
+    async with kept_at(valkey_cluster.url) as upkeep:
+        await agree_on_fingerprint(upkeep._cache, "aa")
+        await upkeep.once()
+        evicted_keys = await asyncio.to_thread(evict_and_count)
+        await upkeep.once()
+        load = upkeep._engine.cache_load
+        assert load.evicted_keys == evicted_keys > 0
+        assert load.busiest_share > 0.05  # an idle one has a hundredth
+        await upkeep.once()
+        assert upkeep._engine.cache_load.evicted_keys == evicted_keys
+
+
+async def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
+    async with kept_at(valkey.unix_url) as upkeep:
+        await upkeep.once()
+        outcomes = upkeep._outcomes
+        with outcomes.expecting("r") as outcome:
+            await asyncio.to_thread(valkey.restart_empty)
+            with valkey.client() as client:  # a function that ended meanwhile has made it anew
+                client.xadd(outcomes.stream, {"r": "{}"})
             await upkeep.once()
-            evicted_keys = await asyncio.to_thread(evict_and_count)
+            with pytest.raises(CacheError, match="lost the stream"):
+                await outcome
+
+
+async def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
+    async with kept_at(valkey_cluster.url) as upkeep:
+        outcomes = upkeep._outcomes
+        await outcomes.begin()
+        await upkeep.once()
+        node = valkey_cluster.node_of(outcomes.stream.encode())
+        with outcomes.expecting("r") as outcome:
+            await asyncio.to_thread(node.restart_empty)
+            await asyncio.to_thread(valkey_cluster.wait_until_ready)
+            with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
+                client.xadd(outcomes.stream, {"x": ""})
             await upkeep.once()
-            load = upkeep._engine.cache_load
-            assert load.evicted_keys == evicted_keys > 0
-            assert load.busiest_share > 0.05  # an idle one has a hundredth
-            await upkeep.once()
-            assert upkeep._engine.cache_load.evicted_keys == evicted_keys
-
-    asyncio.run(work())
-
-
-def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
-    async def work():
-        async with kept_at(valkey.unix_url) as upkeep:
-            await upkeep.once()
-            outcomes = upkeep._outcomes
-            with outcomes.expecting("r") as outcome:
-                await asyncio.to_thread(valkey.restart_empty)
-                with valkey.client() as client:  # a function that ended meanwhile has made it anew
-                    client.xadd(outcomes.stream, {"r": "{}"})
-                await upkeep.once()
-                with pytest.raises(CacheError, match="lost the stream"):
-                    await outcome
-
-    asyncio.run(work())
-
-
-def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
-    async def work():
-        async with kept_at(valkey_cluster.url) as upkeep:
-            outcomes = upkeep._outcomes
-            await outcomes.begin()
-            await upkeep.once()
-            node = valkey_cluster.node_of(outcomes.stream.encode())
-            with outcomes.expecting("r") as outcome:
-                await asyncio.to_thread(node.restart_empty)
-                await asyncio.to_thread(valkey_cluster.wait_until_ready)
-                with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
-                    client.xadd(outcomes.stream, {"x": ""})
-                await upkeep.once()
-                with pytest.raises(CacheError, match="lost the stream"):
-                    await asyncio.wait_for(outcome, 5.0)
-
-    asyncio.run(work())
+            with pytest.raises(CacheError, match="lost the stream"):
+                await asyncio.wait_for(outcome, 5.0)
 
 
 @pytest.mark.slow
-def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
+async def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     for node in valkey_cluster.nodes:
 
         def empty(node=node):
             node.restart_empty()
             valkey_cluster.wait_until_ready()
 
-        assert told_after(valkey_cluster.url, empty) == {CacheEvicted}
+        assert await told_after(valkey_cluster.url, empty) == {CacheEvicted}
     slot = key_slot(b"any")
-    assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
+    assert await told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
 
     def empty_all():
         for node in valkey_cluster.nodes:
             node.restart_empty()
         valkey_cluster.wait_until_ready()
 
-    assert told_after(valkey_cluster.url, empty_all) == {CacheReset}
+    assert await told_after(valkey_cluster.url, empty_all) == {CacheReset}
 
 
-def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
+async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
     locking = valkey_cluster.node_of(LOCK_KEY)
     hanging = next(node for node in valkey_cluster.nodes if node is not locking)
-
-    async def work():
-        async with kept_at(valkey_cluster.url) as upkeep:
-            await upkeep.once()
-            hanging.process.send_signal(signal.SIGSTOP)
-            try:
-                with locking.client() as client:
-                    client.pexpire(LOCK_KEY, 5000)
-                    for _ in range(2):
-                        await upkeep.once()
-                    assert client.pttl(LOCK_KEY) > 5000
-            finally:
-                hanging.process.send_signal(signal.SIGCONT)
-
-    asyncio.run(work())
-
-
-def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
-    async def work():
-        async with kept_at(small.unix_url) as upkeep:
-            upkeep._cache_bytes = 20 * 2**20
-            budgets = []
-            for megabytes in (8, 4, 64, 8):
-                with small.client() as client:
-                    client.config_set("maxmemory", megabytes * 2**20)
-                await upkeep.once()
-                budgets.append(upkeep._engine.core.state.budget_bytes / 2**20)
-            return budgets
-
-    assert asyncio.run(work()) == [6, 3, 15, 6]
-
-
-def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
-    """Also where no command of the coordinator has met a slot that was moved."""
-
-    async def work():
-        async with kept_at(valkey_cluster.url) as upkeep:
-            await upkeep.once()
-            before = upkeep._engine.core.state.budget_bytes
-            for slot in range(3):  # the fullest node is the measure, and counts differ by one
-                await asyncio.to_thread(valkey_cluster.move, slot, 1)
-            async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
-                while (after := upkeep._engine.core.state.budget_bytes) == before:
+    async with kept_at(valkey_cluster.url) as upkeep:
+        await upkeep.once()
+        hanging.process.send_signal(signal.SIGSTOP)
+        try:
+            with locking.client() as client:
+                client.pexpire(LOCK_KEY, 5000)
+                for _ in range(2):
                     await upkeep.once()
-            for node in valkey_cluster.nodes:
-                with node.client() as client:
-                    client.config_set("maxmemory", 16 * 2**20)
-            await upkeep.once()
-            return before, after, upkeep._engine.core.state.budget_bytes
+                assert client.pttl(LOCK_KEY) > 5000
+        finally:
+            hanging.process.send_signal(signal.SIGCONT)
 
-    before, after, small = asyncio.run(work())
-    assert small < after < before
+
+async def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
+    """Also where no command of the coordinator has met a slot that was moved."""
+    async with kept_at(valkey_cluster.url) as upkeep:
+        await upkeep.once()
+        before = upkeep._engine.core.state.budget_bytes
+        for slot in range(3):  # the fullest node is the measure, and counts differ by one
+            await asyncio.to_thread(valkey_cluster.move, slot, 1)
+        async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
+            while (after := upkeep._engine.core.state.budget_bytes) == before:
+                await upkeep.once()
+        for node in valkey_cluster.nodes:
+            with node.client() as client:
+                client.config_set("maxmemory", 16 * 2**20)
+        await upkeep.once()
+        assert upkeep._engine.core.state.budget_bytes < after < before

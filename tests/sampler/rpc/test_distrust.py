@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from superdl.coordinator.server.tls import ServerTls
+from superdl.coordinator.server.trust import ServerTls
 from superdl.sampler.rpc import client
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client, Patience
 from superdl.sampler.rpc.distrust import why_distrusted
