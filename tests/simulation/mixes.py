@@ -11,9 +11,6 @@ from superdl.coordinator.core import Core, CoreSettings, Plan, Warn, footprint
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 
-__all__ = ["Mix", "Outcome", "draw_mix"]
-
-
 _EPOCHS = 4
 """Of the slowest job."""
 
@@ -32,8 +29,8 @@ class _Listening(Core):
 
     advised_bytes = 0
 
-    def handle(self, event, now):
-        actions = super().handle(event, now)
+    def handle_all(self, several, now):
+        actions = super().handle_all(several, now)
         if not self.advised_bytes and any("thrash" in it.message for it in actions if isinstance(it, Warn)):
             self.advised_bytes = self.needed_bytes
         return actions
@@ -49,7 +46,7 @@ class Mix:
     lookahead: int
 
     @property
-    def whole_bytes(self) -> int:
+    def whole_bytes(self):
         read = {job.dataset for job in self.jobs}
         return sum(
             int(footprint(data.record_bytes).sum())
@@ -57,7 +54,7 @@ class Mix:
             if name in read and not data.random
         )
 
-    def run(self, budget_bytes: int) -> Outcome:
+    def run(self, budget_bytes):
         """Train all jobs in a cache of that budget."""
         model = WorldModel(
             seed=self.seed,
@@ -79,7 +76,7 @@ class Mix:
         )
 
 
-def draw_mix(seed: int) -> Mix:
+def draw_mix(seed):
     """One to four jobs over one to three datasets, some with random recipes, with paces of their own."""
     rng = random.Random(seed)
     datasets = {}
