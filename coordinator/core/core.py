@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, filling, ranks, requests, restoring
-from superdl.coordinator.core.diagnosis import history, needed_bytes
+from superdl.coordinator.core import auditing, background, events, ranks, requests, restoring
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
+from superdl.coordinator.core.lookahead import needed_bytes
+from superdl.coordinator.core.ranks import history
 from superdl.coordinator.core.state import State
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheResized: auditing.cache_resized,
     events.ExecutorResized: _resize_executor,
     events.ExecutorsIneligible: ranks.executors_ineligible,
-    events.FillUp: filling.fill_up,
+    events.FillUp: background.fill_up,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
@@ -144,9 +145,9 @@ class Core:
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
-    def filled(self, job: Job) -> filling.Filled:
+    def filled(self, job: Job) -> background.Filled:
         """Return the progress of a job that fills the cache or the store."""
-        return filling.filled(self.state, job)
+        return background.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
         """Return how many batches a job looks ahead now: the maximum over its ranks."""

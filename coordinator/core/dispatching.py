@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core.background import next_save_s, room_to_fill, take_due
+from superdl.coordinator.core.capacity import request_size
 from superdl.coordinator.core.events import Warn
-from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.fleet import Deadline, pick
 from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.lookahead import find_absent
-from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.lookahead import find_absent, with_their_neighbours
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requests import make, make_save, race_stragglers
@@ -27,8 +27,6 @@ from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import fits, next_use, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.saving import next_save_s, take_due
-from superdl.coordinator.core.timing import request_size
 from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
@@ -43,10 +41,9 @@ if TYPE_CHECKING:
 _ALWAYS_LATE = 8.0  # a caution above this means that readers wait all the time
 _WARN_EVERY_S = 300.0
 _MOMENT_S = 1e-3  # later than the deadline, so that it has certainly passed
+# Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
+# the job's pace are still unknown
 _FIRST_BATCHES = 8
-"""Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
-the job's pace are still unknown.
-"""
 
 
 def expire_tombstones(state: State, now: float) -> None:

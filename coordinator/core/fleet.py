@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from superdl.coordinator.core.capacity import OPEN_MAX_S, CircuitBreaker, Concurrency, LatencyModel
 from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind
 from superdl.coordinator.core.queues import TimeQueue
-from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
-from superdl.coordinator.core.timing import LatencyModel
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
+# Failure kinds that say nothing about samples, since no function ran
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
-"""Failure kinds that say nothing about samples, since no function ran."""
-
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
+# Answers with one of these outcomes ended sooner than usual
 _OVER_SOON = np.isin(
     OUTCOME_ORDER,
     [
@@ -42,7 +41,6 @@ _OVER_SOON = np.isin(
         *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
     ],
 )
-"""Answers with one of these outcomes ended sooner than usual."""
 _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER,
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
@@ -75,27 +73,19 @@ class ExecutorState:
     latency: LatencyModel = field(default_factory=LatencyModel)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
-    samples_in_flight: int = 0
-    """In all its requests, including those that race another."""
+    samples_in_flight: int = 0  # in all its requests, including those that race another
+    # A bound until the cost of a request is known, if there is a spending cap
     most_in_flight: float = math.inf
-    """A bound until the cost of a request is known, if there is a spending cap."""
-    requests: int = 0
-    """Number made so far, hedges included."""
-    samples: int = 0
-    """Number produced so far."""
-    usd: float = 0.0
-    """The amount billed for them so far."""
+    requests: int = 0  # number made so far, hedges included
+    samples: int = 0  # number produced so far
+    usd: float = 0.0  # the amount billed for them so far
+    # Requests ended so far: answered, or the failure kind's name in lower case
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Requests ended so far: ``answered``, or the failure kind's name in lower case."""
     cold_starts: int = 0
-    cold_s: float = 0.0
-    """Total time from requests for functions that were not running until they began."""
-    read_back_s: float = -math.inf
-    """The time at which one of its records was last chosen to be read back."""
-    store: StoreAccess | None = None
-    """``None`` if there is no store or its functions do not see it."""
-    decodes: bool = True
-    """If false, it is for the store alone."""
+    cold_s: float = 0.0  # total time from requests for functions that were not running until they began
+    read_back_s: float = -math.inf  # the time at which one of its records was last chosen to be read back
+    store: StoreAccess | None = None  # None if there is no store or its functions do not see it
+    decodes: bool = True  # if false, it is for the store alone
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
         """Return the latency model for restoring, or for producing."""

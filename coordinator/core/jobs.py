@@ -22,12 +22,12 @@ from superdl.super_wire.counters import WorkCounters
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.capacity import Pace
     from superdl.coordinator.core.events import FillUp
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Ints
-    from superdl.coordinator.core.timing import Pace
 
 _GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
 _LAPSED_S = 1e8  # added to due times: after all living jobs
@@ -35,8 +35,8 @@ _ENDLESS = 2**63 - 1
 _BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
+# Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum
 _CAUTION_MAX = 16.0
-"""Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum."""
 
 
 @dataclass(slots=True)
@@ -104,17 +104,12 @@ class Cursor:
     last_seen_s: float
     last_read_s: float
     pace: Pace
-    reach: int = 0
-    """Upper end of all that the sampler was ever given."""
-    counted: int = 0
-    """Upper end of the batches counted as reused or not."""
-    fresh: bool = True
-    """True until something is read after the cursor was opened or moved."""
+    reach: int = 0  # upper end of all that the sampler was ever given
+    counted: int = 0  # upper end of the batches counted as reused or not
+    fresh: bool = True  # true until something is read after the cursor was opened or moved
     caution: float = 1.0
-    lapsed: bool = False
-    """True if it showed no sign of life within the lease."""
-    sees_store: bool = False
-    """True if its readers read stored samples directly from the store."""
+    lapsed: bool = False  # true if it showed no sign of life within the lease
+    sees_store: bool = False  # true if its readers read stored samples directly from the store
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
@@ -213,16 +208,13 @@ class Job:
     cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
-    fill: FillUp | None = None
-    """Set if the job has no readers: how far to fill the cache or the store."""
-    is_full: str = ""
-    """The reason why it may fill no further."""
+    fill: FillUp | None = None  # set if the job has no readers: how far to fill the cache or the store
+    is_full: str = ""  # the reason why it may fill no further
+    # True if its team held more than its share of the cache when memory was last short
     beyond_share: bool = False
-    """True if its team held more than its share of the cache when memory was last short."""
+    # True if all its readers see the store: stored samples then go into the cache only if a reader misses
+    # them
     straight: bool = False
-    """True if all its readers see the store: stored samples then go into the cache only if a reader misses
-    them.
-    """
 
     def absolute(self, epoch: int, position: int) -> int:
         """Return the absolute position of a batch."""

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
-NOBODY = ""
-"""Account for costs while no job was present, or of jobs beyond the maximum number."""
-
+NOBODY = ""  # account for costs while no job was present, or of jobs beyond the maximum number
 _GB = 2**30
 _HOUR_S = 3600.0
 _WINDOW_S = 60.0  # over which the rate of spending is measured
@@ -34,18 +32,15 @@ _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
-UNPRICED_REQUESTS = 4
-"""Most requests in flight at an executor before its first bill, under a spending cap."""
+UNPRICED_REQUESTS = 4  # most requests in flight at an executor before its first bill, under a spending cap
 
 
 class Spending(enum.StrEnum):
     """The degree to which money may be spent."""
 
     FREELY = ""
-    SLOWED = "slowed"
-    """Only for samples that readers wait for."""
-    STOPPED = "stopped"
-    """Not at all."""
+    SLOWED = "slowed"  # only for samples that readers wait for
+    STOPPED = "stopped"  # not at all
 
 
 @dataclass(slots=True)
@@ -119,16 +114,14 @@ class Ledger:
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
         self.capped = min(max_usd, max_usd_per_hour) < math.inf
-        self.spending = Spending.FREELY
-        """The result of the last :meth:`watch`."""
+        self.spending = Spending.FREELY  # the result of the last `watch`
         self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
+        # Costs that each job bears alone: its hours, once it has ended, and its reading
         self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
-        """Costs that each job bears alone: its hours, once it has ended, and its reading."""
         self._present: dict[str, float] = {}
-        self._hours_usd = 0.0
-        """The hourly costs of a hypothetical job that was always present."""
+        self._hours_usd = 0.0  # the hourly costs of a hypothetical job that was always present
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)

@@ -30,15 +30,9 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import Ints
 
-SIZE_MAX: Final = 2**40
-"""The largest supported (and tested) size; more needs wider hashes in the rounds."""
-
-PREFIX_SIZE_MAX: Final = 256
-"""Up to this size the permutation is a small table; above, a Feistel network."""
-
-KEY_BYTES_MAX: Final = 64
-"""The longest key that BLAKE2b takes."""
-
+SIZE_MAX: Final = 2**40  # the largest supported (and tested) size; more needs wider hashes in the rounds
+PREFIX_SIZE_MAX: Final = 256  # up to this size the permutation is a small table; above, a Feistel network
+KEY_BYTES_MAX: Final = 64  # the longest key that BLAKE2b takes
 _ROUNDS: Final = 8
 # Chi-squared tests over neighbours, and positions one radix apart, see 4 rounds and not 6.
 _BLOCK: Final = 8192  # values per pass: its five arrays fit into a core's own cache

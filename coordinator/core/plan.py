@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from superdl.coordinator.core.drawing import Drawing
-from superdl.coordinator.core.mixing import Mixing
+from superdl.coordinator.core.drawing import Drawing, Mixing
 from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
 from superdl.super_wire.errors import PlanError
 
@@ -40,9 +39,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
     from superdl.super_wire.draws import Draws
 
+# Distance of samples with no known next use: far beyond others, safe to add to in int64
 NEVER_SOON: Final = 2**62
-"""Distance of samples with no known next use: far beyond others, safe to add to in int64."""
-
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
 _EPOCH_MAX: Final = 2**63 - 1
@@ -105,8 +103,8 @@ class Plan:
     only_epoch: int | None = None
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
+    # The order positions at which batches of given lengths end
     _ends: Ints | None = field(init=False, repr=False, compare=False, default=None)
-    """The order positions at which batches of given lengths end."""
 
     def __post_init__(self) -> None:
         bounds = {

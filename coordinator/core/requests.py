@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core import restoring, saving
+from superdl.coordinator.core import background, restoring
 from superdl.coordinator.core.auditing import choose_to_read_back
-from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, pick
+from superdl.coordinator.core.lookahead import needed_bytes, thrash_text
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
@@ -71,7 +71,7 @@ def make(
     _send(state, Request(order, job, claim, now), now)
 
 
-def make_save(state: State, save: saving.Save, now: float) -> None:
+def make_save(state: State, save: background.Save, now: float) -> None:
     """Have cached samples written to a pack, and charge a job that reads them, if any."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
@@ -202,7 +202,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if executor.store is not None:
         restoring.answered(state, request, executor.store, event, now)
     if order.kind is RequestKind.SAVE:
-        saving.answered(state, request, event, now)
+        background.save_answered(state, request, event, now)
         return
     samples, indices = state.set_of(order.samples), order.indices
     records = restoring.take_in(state, samples, indices, event, cached)
@@ -226,7 +226,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request, message = ended.request, ended.request.ending
     if request.order.kind is RequestKind.SAVE:
         restoring.distrust(state, request, message, now)
-        saving.try_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
+        background.save_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
         return
     state.fleet.executors[request.order.executor].failed(event, message, request.made_s, now)
     if event.kind is FailureKind.THROTTLED:
@@ -283,7 +283,7 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
     if not isinstance(event, RequestDone):
         request.ending = f"{event.kind.value}: {event.message}"
     elif order.kind is RequestKind.SAVE:
-        request.ending = f"{int(np.count_nonzero(saving.saved(event)))} saved"
+        request.ending = f"{int(np.count_nonzero(background.saved(event)))} saved"
     else:
         produced = int(np.count_nonzero(cached))
         request.ending = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"

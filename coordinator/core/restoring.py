@@ -8,7 +8,7 @@ samples come as *pointers* into their new pack. A job that does not see the stor
 are dropped when it comes, and the samples it needs are restored.
 
 If some functions do not see the store, executors that do see it save what these have decoded
-(:mod:`superdl.coordinator.core.saving`).
+(:mod:`superdl.coordinator.core.background`).
 
 Store trouble is tracked for each executor, since functions may be configured differently: a circuit breaker
 for reading, another for writing. While one is open, nothing waits for the store: samples are decoded, and no
@@ -30,16 +30,14 @@ from superdl.super_wire.request import Outcome, RequestKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from superdl.coordinator.core.capacity import CircuitBreaker
     from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
-    from superdl.coordinator.core.throttling import CircuitBreaker
 
-_NO_POINTERS_S = 60.0
-"""Time for which records are pushed after a reader could not follow a pointer."""
-
+_NO_POINTERS_S = 60.0  # time for which records are pushed after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"

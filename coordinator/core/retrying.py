@@ -14,10 +14,9 @@ import numpy as np
 from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN
 from superdl.coordinator.core.jobs import Ahead
-from superdl.coordinator.core.queues import Retry
+from superdl.coordinator.core.queues import Outage, Retry
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState, count_again
-from superdl.coordinator.core.throttling import Outage
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -42,14 +41,12 @@ _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
-_UNANSWERED_MAX = 5
-"""Most unanswered requests before a sample is suspected, while functions begin late."""
-
+_UNANSWERED_MAX = 5  # most unanswered requests before a sample is suspected, while functions begin late
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 
+# Most failures of a sample that a set-aside executor is blamed for, if there is another
 BLAMED_ON_EXECUTOR_MAX = 2
-"""Most failures of a sample that a set-aside executor is blamed for, if there is another."""
 
 
 def end_outages(state: State, request: Request) -> None:

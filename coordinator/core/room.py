@@ -28,28 +28,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
+# Share of the budget that a search frees of unneeded samples, so that searches are few
 _UNNEEDED_SHARE = 1 / 32
-"""Share of the budget that a search frees of unneeded samples, so that searches are few."""
-
-_NEEDED_SHARE = 1 / 128
-"""The same for samples that will be needed again."""
-
+_NEEDED_SHARE = 1 / 128  # the same for samples that will be needed again
 _SHARES_EVERY_S = 0.2
 _ANY_TIME_S = -1.0  # even samples that are needed now are later than this
 _NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
-CANDIDATES_LEAST = 2048
-"""Up to this number of resident samples, all are considered."""
-
+CANDIDATES_LEAST = 2048  # up to this number of resident samples, all are considered
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
+# Minimum on average: fewer cost as much time, since each job looks up all of a set at once
 _CANDIDATES_PER_SET = 1024
-"""Minimum on average: fewer cost as much time, since each job looks up all of a set at once."""
-
-_FRESH_TIMES = 8
-"""Factor by which more of a random recipe's samples are considered."""
-
-_LOOKUPS_MAX = 1_000_000
-"""Maximum number of next uses computed in one search, over all jobs."""
+_FRESH_TIMES = 8  # factor by which more of a random recipe's samples are considered
+_LOOKUPS_MAX = 1_000_000  # maximum number of next uses computed in one search, over all jobs
 
 
 def fits(state: State, key: SetKey, count: int) -> bool:

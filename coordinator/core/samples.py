@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 Ints: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 
-EVERY_EPOCH = -1
-"""``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
-
+EVERY_EPOCH = -1  # the SetKey.epoch of a deterministic recipe: the samples of all epochs are the same
 _OBJECT_BYTES = 16
+# Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7
 _KEY_OVERHEAD_BYTES = 160
-"""Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7."""
 
 
 class SetKey(NamedTuple):
@@ -39,18 +37,13 @@ class SetKey(NamedTuple):
 class SampleState(enum.IntEnum):
     """The assumed state of one sample; the cache has the truth."""
 
-    UNKNOWN = 0
-    """Never checked: the cache may hold it from an earlier coordinator."""
-    CHECKING = 1
-    """An audit is in flight."""
+    UNKNOWN = 0  # never checked: the cache may hold it from an earlier coordinator
+    CHECKING = 1  # an audit is in flight
     ABSENT = 2
-    IN_FLIGHT = 3
-    """A request for it is in flight."""
-    WAITING = 4
-    """It failed and waits for its retry."""
+    IN_FLIGHT = 3  # a request for it is in flight
+    WAITING = 4  # it failed and waits for its retry
     RESIDENT = 5
-    FAILED = 6
-    """A tombstone has the reason."""
+    FAILED = 6  # a tombstone has the reason
 
 
 _S = SampleState
@@ -144,8 +137,8 @@ class SampleSet:
         self.unavailable_since_s = 0.0
         self.resident_bytes = 0
         self.resident_count = 0
+        # Expected footprint of a sample not yet produced: a running mean once some have been
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
-        """Expected footprint of a sample not yet produced: a running mean once some have been."""
         self._stored_count = 0
         self._memory = memory or CacheMemory()
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-HEADROOM = 1.2
-"""The server's memory relative to the coordinator's budget."""
+HEADROOM = 1.2  # the server's memory relative to the coordinator's budget
 
 
 class InvariantError(AssertionError):

@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 
+from superdl.coordinator.core.background import due
 from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Costs, Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.saving import due
 from superdl.super_wire.request import RequestKind
 
 

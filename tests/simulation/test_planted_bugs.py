@@ -20,6 +20,7 @@ from superdl.coordinator.core import (
     SampleSet,
     SampleState,
     Spending,
+    background,
     dispatching,
     lookahead,
     ranks,
@@ -27,13 +28,12 @@ from superdl.coordinator.core import (
     restoring,
     retrying,
     room,
-    saving,
 )
+from superdl.coordinator.core.capacity import CircuitBreaker
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
 from superdl.coordinator.core.queues import Stragglers
 from superdl.coordinator.core.state import State
-from superdl.coordinator.core.throttling import CircuitBreaker
 from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.checks import CheckedWorld, InvariantError
@@ -276,7 +276,7 @@ def never_saves(take_due, state, now):
     ("owner", "name", "broken", "pattern"),
     [
         (dispatching, "make_save", saves_what_has_gone, "saved that is not cached"),
-        (saving, "saver", saves_with_all_functions, "functions that readers wait for"),
+        (background, "saver", saves_with_all_functions, "functions that readers wait for"),
         (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
         (dispatching, "take_due", never_saves, "wait to be saved, and somebody has time"),
     ],

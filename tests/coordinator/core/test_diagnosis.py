@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import (
     CacheResized,
     FailureKind,
@@ -13,6 +12,7 @@ from superdl.coordinator.core.events import (
     RecordsStored,
 )
 from superdl.coordinator.core.journal import Cause
+from superdl.coordinator.core.lookahead import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver

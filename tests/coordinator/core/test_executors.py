@@ -9,6 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from superdl.coordinator.core.capacity import (
+    OPEN_MAX_S,
+    CircuitBreaker,
+    Concurrency,
+    LatencyModel,
+    Pace,
+    request_size,
+)
 from superdl.coordinator.core.events import (
     ExecutorResized,
     FailureKind,
@@ -17,8 +25,6 @@ from superdl.coordinator.core.fleet import Deadline, Fleet, pick
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.coordinator.core.teams import NO_TEAM, Teams
-from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
-from superdl.coordinator.core.timing import LatencyModel, Pace, request_size
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 

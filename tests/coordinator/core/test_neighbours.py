@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import ExecutorFacts, PacksLost, SampleState, footprint, runs_of
-from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.lookahead import with_their_neighbours
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
