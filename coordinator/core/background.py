@@ -51,9 +51,7 @@ class Save(NamedTuple):
 
 
 def take_due(state: State, now: float) -> Iterator[Save]:
-    """Take from the queue the saves that can be made now, longest waiting first. Request each before the
-    next.
-    """
+    """Take the saves that can be made now, longest waiting first; request each before the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
@@ -73,7 +71,6 @@ def is_saving(state: State) -> bool:
 
 
 def _saves(state: State) -> list[Prefetch]:
-    """Return the saves in flight."""
     orders = (request.order for request in state.requests.values())
     return [order for order in orders if order.kind is RequestKind.SAVE]
 
@@ -90,7 +87,6 @@ def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
 
 
 def _pack_samples(state: State, key: SetKey) -> int:
-    """Return the number of samples of a set in one save."""
     samples = state.sets.get(key)
     if samples is None:
         return 1
@@ -98,9 +94,7 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Return the executor for a save, even of a source that it may not read; ``None`` if none is idle or
-    able.
-    """
+    """Return an idle executor for a save, even of a source that it may not read; or ``None``."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
@@ -176,9 +170,7 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
 
 
 def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
-    """Return how many of ``count`` samples may be requested now. If none, and nothing under way could change
-    that, set the job's reason.
-    """
+    """Return how many of ``count`` samples may be requested now; set the reason if filling is over."""
     fill, samples = job.fill, state.set_of(key)
     if fill is None:
         return count

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _FORGET_EVERY_S = 30.0
 
 
-def _resize_executor(state: State, event: events.ExecutorResized, now: float) -> None:
-    state.fleet.executors[event.executor].concurrency.resize(event, now)
-
-
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.Audited: auditing.audited,
     events.BatchRead: ranks.batch_read,
@@ -38,7 +34,9 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.ExecutorResized: _resize_executor,
+    events.ExecutorResized: lambda state, event, now: state.fleet.executors[
+        event.executor
+    ].concurrency.resize(event, now),
     events.ExecutorsIneligible: ranks.executors_ineligible,
     events.FillUp: background.fill_up,
     events.JobClosed: ranks.job_closed,
@@ -139,9 +137,7 @@ class Core:
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """Return for how many seconds the source has failed to provide some samples of a set; 0 if there are
-        none.
-        """
+        """Return for how long the source has failed to provide some samples; 0 if there are none."""
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 

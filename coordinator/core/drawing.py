@@ -105,9 +105,8 @@ class Drawing:
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the order positions of samples: the inverse of :meth:`at`.
 
-        The arrays have an entry for each draw of each sample: the sample's place in ``indices``, and the
-        draw's first and last order position. For a sample with very many draws, `PLACES_MAX` of them are
-        used, spread evenly.
+        An entry for each draw (of very many, `PLACES_MAX` spread evenly): the sample's place in ``indices``,
+        and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         counts = np.ones(kinds.size, dtype=np.int64)
@@ -151,10 +150,8 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
 
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
-    """Return how often an epoch draws each sample, ``count`` in all.
-
-    It uses only left-to-right sums and single IEEE 754 operations, which give the same result everywhere.
-    """
+    """Return how often an epoch draws each sample, ``count`` in all."""
+    # Left-to-right sums and single IEEE 754 operations give the same result everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
     # A random number below 1 with as many bits as a double's fraction has.

@@ -134,9 +134,8 @@ class ExecutorState:
         blame(reason, made_s, now)
 
     def is_resting(self, now: float) -> bool:
-        """Return whether a store-only executor is set aside. After that it gets a single request at a time,
-        since no other work could show that it has recovered.
-        """
+        """Return whether a store-only executor is set aside."""
+        # Then it gets a single request at a time, since no other work could show that it has recovered.
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
@@ -208,9 +207,8 @@ class EligibleExecutors:
         return changed
 
     def slow_s(self, samples: int) -> float | None:
-        """Return how long slow requests take, in seconds: the sum over the executors, since a request may
-        wait for one and then another; ``None`` if too little is known.
-        """
+        """Return how long slow requests take; ``None`` if too little is known."""
+        # The sum over the executors, since a request may wait for one and then another.
         models = [
             # Until it has decoded, its restores are the best estimate.
             executor.latency if executor.latency.answers or not executor.store else executor.store.latency
@@ -221,9 +219,8 @@ class EligibleExecutors:
         return sum(known_s) if known_s else None
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
-        """Return the time after which a request becomes a straggler, in seconds, or ``None`` if it is
-        unknown. For an executor that has never answered, the slowest other one counts, or a default.
-        """
+        """Return after how long a request is a straggler; ``None`` if unknown."""
+        # Of an executor that has never answered, the slowest other one counts, or a default.
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
             return late_s
@@ -249,7 +246,6 @@ class EligibleExecutors:
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
-        """Return until when an executor gets no requests; soon, if there is no better one."""
         if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
@@ -364,10 +360,7 @@ class Fleet:
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first among those whose executors have a place: in the team whose
-        turn it is, the one with the earliest deadline. ``turn`` returns ``None`` for teams that get nothing
-        more.
-        """
+        """Return the ready rank that goes first; ``turn`` gives ``None`` for teams that get nothing more."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():

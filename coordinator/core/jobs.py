@@ -188,9 +188,7 @@ class Cursor:
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """Return when the job will need its first batch that still needs requests; infinite for a job without
-        readers.
-        """
+        """Return when the first batch that still needs requests is due; infinite without readers."""
         if self.job.fill is not None:
             return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
@@ -240,9 +238,7 @@ class Job:
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
-        """Update ``straight`` after a rank joined or left or its view of the store changed. If it is no
-        longer set, look again at the stored samples that were skipped.
-        """
+        """Update ``straight`` after a rank's view of the store changed, or a rank came or left."""
         was_straight = self.straight
         self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
         if was_straight and not self.straight:
@@ -251,7 +247,6 @@ class Job:
 
     @property
     def _living(self) -> list[Cursor]:
-        """The ranks that show signs of life; all, if none does."""
         lapsed = self.lapsed
         return [cursor for cursor in self.cursors.values() if cursor.lapsed == lapsed]
 
@@ -271,12 +266,9 @@ class Job:
         return min(cursor.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
-        """Return the seconds until batches this far ahead of the slowest rank are needed; 0 for those given
-        out.
-
-        A job without signs of life comes after all others, and just before it a job of a team that holds more
-        than its share.
-        """
+        """Return the seconds until batches this far ahead of the slowest rank are needed."""
+        # A job without signs of life comes after all others, and just before it one whose team has more than
+        # its share.
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S

@@ -103,9 +103,8 @@ class Work:
 
     @property
     def waits_for_the_source(self) -> bool:
-        """True if the source limits the functions. They fetch several objects at once, so summed fetch times
-        alone prove little: decoding must also leave half of the duration.
-        """
+        """True if the source limits the functions."""
+        # Several objects are fetched at once, so decoding must also leave half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 

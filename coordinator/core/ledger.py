@@ -148,7 +148,6 @@ class Ledger:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
 
     def _hours(self, usd: float) -> Costs:
-        """Split hourly costs into those of the cache and of the coordinator."""
         coordinator_usd = usd * self._coordinator_share
         return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
@@ -251,9 +250,7 @@ class Ledger:
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``, and return a warning now and then while it is restricted. ``in_flight`` has
-        requests and samples by executor; they count as paid for.
-        """
+        """Update ``spending``, counting requests and samples in flight; return a warning now and then."""
         if not self.capped:
             return None
         self.spending = self._freedom(in_flight)

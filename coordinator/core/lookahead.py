@@ -49,11 +49,7 @@ LEAST_BATCHES = 2  # minimum look-ahead in batches beyond what the sampler has g
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
-    """Return the end of the look-ahead: as many batches ahead as the job reads during a slow request
-    (Little's law), bounded by settings and by this rank's share of the budget.
-
-    It is beyond what the sampler has given out, since readers wait for that, however late read reports are.
-    """
+    """Return the end of the look-ahead, bounded by settings and by this rank's share of the budget."""
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
@@ -66,6 +62,7 @@ def _window_end(state: State, cursor: Cursor) -> int:
     batches = batches_wanted(state, cursor, caution=cursor.caution)
     state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
+    # Readers wait for what the sampler has given out, however late their reports are.
     end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
@@ -76,14 +73,11 @@ def share_of(batches: int, scarcity: float) -> int:
 
 
 def _stride(cursor: Cursor, end: int) -> int:
-    """Return the number of batches below which a rank waits: several at once are much cheaper."""
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return how many batches the job reads during a slow request, plus spares, at most
-    ``lookahead_batches``; exactly that many without measurements.
-    """
+    """Return how many batches to look ahead: those read during a slow request (Little's law), and spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -155,12 +149,10 @@ _ROUNDS = 64
 
 
 def needed_bytes(state: State) -> int:
-    """Return the budget in bytes at which no recurring sample would be dropped.
-
-    It covers everything that recurs for any reader at any look-ahead, except what all readers take from the
-    store. For random recipes it adds the look-ahead with that budget, and what the first of several jobs has
-    read and the last has not.
-    """
+    """Return the budget in bytes at which no recurring sample would be dropped."""
+    # All that recurs for any reader at any look-ahead, except what all readers take from the store. For
+    # random recipes also the look-ahead with that budget, and what the first of several jobs has read and the
+    # last has not.
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}
     for job in state.jobs.values():
@@ -214,7 +206,6 @@ def _recurring_bytes(state: State) -> float:
 
 
 def _batch_bytes(state: State, job: Job) -> float:
-    """Return the memory that a batch of a job takes, in bytes."""
     epoch, _ = job.epoch_and_position(job.watermark)
     return state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
 
@@ -306,17 +297,8 @@ def with_their_neighbours(
 ) -> Ints:
     """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
 
-    Whatever is not returned is left for later.
-
-    Args:
-        state: the core's state.
-        executor: the executor that decodes.
-        cursor: the rank that looks ahead.
-        key: the sample set.
-        wanted: absent samples, most urgent first; as many as a request takes, and there is room for them.
-        slack_s: the time until the first is needed, infinite if it cannot be in time.
-        later_than_s: samples needed later than this may be dropped to make room.
-        now: the time.
+    ``wanted``: absent samples, most urgent first, for which there is room; ``slack_s``: the time until the
+    first is needed, infinite if it cannot be in time; samples needed after ``later_than_s`` may make room.
     """
     runs = state.datasets[key.dataset].runs
     if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
@@ -338,11 +320,8 @@ def with_their_neighbours(
 
 
 def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
-    """Return whole runs of the first requested samples, until they are at least as many samples.
-
-    Each run, in catalog order, has its requested samples and the other absent ones that a job will need and
-    that have never failed.
-    """
+    """Return whole runs of the first requested samples, until they are at least as many samples."""
+    # A run has its requested samples, and other absent ones that a job will need and that have never failed.
     most = state.most_samples(samples.key)
     taken, remaining = wanted[:0], wanted
     while remaining.size and taken.size < wanted.size:
@@ -363,7 +342,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run, or of its equal part if the run exceeds ``most``."""
+    """Return the bounds of a sample's run, or of an equal part of a run that exceeds ``most``."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -372,7 +351,6 @@ def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
 
 
 def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> float:
-    """Return the seconds that functions need for all that is neither cached nor stored."""
     missing = samples.state.size - max(samples.resident_count, samples.stored_count)
     functions = sum(
         member.concurrency.capacity for member in state.eligible_for(samples.key.dataset).executors
@@ -381,7 +359,7 @@ def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> f
 
 
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
-    """Return whether samples that are decoded early will not have to be decoded again."""
+    """Return whether what is decoded early will not have to be decoded again."""
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True

@@ -177,9 +177,7 @@ class ReportedMisses:
         self._expire(now)
 
     def reopen(self, samples: SetKey) -> None:
-        """Mark a set's batches as unserved: some of its samples have become absent, and readers may miss
-        them.
-        """
+        """Mark a set's batches as unserved: some of its samples have become absent."""
         self._unserved.update(
             (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
         )

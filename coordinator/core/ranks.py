@@ -110,9 +110,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """Record that a page of the plan went out. Repeating a request changes nothing; a request elsewhere moves
-    the rank there.
-    """
+    """Record that a page of the plan went out; one from elsewhere moves the rank there."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -141,9 +139,9 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    """Return whether a sampler restarted at an earlier place: it has yielded less than before, and less than
-    was read. If a report overtakes the request, that request still yields no less than the one before.
-    """
+    """Return whether a sampler restarted at an earlier place."""
+    # Less was yielded than before, and than was read. A report may overtake a request, but that request still
+    # yields no less than the one before.
     return yielded < cursor.watermark and yielded < cursor.yielded
 
 
@@ -236,9 +234,7 @@ def lapse(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget empty sample sets that no rank is at, and datasets that had none at the last check either; they
-    are created again on demand.
-    """
+    """Forget sample sets that are empty and without ranks, and datasets twice without any."""
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
         if samples.idle and key not in misses and not state.need(key):
@@ -313,9 +309,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 def _cause_at_once(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """Return the cause if the state of most missing samples decides it, or ``None`` if functions were working
-    on them or on others before them.
-    """
+    """Return the cause if the samples' states decide it, not what functions do; else ``None``."""
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
@@ -335,7 +329,6 @@ def _cause_at_once(
 
 
 def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
-    """Return what functions spent their time on since ``before``."""
     whole = state.stalls.work_for(job.dataset)
     done = whole.since(before)
     if not whole.answers or done.cold_starts * 2 > done.answers:
@@ -351,6 +344,5 @@ def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
 
 
 def _is_limited(state: State, job: Job, now: float) -> bool:
-    """Return whether an executor takes fewer concurrent requests than it has functions."""
     executors = state.eligible_for(job.dataset).executors
     return any(executor.concurrency.limit(now) < executor.concurrency.capacity for executor in executors)

@@ -114,9 +114,8 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
-    absent; a ``whole`` audit comes from a reader that tried to.
-    """
+    """Return which audited samples readers can use, of pointers only those that all can follow."""
+    # A `whole` audit comes from a reader that tried to follow a pointer.
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
         return present
@@ -141,9 +140,9 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete samples that the loser of a race wrote after they were dropped, since nothing would account for
-    them. If it wrote a pointer over a record, or a record over a pointer, account for the new one.
-    """
+    """Delete samples that the loser of a race wrote after they were dropped."""
+    # Nothing would account for them. It may also have written a pointer over a record, or the other way
+    # round.
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(samples.key, late))
@@ -202,11 +201,8 @@ def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
 
 
 def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Return the first packs of the samples to restore as a whole, and leave the rest for later.
-
-    They include other absent samples of these packs that a job will need, as far as one request and free room
-    allow.
-    """
+    """Return the first packs of ``wanted`` as a whole, as far as one request and free room allow."""
+    # Other absent samples of these packs come along if a job will need them.
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
     if not state.settings.whole_packs or samples.packs is None or fitting <= wanted.size:
@@ -276,9 +272,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store for a request that failed or was ``refused``, if it was involved. Warn when it is first
-    set aside after it worked.
-    """
+    """Blame the store for a failed or refused request that used it; warn when it is first set aside."""
     executor = state.fleet.executors[request.order.executor]
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:

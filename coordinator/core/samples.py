@@ -67,9 +67,7 @@ _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return the memory that records take in Redis, in bytes: jemalloc's size class (four per doubling) plus
-    the key.
-    """
+    """Return the bytes that records take in Redis: jemalloc's size class (four per doubling) and the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES

@@ -186,9 +186,8 @@ class State:
         return self.budget_bytes - taken
 
     def most_samples(self, key: SetKey) -> int:
-        """Return the maximum number of samples of a set in a request: where they take much of the cache, many
-        at once would drop what others have brought.
-        """
+        """Return the maximum number of samples of a set in a request."""
+        # Many at once that take much of the cache would drop what others have brought.
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 

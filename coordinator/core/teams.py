@@ -120,9 +120,7 @@ class Teams:
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request of a team, where functions take ``capacity`` requests at once; return the
-        seconds that it is expected to take.
-        """
+        """Account for a new request, one of ``capacity`` at most; return its expected time in seconds."""
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share

@@ -36,7 +36,8 @@ from superdl.coordinator.core.queues import Stragglers
 from superdl.coordinator.core.state import State
 from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
-from tests.simulation.checks import CheckedWorld, InvariantError
+from superdl.experiments.simulator.world_state import InvariantError
+from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world
 from tests.simulation.test_world import blind_functions
 
