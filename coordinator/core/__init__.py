@@ -5,8 +5,8 @@ dispatches. So any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit`
 spending cap, and ``Warn``. :mod:`superdl.coordinator.core.core` lists the handler of each event.
 
 The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a request in ``requests``,
-before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``; of a sample in ``samples``,
-``auditing`` and ``room``; of a dollar in ``ledger``.
+before that in ``dispatching`` and after it in ``retrying``; of work that no reader waits for in
+``background``; of a sample in ``samples``, ``auditing`` and ``room``; of a dollar in ``ledger``.
 """
 
 from __future__ import annotations

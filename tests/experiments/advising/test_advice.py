@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from superdl.experiments import advising
-from superdl.experiments.advising import Measured, forecast_of
+from superdl.experiments.advising import advice
+from superdl.experiments.advising.advice import Measured, forecast_of
 from superdl.main import main
 
 PHOTOS = Measured(
@@ -41,8 +41,8 @@ def test_functions_limit_the_first_epoch_and_the_model_those_after_it():
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_is_foretold_from_a_probe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(advising, "_READING_S", 0.3)
-    monkeypatch.setattr(advising, "_STEPS_S", 0.3)
+    monkeypatch.setattr(advice, "_READING_S", 0.3)
+    monkeypatch.setattr(advice, "_STEPS_S", 0.3)
     monkeypatch.setenv("SUPER_STORE", "none")
     monkeypatch.chdir(tmp_path)
     words = ["advise", "digits", "--set=training.threads=1", "--set=epochs=2"]
