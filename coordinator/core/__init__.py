@@ -5,20 +5,19 @@ dispatches. So any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit`
 spending cap, and ``Warn``. :mod:`superdl.coordinator.core.core` lists the handler of each event.
 
 The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a request in ``requests``,
-before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``; of a sample in ``samples``,
-``auditing`` and ``room``; of a dollar in ``ledger``.
+before that in ``dispatching`` and after it in ``retrying``; of work that no reader waits for in
+``background``; of a sample in ``samples``, ``auditing`` and ``room``; of a dollar in ``ledger``.
 """
 
 from __future__ import annotations
 
 from superdl.coordinator.core import events
 from superdl.coordinator.core.core import Core
-from superdl.coordinator.core.diagnosis import exceeding_text, headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import *  # noqa: F403  # all that goes in and out
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.ledger import Ledger, Spending
-from superdl.coordinator.core.neighbours import runs_of
+from superdl.coordinator.core.lookahead import exceeding_text, headroom_bytes, maxmemory_for, runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import CoreSettings, DatasetFacts, ExecutorFacts, Prices

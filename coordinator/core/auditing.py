@@ -117,22 +117,18 @@ def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """Reduce our share of the cache by the memory that the server uses beyond our account.
-
-    Requests in flight have already pushed an unknown part of what is reserved for them. So the last estimate
-    of foreign memory stands as long as it is possible. Once it must have grown, assume that half was pushed.
-    """
+    """Reduce our share of the cache by what the server uses beyond our account."""
+    # Requests in flight have already pushed an unknown part of what is reserved for them. So the last
+    # estimate stands as long as it is possible. Once foreign memory must have grown, assume that half was
+    # pushed.
     least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
     believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
     state.foreign_bytes = max(0, min(believed, most))
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
-    """Adopt the cache's new budget: make room at once if it shrank, use the rest if it grew.
-
-    Each update halves what is withheld after refused writes. The servers' own memory figures explain most
-    refusals, and the remaining ones stay few.
-    """
+    """Adopt the cache's new budget: make room at once if it shrank, use the rest if it grew."""
+    # Halve what is withheld after refused writes: the servers' own figures explain most refusals.
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
     state.withheld_bytes //= 2

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, filling, ranks, requests, restoring
-from superdl.coordinator.core.diagnosis import history, needed_bytes
+from superdl.coordinator.core import auditing, background, events, ranks, requests, restoring
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
+from superdl.coordinator.core.lookahead import needed_bytes
+from superdl.coordinator.core.ranks import history
 from superdl.coordinator.core.state import State
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 _FORGET_EVERY_S = 30.0
 
 
-def _resize_executor(state: State, event: events.ExecutorResized, now: float) -> None:
-    state.fleet.executors[event.executor].concurrency.resize(event, now)
-
-
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.Audited: auditing.audited,
     events.BatchRead: ranks.batch_read,
@@ -37,9 +34,11 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.ExecutorResized: _resize_executor,
+    events.ExecutorResized: lambda state, event, now: state.fleet.executors[
+        event.executor
+    ].concurrency.resize(event, now),
     events.ExecutorsIneligible: ranks.executors_ineligible,
-    events.FillUp: filling.fill_up,
+    events.FillUp: background.fill_up,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
@@ -138,15 +137,13 @@ class Core:
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """Return for how many seconds the source has failed to provide some samples of a set; 0 if there are
-        none.
-        """
+        """Return for how long the source has failed to provide some samples; 0 if there are none."""
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
-    def filled(self, job: Job) -> filling.Filled:
+    def filled(self, job: Job) -> background.Filled:
         """Return the progress of a job that fills the cache or the store."""
-        return filling.filled(self.state, job)
+        return background.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
         """Return how many batches a job looks ahead now: the maximum over its ranks."""

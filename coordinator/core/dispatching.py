@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core.background import next_save_s, room_to_fill, take_due
+from superdl.coordinator.core.capacity import request_size
 from superdl.coordinator.core.events import Warn
-from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.fleet import Deadline, pick
 from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.lookahead import find_absent
-from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.lookahead import find_absent, with_their_neighbours
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requests import make, make_save, race_stragglers
@@ -27,8 +27,6 @@ from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import fits, next_use, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.saving import next_save_s, take_due
-from superdl.coordinator.core.timing import request_size
 from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
@@ -43,10 +41,9 @@ if TYPE_CHECKING:
 _ALWAYS_LATE = 8.0  # a caution above this means that readers wait all the time
 _WARN_EVERY_S = 300.0
 _MOMENT_S = 1e-3  # later than the deadline, so that it has certainly passed
+# Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
+# the job's pace are still unknown
 _FIRST_BATCHES = 8
-"""Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
-the job's pace are still unknown.
-"""
 
 
 def expire_tombstones(state: State, now: float) -> None:
@@ -83,7 +80,9 @@ def _produce(state: State, now: float) -> None:
         return
     if spending is Spending.FREELY:
         race_stragglers(state, now)
-    _wake_waiting_for_room(state, now)
+    if state.room_search.waiting and state.room_search.over(state.events, now):  # a search may find some
+        cursors, state.room_search.waiting = state.room_search.waiting, {}
+        state.wake_those(cursors)
     wake_deferred(state, now)
     passed_over: set[BatchPlace] = set()
     while (first := _first(state, passed_over, now)) is not None:
@@ -95,10 +94,9 @@ def _produce(state: State, now: float) -> None:
 
 
 def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    """Return what to serve first, or ``None``. In the team whose turn it is, a batch that a reader waits for
-    and that was not passed over comes first, then the rank with the earliest deadline, which is removed from
-    the ready ranks.
-    """
+    """Pop the batch or the rank to serve first, or ``None``."""
+    # In the team whose turn it is, a batch that a reader waits for and that was not passed over goes before
+    # ranks.
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
         return None
@@ -131,9 +129,7 @@ def wake_deferred(state: State, now: float) -> None:
 
 
 def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
-    """Request a rank's absent samples, at most one request's worth, unless another rank goes first or they
-    can wait for a cheaper executor.
-    """
+    """Request absent samples of a rank, unless another one goes first or they can wait."""
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
@@ -172,10 +168,8 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
 ) -> tuple[Ints, Ints]:
-    """Return the samples of a request, and the rank's remaining absent samples. The request takes the first
-    ``room`` samples of a way, plus the rest of their packs or runs if that delays nothing that is needed
-    sooner.
-    """
+    """Return a request's samples, and the rank's remaining ones."""
+    # Beside the first `room` samples, packs or runs are completed if that delays nothing needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
         way.restore
@@ -200,17 +194,14 @@ def _with_what_comes_along(
 
 
 def _due_in_s(job: Job, ahead: Ahead) -> float:
-    """Return the seconds until a rank's last batch of absent samples is needed."""
     return float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
 
 
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """Return the first way to get absent samples that has an available executor, that executor, and 0
-    seconds. If all can wait, the executor is ``None``, and the time is the longest they can wait. The
-    deadline bounds the number of samples in a request.
-    """
+    """Return the first way to get absent samples, an available executor for it, and 0 seconds."""
+    # If all can wait: no executor, and the longest wait. The deadline bounds a request's samples.
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
         fitting = deadline._replace(samples=min(deadline.samples, way.indices.size))
@@ -222,24 +213,15 @@ def _assign(
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
-    """Return the seconds until a rank needs its absent samples. The next batch is late by definition, since a
-    reader may request it at any moment.
-    """
+    """Return the seconds until a rank needs its absent samples."""
+    # The next batch is late: a reader may request it at any moment.
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
 def _useful_slack_s(cursor: Cursor, now: float) -> float:
-    """Return a rank's slack, infinite if readers keep waiting: with too few functions, small requests gain
-    nothing.
-    """
+    """Return a rank's slack."""
+    # With too few functions readers keep waiting, and small requests gain nothing.
     return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
-
-
-def _wake_waiting_for_room(state: State, now: float) -> None:
-    """Wake the ranks that wait for room, if another search may find some."""
-    if state.room_search.waiting and state.room_search.over(state.events, now):
-        cursors, state.room_search.waiting = state.room_search.waiting, {}
-        state.wake_those(cursors)
 
 
 def _request_samples(
@@ -257,9 +239,8 @@ def _request_samples(
 
 
 def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
-    """Request a batch's missing samples, at most one request's worth. Return ``False`` if they wait for room,
-    which no one else may then take. If no executor with a place can produce them, pass the batch over.
-    """
+    """Request a batch's missing samples, or pass it over; return ``False`` if they wait for room."""
+    # No one else may take that room, so serving ends then.
     key, absent = _absent(state, place)
     if not absent.size:
         state.misses.served(place)
@@ -282,9 +263,7 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
 
 
 def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
-    """Return the job to charge for what a reader of ``job`` waits for: ``job`` itself, or if its team's
-    budget is spent, another job that will need all of it; ``None`` if there is none.
-    """
+    """Return the job to charge: ``job``, or if its team may not spend, another that will need all of it."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
@@ -301,7 +280,6 @@ def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
 
 
 def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> None:
-    """Fail a reader's samples because its team's budget is spent, and warn about it."""
     text, fares = state.teams.refusal(team), state.teams[team]
     state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
     if now >= fares.warned_s + _WARN_EVERY_S:
@@ -326,7 +304,6 @@ def watch_spending(state: State, now: float) -> Spending:
 
 
 def _refuse_readers(state: State, now: float) -> None:
-    """Fail what readers wait for at the hard cap, once requests in flight are paid for."""
     if state.is_producing:
         return
     text = state.ledger.refusal()

@@ -1,7 +1,7 @@
-"""The draws of an epoch that is not simply each sample once: a selection, weights, or repetitions.
+"""Epochs that are not simply each sample once: draws (a selection, weights, repetitions), and mixes.
 
-Such an epoch has *draws*, numbered sample by sample, so that the draws of one sample are consecutive. The
-epoch's order is an order of draws, and each draw takes as many consecutive order positions as it is repeated.
+*Draws* are numbered sample by sample, so that the draws of one sample are consecutive. The epoch's order is
+an order of draws, and each draw takes as many consecutive order positions as it is repeated.
 
 Weights become counts by systematic sampling, which has low variance (Madow, "On the theory of systematic
 sampling II", 1949). The samples lie end to end on a line, in an order of the epoch's own, each as long as its
@@ -20,16 +20,17 @@ from superdl.coordinator.core.permutation import SIZE_MAX, Permutation, checked_
 from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.samples import Ints
     from superdl.super_wire.draws import Draws
 
-PLACES_MAX: Final = 64
-"""Maximum number of places returned per sample and epoch. More take long, and such a sample is needed soon
-anyway.
-"""
 
+# Maximum number of places returned per sample and epoch. More take long, and such a sample is needed soon
+# anyway
+PLACES_MAX: Final = 64
 _EPOCHS_KEPT: Final = 3  # this one, the next one, and one of a rank that is behind
 _RANDOM_BITS: Final = 53
 
@@ -53,21 +54,18 @@ class Drawing:
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
         self._size, self._seed, self._shuffle = size, seed, shuffle
         self._repeats = draws.repeats
-        self.length = draws.length(size)
-        """Order positions in an epoch."""
+        self.length = draws.length(size)  # order positions in an epoch
         if not 1 <= self.length <= SIZE_MAX:
             raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
-        self._samples: Ints | None = None
-        """The samples that are drawn at all, ascending; ``None``: all."""
+        self._samples: Ints | None = None  # the samples that are drawn at all, ascending; None: all
+        # The first draw of each sample, and the end of the last one's; None: one draw each
         self._firsts: Ints | None = None
-        """The first draw of each sample, and the end of the last one's; ``None``: one draw each."""
         self._weights: NDArray[np.float64] | None = None
         self._counted: dict[int, Ints] = {}
+        # The position of each draw when the user's indices define the order; None: draws are in their own
+        # order
         self._by_sample: NDArray[np.intp] | None = None
-        """The position of each draw when the user's indices define the order; ``None``: draws are in their
-        own order.
-        """
         self._in_order: NDArray[np.intp] | None = None
         indices, weights = draws.index_array, draws.weight_array
         if weights is not None:
@@ -107,9 +105,8 @@ class Drawing:
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the order positions of samples: the inverse of :meth:`at`.
 
-        The arrays have an entry for each draw of each sample: the sample's place in ``indices``, and the
-        draw's first and last order position. For a sample with very many draws, `PLACES_MAX` of them are
-        used, spread evenly.
+        An entry for each draw (of very many, `PLACES_MAX` spread evenly): the sample's place in ``indices``,
+        and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         counts = np.ones(kinds.size, dtype=np.int64)
@@ -153,10 +150,8 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
 
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
-    """Return how often an epoch draws each sample, ``count`` in all.
-
-    It uses only left-to-right sums and single IEEE 754 operations, which give the same result everywhere.
-    """
+    """Return how often an epoch draws each sample, ``count`` in all."""
+    # Left-to-right sums and single IEEE 754 operations give the same result everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
     # A random number below 1 with as many bits as a double's fraction has.
@@ -165,3 +160,68 @@ def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     counts = np.empty(weights.size, dtype=np.int64)
     counts[order] = np.diff(passed, prepend=0)
     return counts
+
+
+# Most samples in an epoch of a mix: the product of two, with padding, fits into 63 bits
+SLOTS_MAX: Final = 2**31 - 2**24
+
+
+class Mixing:
+    """The slots of one dataset in a mix, as a function of the counts per epoch.
+
+    The first dataset takes its share of the slots, evenly spaced; the second its share of those left, and so
+    on. So any run of slots has each dataset in proportion, to within one sample for each dataset before it
+    and itself, and the whole epoch has exactly the counts. Global batches and the ranks' parts are runs of
+    slots: the number of ranks does not change the contents of a batch.
+
+    Args:
+        counts: samples of each dataset in an epoch, in the order of the mix.
+        member: the place of this dataset among them.
+        run: number of consecutive slots with the same dataset; it divides the counts.
+
+    Raises:
+        PlanError: there is no such dataset, one has no sample, all have too many, or runs are not whole.
+    """
+
+    def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
+        if not 0 <= member < len(counts):
+            raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
+        self.slots = sum(counts)  # number of slots in an epoch
+        if min(counts) < 1 or self.slots > SLOTS_MAX:
+            raise PlanError(
+                f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
+                f"not {', '.join(f'{count:,}' for count in counts)}"
+            )
+        if run < 1 or any(count % run for count in counts):
+            raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
+        # Number of an epoch's slots that belong to this dataset
+        self.count, self._run = counts[member], run
+        # The slots that each earlier dataset takes, and the number it takes them from
+        self._others: list[tuple[int, int]] = []
+        remaining = self.slots // run
+        for count in counts[:member]:
+            self._others.append((count // run, remaining))
+            remaining -= count // run
+        self._own, self._left = self.count // run, remaining
+
+    def before(self, slots: Ints) -> Ints:
+        """Return how many of the first ``slots`` slots are this dataset's; epochs follow one another."""
+        if self._run == 1:
+            return self._runs_before(slots)
+        runs, rest = np.divmod(slots, self._run)
+        before, after = self._runs_before(runs), self._runs_before(runs + 1)
+        own: Ints = before * self._run + rest * (after - before)
+        return own
+
+    def _runs_before(self, runs: Ints) -> Ints:
+        for count, available in self._others:
+            runs = runs - runs * count // available
+        return runs * self._own // self._left
+
+    def slots_of(self, places: Ints) -> Ints:
+        """Return the slots of this dataset's samples, from the first; inverts :meth:`before`."""
+        own, rest = np.divmod(places, self._run)
+        runs = -(-(own + 1) * self._left // self._own) - 1
+        for count, available in reversed(self._others):
+            runs = runs * available // (available - count)
+        return runs * self._run + rest

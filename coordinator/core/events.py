@@ -58,9 +58,7 @@ __all__ = [
     "WriteTombstones",
 ]
 
-OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
-"""Outcomes in the order of their numeric codes."""
-
+OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)  # outcomes in the order of their numeric codes
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from superdl.coordinator.core.capacity import OPEN_MAX_S, CircuitBreaker, Concurrency, LatencyModel
 from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind
 from superdl.coordinator.core.queues import TimeQueue
-from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
-from superdl.coordinator.core.timing import LatencyModel
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
+# Failure kinds that say nothing about samples, since no function ran
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
-"""Failure kinds that say nothing about samples, since no function ran."""
-
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
+# Answers with one of these outcomes ended sooner than usual
 _OVER_SOON = np.isin(
     OUTCOME_ORDER,
     [
@@ -42,7 +41,6 @@ _OVER_SOON = np.isin(
         *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
     ],
 )
-"""Answers with one of these outcomes ended sooner than usual."""
 _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER,
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
@@ -75,27 +73,19 @@ class ExecutorState:
     latency: LatencyModel = field(default_factory=LatencyModel)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
-    samples_in_flight: int = 0
-    """In all its requests, including those that race another."""
+    samples_in_flight: int = 0  # in all its requests, including those that race another
+    # A bound until the cost of a request is known, if there is a spending cap
     most_in_flight: float = math.inf
-    """A bound until the cost of a request is known, if there is a spending cap."""
-    requests: int = 0
-    """Number made so far, hedges included."""
-    samples: int = 0
-    """Number produced so far."""
-    usd: float = 0.0
-    """The amount billed for them so far."""
+    requests: int = 0  # number made so far, hedges included
+    samples: int = 0  # number produced so far
+    usd: float = 0.0  # the amount billed for them so far
+    # Requests ended so far: answered, or the failure kind's name in lower case
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Requests ended so far: ``answered``, or the failure kind's name in lower case."""
     cold_starts: int = 0
-    cold_s: float = 0.0
-    """Total time from requests for functions that were not running until they began."""
-    read_back_s: float = -math.inf
-    """The time at which one of its records was last chosen to be read back."""
-    store: StoreAccess | None = None
-    """``None`` if there is no store or its functions do not see it."""
-    decodes: bool = True
-    """If false, it is for the store alone."""
+    cold_s: float = 0.0  # total time from requests for functions that were not running until they began
+    read_back_s: float = -math.inf  # the time at which one of its records was last chosen to be read back
+    store: StoreAccess | None = None  # None if there is no store or its functions do not see it
+    decodes: bool = True  # if false, it is for the store alone
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
         """Return the latency model for restoring, or for producing."""
@@ -144,9 +134,8 @@ class ExecutorState:
         blame(reason, made_s, now)
 
     def is_resting(self, now: float) -> bool:
-        """Return whether a store-only executor is set aside. After that it gets a single request at a time,
-        since no other work could show that it has recovered.
-        """
+        """Return whether a store-only executor is set aside."""
+        # Then it gets a single request at a time, since no other work could show that it has recovered.
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
@@ -218,9 +207,8 @@ class EligibleExecutors:
         return changed
 
     def slow_s(self, samples: int) -> float | None:
-        """Return how long slow requests take, in seconds: the sum over the executors, since a request may
-        wait for one and then another; ``None`` if too little is known.
-        """
+        """Return how long slow requests take; ``None`` if too little is known."""
+        # The sum over the executors, since a request may wait for one and then another.
         models = [
             # Until it has decoded, its restores are the best estimate.
             executor.latency if executor.latency.answers or not executor.store else executor.store.latency
@@ -231,9 +219,8 @@ class EligibleExecutors:
         return sum(known_s) if known_s else None
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
-        """Return the time after which a request becomes a straggler, in seconds, or ``None`` if it is
-        unknown. For an executor that has never answered, the slowest other one counts, or a default.
-        """
+        """Return after how long a request is a straggler; ``None`` if unknown."""
+        # Of an executor that has never answered, the slowest other one counts, or a default.
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
             return late_s
@@ -259,7 +246,6 @@ class EligibleExecutors:
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
-        """Return until when an executor gets no requests; soon, if there is no better one."""
         if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
@@ -374,10 +360,7 @@ class Fleet:
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first among those whose executors have a place: in the team whose
-        turn it is, the one with the earliest deadline. ``turn`` returns ``None`` for teams that get nothing
-        more.
-        """
+        """Return the ready rank that goes first; ``turn`` gives ``None`` for teams that get nothing more."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():

@@ -22,12 +22,12 @@ from superdl.super_wire.waits import WorkCounters
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.capacity import Pace
     from superdl.coordinator.core.events import FillUp
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Ints
-    from superdl.coordinator.core.timing import Pace
 
 _GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
 _LAPSED_S = 1e8  # added to due times: after all living jobs
@@ -35,8 +35,8 @@ _ENDLESS = 2**63 - 1
 _BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
+# Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum
 _CAUTION_MAX = 16.0
-"""Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum."""
 
 
 @dataclass(slots=True)
@@ -104,17 +104,12 @@ class Cursor:
     last_seen_s: float
     last_read_s: float
     pace: Pace
-    reach: int = 0
-    """Upper end of all that the sampler was ever given."""
-    counted: int = 0
-    """Upper end of the batches counted as reused or not."""
-    fresh: bool = True
-    """True until something is read after the cursor was opened or moved."""
+    reach: int = 0  # upper end of all that the sampler was ever given
+    counted: int = 0  # upper end of the batches counted as reused or not
+    fresh: bool = True  # true until something is read after the cursor was opened or moved
     caution: float = 1.0
-    lapsed: bool = False
-    """True if it showed no sign of life within the lease."""
-    sees_store: bool = False
-    """True if its readers read stored samples directly from the store."""
+    lapsed: bool = False  # true if it showed no sign of life within the lease
+    sees_store: bool = False  # true if its readers read stored samples directly from the store
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
@@ -193,9 +188,7 @@ class Cursor:
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """Return when the job will need its first batch that still needs requests; infinite for a job without
-        readers.
-        """
+        """Return when the first batch that still needs requests is due; infinite without readers."""
         if self.job.fill is not None:
             return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
@@ -213,16 +206,13 @@ class Job:
     cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
-    fill: FillUp | None = None
-    """Set if the job has no readers: how far to fill the cache or the store."""
-    is_full: str = ""
-    """The reason why it may fill no further."""
+    fill: FillUp | None = None  # set if the job has no readers: how far to fill the cache or the store
+    is_full: str = ""  # the reason why it may fill no further
+    # True if its team held more than its share of the cache when memory was last short
     beyond_share: bool = False
-    """True if its team held more than its share of the cache when memory was last short."""
+    # True if all its readers see the store: stored samples then go into the cache only if a reader misses
+    # them
     straight: bool = False
-    """True if all its readers see the store: stored samples then go into the cache only if a reader misses
-    them.
-    """
 
     def absolute(self, epoch: int, position: int) -> int:
         """Return the absolute position of a batch."""
@@ -248,9 +238,7 @@ class Job:
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
-        """Update ``straight`` after a rank joined or left or its view of the store changed. If it is no
-        longer set, look again at the stored samples that were skipped.
-        """
+        """Update ``straight`` after a rank's view of the store changed, or a rank came or left."""
         was_straight = self.straight
         self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
         if was_straight and not self.straight:
@@ -259,7 +247,6 @@ class Job:
 
     @property
     def _living(self) -> list[Cursor]:
-        """The ranks that show signs of life; all, if none does."""
         lapsed = self.lapsed
         return [cursor for cursor in self.cursors.values() if cursor.lapsed == lapsed]
 
@@ -279,12 +266,9 @@ class Job:
         return min(cursor.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
-        """Return the seconds until batches this far ahead of the slowest rank are needed; 0 for those given
-        out.
-
-        A job without signs of life comes after all others, and just before it a job of a team that holds more
-        than its share.
-        """
+        """Return the seconds until batches this far ahead of the slowest rank are needed."""
+        # A job without signs of life comes after all others, and just before it one whose team has more than
+        # its share.
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S

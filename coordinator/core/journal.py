@@ -2,7 +2,7 @@
 
 No decision depends on them. Notes on ranks are kept as long as there is room (a page was given out, batches
 were looked at, a reader missed or read one), and so are the newest requests.
-:mod:`superdl.coordinator.core.diagnosis` interprets them.
+:mod:`superdl.coordinator.core.ranks` interprets them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import RequestKind
 
 NOTES_PER_RANK = 256
-_RECENT_STALLS = 1024
-"""Number of stalls kept individually for each job; the totals include all."""
-
+_RECENT_STALLS = 1024  # number of stalls kept individually for each job; the totals include all
 _WAITS_MAX = 8192  # open stalls, as the report that ends one may be lost
 _HALF_LIFE_S = 60.0  # of the counts of needed and dropped samples
 _SHARE_HIGH = 0.02  # share of needed samples dropped before, at which thrash begins
@@ -53,26 +51,17 @@ class BatchNote(NamedTuple):
 class Cause(enum.Enum):
     """Why a batch can be late; `super_wire.waits` maps the values to names for users."""
 
+    # Functions or the job were starting: nothing can be ready before its first batches
     COLD_START = "cold_start"
-    """Functions or the job were starting: nothing can be ready before its first batches."""
-    THROTTLE = "throttle"
-    """Executors took fewer concurrent requests than they have functions."""
-    SOURCE = "source"
-    """Functions were busy, more with waiting for objects than with decoding."""
-    STORE = "store"
-    """Its samples are in the store and were on their way into the cache."""
-    DECODE = "decode"
-    """Functions were busy, decoding most of the time."""
-    RETRY = "retry"
-    """Its samples had failed and waited for a retry."""
-    CACHE_MEMORY = "cache_memory"
-    """The cache had no room for its samples, or had lost them."""
-    SPENDING = "spending"
-    """Near a spending cap, only samples that a reader waits for are produced."""
-    LATE_PLANNING = "late_planning"
-    """Functions were idle, and yet its samples had not been requested."""
-    UNKNOWN = "unknown"
-    """The report of its first miss was lost."""
+    THROTTLE = "throttle"  # executors took fewer concurrent requests than they have functions
+    SOURCE = "source"  # functions were busy, more with waiting for objects than with decoding
+    STORE = "store"  # its samples are in the store and were on their way into the cache
+    DECODE = "decode"  # functions were busy, decoding most of the time
+    RETRY = "retry"  # its samples had failed and waited for a retry
+    CACHE_MEMORY = "cache_memory"  # the cache had no room for its samples, or had lost them
+    SPENDING = "spending"  # near a spending cap, only samples that a reader waits for are produced
+    LATE_PLANNING = "late_planning"  # functions were idle, and yet its samples had not been requested
+    UNKNOWN = "unknown"  # the report of its first miss was lost
 
 
 class Stall(NamedTuple):
@@ -114,9 +103,8 @@ class Work:
 
     @property
     def waits_for_the_source(self) -> bool:
-        """True if the source limits the functions. They fetch several objects at once, so summed fetch times
-        alone prove little: decoding must also leave half of the duration.
-        """
+        """True if the source limits the functions."""
+        # Several objects are fetched at once, so decoding must also leave half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 
@@ -200,8 +188,7 @@ class _Fading:
 class Thrash:
     """The share of needed samples that had been dropped; old samples count ever less."""
 
-    reproduced_samples: int = 0
-    """Count since the start, random recipes included."""
+    reproduced_samples: int = 0  # count since the start, random recipes included
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
     def needed(self, dataset: bytes, samples: int, now: float) -> None:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
-NOBODY = ""
-"""Account for costs while no job was present, or of jobs beyond the maximum number."""
-
+NOBODY = ""  # account for costs while no job was present, or of jobs beyond the maximum number
 _GB = 2**30
 _HOUR_S = 3600.0
 _WINDOW_S = 60.0  # over which the rate of spending is measured
@@ -34,18 +32,15 @@ _JOBS_MAX = 10_000
 _SMOOTHING = 0.1
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
-UNPRICED_REQUESTS = 4
-"""Most requests in flight at an executor before its first bill, under a spending cap."""
+UNPRICED_REQUESTS = 4  # most requests in flight at an executor before its first bill, under a spending cap
 
 
 class Spending(enum.StrEnum):
     """The degree to which money may be spent."""
 
     FREELY = ""
-    SLOWED = "slowed"
-    """Only for samples that readers wait for."""
-    STOPPED = "stopped"
-    """Not at all."""
+    SLOWED = "slowed"  # only for samples that readers wait for
+    STOPPED = "stopped"  # not at all
 
 
 @dataclass(slots=True)
@@ -119,16 +114,14 @@ class Ledger:
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
         self.capped = min(max_usd, max_usd_per_hour) < math.inf
-        self.spending = Spending.FREELY
-        """The result of the last :meth:`watch`."""
+        self.spending = Spending.FREELY  # the result of the last `watch`
         self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
+        # Costs that each job bears alone: its hours, once it has ended, and its reading
         self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
-        """Costs that each job bears alone: its hours, once it has ended, and its reading."""
         self._present: dict[str, float] = {}
-        self._hours_usd = 0.0
-        """The hourly costs of a hypothetical job that was always present."""
+        self._hours_usd = 0.0  # the hourly costs of a hypothetical job that was always present
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)
@@ -155,7 +148,6 @@ class Ledger:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
 
     def _hours(self, usd: float) -> Costs:
-        """Split hourly costs into those of the cache and of the coordinator."""
         coordinator_usd = usd * self._coordinator_share
         return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
@@ -258,9 +250,7 @@ class Ledger:
         return self._lately_usd * _HOUR_S / _WINDOW_S
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``, and return a warning now and then while it is restricted. ``in_flight`` has
-        requests and samples by executor; they count as paid for.
-        """
+        """Update ``spending``, counting requests and samples in flight; return a warning now and then."""
         if not self.capped:
             return None
         self.spending = self._freedom(in_flight)

@@ -1,38 +1,55 @@
-"""Look-ahead: the length of a rank's window, and its samples that must be requested."""
+"""Look-ahead: the window of a rank, its samples that must be requested, and those that come along.
+
+The memory recommended against thrash has to be right: with that much the thrash ends, with a tenth less it
+does not. Seeded mixes of jobs verify this in the simulator.
+
+If samples are members of shards, a *run* is a sequence of them within some MiB of one object. With a global
+shuffle they are needed at random times, each with a GET of its own. So a request for part of a run also takes
+its *neighbours*, the run's other absent samples, and a cold epoch takes about one GET per run. They are
+needed late, and must not delay anything that is needed sooner:
+
+* They must stay until they are needed: the cache has room for all that recurs, or the store takes what is
+  decoded. For a random recipe there must also be room for the whole epoch.
+* A rank's first look-ahead takes none, and neither do samples that a reader misses, nor, as always, retries.
+* The request must be in time with all its neighbours. If readers wait again and again this is impossible;
+  then neighbours come once functions need less than half a minute for all that is left. Otherwise the readers
+  of a large dataset would wait for most of it, as one batch has samples of very many runs.
+* The more expensive of several executors takes none, and no more is in flight than look-ahead may fill.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from superdl.coordinator.core.auditing import audit
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
+from superdl.coordinator.core.room import next_use_s, room_for
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.jobs import Cursor
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.jobs import Cursor, Job
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-WINDOW_SHARE = 0.5
-"""Share of the budget for all look-ahead windows; the rest keeps samples that recur."""
-
+WINDOW_SHARE = 0.5  # share of the budget for all look-ahead windows; the rest keeps samples that recur
 _SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8  # looked at together
 _STRIDE_SHARE = 4
 _FILL_AUDITS = 8  # most unanswered audits of a job that fills
-LEAST_BATCHES = 2
-"""Minimum look-ahead in batches beyond what the sampler has given out."""
+LEAST_BATCHES = 2  # minimum look-ahead in batches beyond what the sampler has given out
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
-    """Return the end of the look-ahead: as many batches ahead as the job reads during a slow request
-    (Little's law), bounded by settings and by this rank's share of the budget.
-
-    It is beyond what the sampler has given out, since readers wait for that, however late read reports are.
-    """
+    """Return the end of the look-ahead, bounded by settings and by this rank's share of the budget."""
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
@@ -45,6 +62,7 @@ def _window_end(state: State, cursor: Cursor) -> int:
     batches = batches_wanted(state, cursor, caution=cursor.caution)
     state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
+    # Readers wait for what the sampler has given out, however late their reports are.
     end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
@@ -55,14 +73,11 @@ def share_of(batches: int, scarcity: float) -> int:
 
 
 def _stride(cursor: Cursor, end: int) -> int:
-    """Return the number of batches below which a rank waits: several at once are much cheaper."""
     return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return how many batches the job reads during a slow request, plus spares, at most
-    ``lookahead_batches``; exactly that many without measurements.
-    """
+    """Return how many batches to look ahead: those read during a slow request (Little's law), and spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -123,3 +138,230 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         if (states == SampleState.CHECKING).any():  # this rank, too, needs the absent ones
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
         audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)
+
+
+_HEADROOM_SHARE = 0.1
+_HEADROOM_BYTES = 64 * 2**20
+_HEADROOM_SHARE_MAX = 0.25
+_MARGIN = 1.02  # unseen records may be larger than those seen so far
+_FRESH_MARGIN = 1.06  # windows move in whole batches and requests; read samples stay until room is needed
+_ROUNDS = 64
+
+
+def needed_bytes(state: State) -> int:
+    """Return the budget in bytes at which no recurring sample would be dropped."""
+    # All that recurs for any reader at any look-ahead, except what all readers take from the store. For
+    # random recipes also the look-ahead with that budget, and what the first of several jobs has read and the
+    # last has not.
+    kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
+    fresh_jobs: dict[bytes, list[Job]] = {}
+    for job in state.jobs.values():
+        if job.random:
+            fresh_jobs.setdefault(job.dataset, []).append(job)
+    if not fresh_jobs:
+        return int(kept)
+    for jobs in fresh_jobs.values():
+        read = [job.watermark * job.plan.batch_size * job.plan.replicas for job in jobs]
+        kept += (max(read) - min(read)) * _batch_bytes(state, jobs[0]) / jobs[0].plan.batch_size
+    batches = {
+        cursor.key: batches_wanted(state, cursor, caution=1.0)
+        for job in state.jobs.values()
+        for cursor in job.cursors.values()
+    }
+    wanted_bytes = sum(
+        number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
+    )
+    budget = kept
+    for _ in range(_ROUNDS):  # windows grow with the budget, up to the need
+        scarcity = WINDOW_SHARE * budget / max(wanted_bytes, 1.0)
+        windows = (
+            max(
+                _batch_bytes(state, job)
+                * sum(
+                    max(
+                        share_of(batches[job.name, rank], scarcity),
+                        cursor.yielded - cursor.watermark + LEAST_BATCHES,
+                    )
+                    for rank, cursor in job.cursors.items()
+                )
+                for job in jobs
+            )
+            for jobs in fresh_jobs.values()
+        )
+        enough = _MARGIN * (kept + _FRESH_MARGIN * sum(windows))
+        if enough <= budget:
+            break
+        budget = enough
+    return int(budget)
+
+
+def _recurring_bytes(state: State) -> float:
+    recurring = 0.0
+    for key, samples in state.sets.items():
+        if key.epoch == EVERY_EPOCH and (jobs := state.jobs_of(key.dataset)):
+            absent = samples.state.size - samples.resident_count
+            share = max(share_in_cache(job, samples) for job in jobs)
+            recurring += share * (samples.resident_bytes + samples.sample_bytes * absent)
+    return recurring
+
+
+def _batch_bytes(state: State, job: Job) -> float:
+    epoch, _ = job.epoch_and_position(job.watermark)
+    return state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
+
+
+def headroom_bytes(limit: int) -> int:
+    """Return the part of a server's memory limit to leave for client buffers, in bytes."""
+    return int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * _HEADROOM_SHARE_MAX)))
+
+
+def maxmemory_for(budget: int) -> int:
+    """Return the smallest server memory, in bytes, that leaves ``budget`` for records."""
+    if budget <= _HEADROOM_BYTES * (1 / _HEADROOM_SHARE_MAX - 1):
+        return math.ceil(budget / (1 - _HEADROOM_SHARE_MAX))
+    return max(budget + _HEADROOM_BYTES, math.ceil(budget / (1 - _HEADROOM_SHARE)))
+
+
+def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
+    """Describe a dataset that is larger than the cache; ``kept``: a store holds it."""
+    size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
+    what = "comes from the store, and nothing is lost" if kept else "is decoded again in each epoch"
+    remedy = "" if kept else " or a store (SUPER_STORE)"
+    return (
+        f"{source} takes about {size} decoded, and the cache has {budget} for records: the rest {what}; "
+        f"cache_bytes (SUPER_CACHE_BYTES) of {maxmemory}{remedy} would hold all of it"
+    )
+
+
+def thrash_text(state: State) -> str:
+    """Describe the thrash: how much memory there is, and how much would end it."""
+    needed = needed_bytes(state)
+    now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
+    return (
+        f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
+        f"for records would end it: give the cache server {maxmemory}, by its maxmemory and by "
+        "cache_bytes where that is set"
+    )
+
+
+def _mebibytes(size_bytes: float) -> str:
+    return f"{math.ceil(size_bytes / 2**20):,} MiB"
+
+
+RUN_BYTES = 16 * 2**20  # maximum number of an object's bytes fetched with one GET
+_SLACK_SHARE = 0.5  # share of the time until the first sample is needed that a request may take
+_SOON_DONE_S = 30.0  # a quarter of the default time that a reader waits for a batch
+
+
+def runs_of(
+    objects: NDArray[Any],
+    offsets: NDArray[Any],
+    lengths: NDArray[Any],
+    run_bytes: int = RUN_BYTES,
+    *,
+    whole: Bools | None = None,
+) -> Ints | None:
+    """Return where runs begin in a catalog, ascending from 0; ``None`` if each is one sample.
+
+    A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
+    read, unless a sample has more than half of that. A row group, which is read whole, is a run.
+
+    Args:
+        objects: integers ``[n]``, the object of each sample; equal ones are adjacent.
+        offsets: integers ``[n]``, where each sample begins in it, ascending in each object.
+        lengths: integers ``[n]``, bytes of each sample.
+        run_bytes: maximum number of bytes of one GET.
+        whole: bools ``[n]``, samples that are rows: their offsets are the numbers of row groups.
+    """
+    if not objects.size:
+        return None
+    spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
+    # A window and a sample that begins at its end are at most run_bytes together.
+    window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
+    windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
+    begins = np.ones(objects.size, dtype=np.bool_)
+    begins[1:] = (objects[1:] != objects[:-1]) | (windows[1:] != windows[:-1])
+    return None if begins.all() else np.flatnonzero(begins)
+
+
+def with_their_neighbours(
+    state: State,
+    executor: ExecutorState,
+    cursor: Cursor,
+    key: SetKey,
+    wanted: Ints,
+    *,
+    slack_s: float,
+    later_than_s: float,
+    now: float,
+) -> Ints:
+    """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
+
+    ``wanted``: absent samples, most urgent first, for which there is room; ``slack_s``: the time until the
+    first is needed, infinite if it cannot be in time; samples needed after ``later_than_s`` may make room.
+    """
+    runs = state.datasets[key.dataset].runs
+    if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
+        return wanted
+    samples = state.set_of(key)
+    if slack_s == math.inf and _time_left_s(state, executor, samples) > _SOON_DONE_S:
+        return wanted
+    taken = _whole_runs(state, samples, runs, wanted)
+    added_bytes = math.ceil(samples.sample_bytes * taken.size)
+    if (
+        executor.latency.expected_s(taken.size) > _SLACK_SHARE * slack_s
+        or state.reserved_bytes + added_bytes > WINDOW_SHARE * state.budget_bytes
+        or state.eligible_for(key.dataset).has_cheaper(executor)
+        or not _keeps(state, executor, samples)
+        or room_for(state, key, taken.size, later_than_s=later_than_s, now=now) < taken.size
+    ):
+        return wanted
+    return taken
+
+
+def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
+    """Return whole runs of the first requested samples, until they are at least as many samples."""
+    # A run has its requested samples, and other absent ones that a job will need and that have never failed.
+    most = state.most_samples(samples.key)
+    taken, remaining = wanted[:0], wanted
+    while remaining.size and taken.size < wanted.size:
+        start, stop = _piece(runs, samples.state.size, int(remaining[0]), most)
+        near = np.arange(start, stop)
+        others = near[
+            (samples.state[near] == SampleState.ABSENT)
+            & (samples.attempts[near] == 0)
+            & ~samples.stored(near)
+            & np.isfinite(next_use_s(samples.key, near, state.jobs.values()))
+        ]
+        is_near = (remaining >= start) & (remaining < stop)
+        run = np.union1d(remaining[is_near], others)
+        if taken.size + run.size <= most:
+            taken = np.concatenate((taken, run))
+        remaining = remaining[~is_near]
+    return taken
+
+
+def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
+    """Return the bounds of a sample's run, or of an equal part of a run that exceeds ``most``."""
+    place = int(np.searchsorted(runs, index, side="right"))
+    start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
+    length = math.ceil((stop - start) / math.ceil((stop - start) / most))
+    start += (index - start) // length * length
+    return start, min(stop, start + length)
+
+
+def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> float:
+    missing = samples.state.size - max(samples.resident_count, samples.stored_count)
+    functions = sum(
+        member.concurrency.capacity for member in state.eligible_for(samples.key.dataset).executors
+    )
+    return missing * executor.latency.sample_s / max(functions, 1)
+
+
+def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
+    """Return whether what is decoded early will not have to be decoded again."""
+    store = executor.store
+    if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
+        return True
+    epoch_bytes = 0.0 if samples.key.epoch == EVERY_EPOCH else samples.sample_bytes * samples.state.size
+    return needed_bytes(state) + epoch_bytes <= state.budget_bytes

@@ -30,15 +30,9 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import Ints
 
-SIZE_MAX: Final = 2**40
-"""The largest supported (and tested) size; more needs wider hashes in the rounds."""
-
-PREFIX_SIZE_MAX: Final = 256
-"""Up to this size the permutation is a small table; above, a Feistel network."""
-
-KEY_BYTES_MAX: Final = 64
-"""The longest key that BLAKE2b takes."""
-
+SIZE_MAX: Final = 2**40  # the largest supported (and tested) size; more needs wider hashes in the rounds
+PREFIX_SIZE_MAX: Final = 256  # up to this size the permutation is a small table; above, a Feistel network
+KEY_BYTES_MAX: Final = 64  # the longest key that BLAKE2b takes
 _ROUNDS: Final = 8
 # Chi-squared tests over neighbours, and positions one radix apart, see 4 rounds and not 6.
 _BLOCK: Final = 8192  # values per pass: its five arrays fit into a core's own cache
@@ -77,19 +71,11 @@ class Permutation:
         object.__setattr__(self, "_cipher", cipher(self.size, self.key))
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the element at each position: int64, the shape of ``positions``.
-
-        Raises:
-            PlanError: If a position is not an integer in ``range(size)``.
-        """
+        """Return the element at each position, int64 of its shape; ``PlanError`` if one is out of range."""
         return self._cipher.apply(checked_elements(positions, "positions", self.size), decrypt=False)
 
     def inverse(self, indices: Ints) -> Ints:
-        """Return the position of each element: int64, the shape of ``indices``.
-
-        Raises:
-            PlanError: If an index is not an integer in ``range(size)``.
-        """
+        """Return the position of each element, int64 of its shape; ``PlanError`` if one is out of range."""
         return self._cipher.apply(checked_elements(indices, "indices", self.size), decrypt=True)
 
 
@@ -106,11 +92,7 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, without a copy if they already are.
-
-    Raises:
-        PlanError: If a value, called ``name`` in the message, is not an integer in ``range(size)``.
-    """
+    """Return ``values`` as int64, or raise a PlanError that calls them ``name``; copy only if needed."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
@@ -143,11 +125,9 @@ class _FeistelCipher:
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
     def apply(self, values: Ints, *, decrypt: bool) -> Ints:
-        """Apply the network until every value is below size.
-
-        This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the
-        value itself, which is in range, and fewer than ``left_radix`` values that are not.
-        """
+        """Apply the network until every value is below size."""
+        # This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the
+        # value itself, which is in range, and fewer than `left_radix` values that are not.
         # Fresh and contiguous, so that reshape gives a view: work in place must reach `walked`.
         walked = np.array(values, dtype=np.uint64, order="C")
         flat = walked.reshape(-1)
@@ -161,7 +141,6 @@ class _FeistelCipher:
         return walked.view(np.int64)
 
     def _apply(self, values: NDArray[np.uint64], *, decrypt: bool) -> None:
-        """Encrypt or decrypt a flat array in place, block by block."""
         scratch = np.empty((4, min(values.size, _BLOCK)), dtype=np.uint64)
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]
@@ -195,10 +174,8 @@ class _FeistelCipher:
 
 
 def _keyed_words(key: bytes, size: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` uint64 words that look random: BLAKE2b of size and counter, under the key.
-
-    The size is in them because nearby sizes have equal radices, and would have all but equal orders.
-    """
+    """Return ``count`` uint64 words that look random: BLAKE2b of size and counter, under the key."""
+    # The size is in them because nearby sizes have equal radices, and would have all but equal orders.
     digests = -(-count // _WORDS_PER_DIGEST)
     prefix = size.to_bytes(8, "little")
     stream = b"".join(

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from superdl.coordinator.core.drawing import Drawing
-from superdl.coordinator.core.mixing import Mixing
+from superdl.coordinator.core.drawing import Drawing, Mixing
 from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
 from superdl.super_wire.errors import PlanError
 
@@ -40,9 +39,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
     from superdl.super_wire.draws import Draws
 
+# Distance of samples with no known next use: far beyond others, safe to add to in int64
 NEVER_SOON: Final = 2**62
-"""Distance of samples with no known next use: far beyond others, safe to add to in int64."""
-
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
 _EPOCH_MAX: Final = 2**63 - 1
@@ -105,8 +103,8 @@ class Plan:
     only_epoch: int | None = None
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
+    # The order positions at which batches of given lengths end
     _ends: Ints | None = field(init=False, repr=False, compare=False, default=None)
-    """The order positions at which batches of given lengths end."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -157,11 +155,9 @@ class Plan:
 
     @property
     def _slots(self) -> int:
-        """Order positions in an epoch of the whole mix; without one, of this plan."""
         return self.length if self._mixing is None else self._mixing.slots
 
     def _before(self, slots: int) -> int:
-        """Return how many of this plan's order positions are in an epoch's first ``slots`` slots."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
     def _batches_of(self, places: Ints) -> Ints:
@@ -183,9 +179,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks read at once (except in a short last global batch), over all datasets of a
-        mix.
-        """
+        """Samples that all ranks read at once, over all datasets of a mix; the last batch may be short."""
         return self.batch_size * self.replicas
 
     @property
@@ -213,11 +207,7 @@ class Plan:
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return what ``rank`` reads at one position; empty in an epoch whose order is unknown.
-
-        Raises:
-            PlanError: If epoch, position or rank is out of range.
-        """
+        """Return what ``rank`` reads at one position; nothing in an epoch whose order is unknown."""
         if not self.covers(epoch):
             return Span(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(2, np.int64))
         position = _bounded("position", position, 0, self.batches_per_epoch - 1)
@@ -261,17 +251,13 @@ class Plan:
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return how many global batches from now each sample is used next.
+        """Return in how many global batches from ``position`` each sample is used next: int64 ``[n]``.
 
-        Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. A sample
-        that neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets
-        `NEVER_SOON`. Use as padding counts. Constant time per sample, by the inverse of the order; nothing is
-        stored. With draws, the first of a sample's draws counts; a sample with very many may be used sooner
-        than returned.
-
-        Raises:
-            PlanError: If an index, the epoch or the position is out of range.
+        0 is the batch at ``position``, which may be the end of the epoch. A sample that neither the rest of
+        this epoch nor the next one uses gets `NEVER_SOON`. Use as padding counts. With draws, a sample with
+        very many may be used sooner. ``PlanError`` if an index, epoch or position is out of range.
         """
+        # Constant time per sample, by the inverse of the order; nothing is stored.
         batches = self.batches_per_epoch
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         position = _bounded("position", position, 0, batches)
@@ -314,7 +300,6 @@ class Plan:
 
     @property
     def _step(self) -> int:
-        """Distance between two order positions of a rank's part of a global batch."""
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container
 
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
+    from superdl.coordinator.core.settings import CoreSettings
 
-CursorKey: TypeAlias = tuple[str, int]
-"""A rank's cursor, by job and rank."""
-
+CursorKey: TypeAlias = tuple[str, int]  # a rank's cursor, by job and rank
 _Item = TypeVar("_Item")
 
 _VOID_MAX = 64  # beyond as many as are valid, before a heap is rebuilt
@@ -114,6 +113,30 @@ class Retry:
     of_source: bool = False
 
 
+@dataclass(slots=True)
+class Outage:
+    """Consecutive failures that no sample is to blame for; one counts in each wait."""
+
+    failures: int = 0
+    until_s: float = 0.0  # no attempts before this time
+    probing: bool = False  # true while an attempt tests whether the outage is over
+
+    def failed(self, settings: CoreSettings, now: float) -> bool:
+        """Count a failure and extend the wait; return whether it is a new one."""
+        if now < self.until_s and not self.probing:
+            return False
+        self.failures, self.probing = self.failures + 1, False
+        self.until_s = now + settings.backoff_after_s(self.failures)
+        return True
+
+    def may_try(self, settings: CoreSettings, now: float) -> bool:
+        """Return whether one more attempt may be made now; during an outage, one in each wait."""
+        if now < self.until_s:
+            return False
+        self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True
+        return True
+
+
 class Misses(NamedTuple):
     """A reader's missing samples in a batch, and the time until which the report is valid."""
 
@@ -154,9 +177,7 @@ class ReportedMisses:
         self._expire(now)
 
     def reopen(self, samples: SetKey) -> None:
-        """Mark a set's batches as unserved: some of its samples have become absent, and readers may miss
-        them.
-        """
+        """Mark a set's batches as unserved: some of its samples have become absent."""
         self._unserved.update(
             (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
         )
@@ -204,8 +225,8 @@ class RoomSearch:
     events: int = -1
     later_than_s: float = math.inf
     waiting: dict[CursorKey, None] = field(default_factory=dict)
+    # The time of the next check for teams that hold more than their share
     shares_again_s: float = -math.inf
-    """The time of the next check for teams that hold more than their share."""
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
         """Record that a search among samples needed after ``later_than_s`` freed too little."""
@@ -238,8 +259,8 @@ class Stragglers:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
+        # No check for stragglers that readers wait for before this time: it takes a while
         self.look_again_s = 0.0
-        """No check for stragglers that readers wait for before this time: it takes a while."""
         self.hedges = 0
 
     def __len__(self) -> int:

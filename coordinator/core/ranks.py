@@ -4,6 +4,11 @@ Reports come from the network and may be late, lost, or older than a restarted c
 batch that is not in the plan is ignored. Requests for batches and read reports renew a rank's lease. When the
 lease ends, nothing is looked ahead for the rank until it comes back, and samples that only it will read are
 dropped before others. Its place in the plan is kept for ``forget_s``.
+
+Each batch that had missing samples gets one cause for users once it was read. It follows from the state at
+the first miss (had the samples been requested, were functions idle) and from what functions did until then.
+Searching thousands of requests would be exact but cost milliseconds for each stalled batch. No decision
+depends on causes, so a wrong one misleads people but no plan.
 """
 
 from __future__ import annotations
@@ -13,22 +18,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.auditing import audit
-from superdl.coordinator.core.diagnosis import batch_missed, stall_ended
+from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import Drop, ExecutorsIneligible, JobClosed
 from superdl.coordinator.core.jobs import Cursor, Job
-from superdl.coordinator.core.journal import BatchNote, NoteKind
+from superdl.coordinator.core.journal import BatchNote, Cause, NoteKind, Stall, Work
+from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.restoring import withdraw_pointers
+from superdl.coordinator.core.restoring import waits_for_the_store, withdraw_pointers
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.timing import Pace
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
+    from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
 
+# Most batches given out but unread; earlier ones count as read even without a report
 _UNREPORTED_BATCHES = 256
-"""Most batches given out but unread; earlier ones count as read even without a report."""
-
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
 _EPOCHS_MAX = 2**40
@@ -104,9 +110,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """Record that a page of the plan went out. Repeating a request changes nothing; a request elsewhere moves
-    the rank there.
-    """
+    """Record that a page of the plan went out; one from elsewhere moves the rank there."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -135,9 +139,9 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    """Return whether a sampler restarted at an earlier place: it has yielded less than before, and less than
-    was read. If a report overtakes the request, that request still yields no less than the one before.
-    """
+    """Return whether a sampler restarted at an earlier place."""
+    # Less was yielded than before, and than was read. A report may overtake a request, but that request still
+    # yields no less than the one before.
     return yielded < cursor.watermark and yielded < cursor.yielded
 
 
@@ -230,9 +234,7 @@ def lapse(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget empty sample sets that no rank is at, and datasets that had none at the last check either; they
-    are created again on demand.
-    """
+    """Forget sample sets that are empty and without ranks, and datasets twice without any."""
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
         if samples.idle and key not in misses and not state.need(key):
@@ -245,3 +247,102 @@ def forget_empty_sets(state: State, now: float) -> None:
         state.ineligible.pop(dataset, None)
         state.stalls.works.pop(dataset, None)
     state.unused_datasets = unused
+
+
+_NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
+_WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
+
+
+def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
+    """Return the remembered history of a batch: times and descriptions, oldest first."""
+    cursor = state.cursor(name, rank)
+    if cursor is None:
+        return []
+    job = cursor.job
+    place, key = job.absolute(epoch, position), job.samples_of(epoch)
+    events = [
+        (note.at_s, note.kind.value.format(note.number))
+        for note in cursor.notes
+        if note.start <= place < note.stop
+    ]
+    indices = job.plan.batch(epoch, position, rank).indices
+    requests = [request for request in state.recent_requests if request.order.samples == key]
+    # One call for all of them: thousands of requests are remembered.
+    named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
+    ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
+    for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
+        count = int(np.count_nonzero(named[begin:end]))
+        if not count:
+            continue
+        racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
+        account = f"on account of {request.order.job}{racing}"
+        source = _WHERE.get(request.order.kind, "")
+        events.append(
+            (
+                request.made_s,
+                f"request {request.order.request_id} for {count} of its samples, {source}{account}",
+            )
+        )
+        if request.ended_s is not None:
+            events.append((request.ended_s, f"request {request.order.request_id} ended: {request.ending}"))
+    return sorted(events, key=lambda entry: entry[0])
+
+
+def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
+    """Note what caused a batch's first missing samples; later misses do not count."""
+    stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
+    if place in stalls.waits or not indices.size or cursor is None:
+        return
+    cause = _cause_at_once(state, cursor, samples, indices, now)
+    stalls.begin(place, cause, cursor.job.dataset)
+
+
+def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
+    """Close the stall of a batch that has now been read, and count it for its job."""
+    first = state.stalls.waits.pop(place, None)
+    cause = Cause.UNKNOWN
+    if first is not None:
+        cause = first.cause or _bottleneck(state, job, first.work, now)
+    job.stalls.add(Stall(place.rank, place.epoch, place.position, cause, wait_us))
+
+
+def _cause_at_once(
+    state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
+) -> Cause | None:
+    """Return the cause if the samples' states decide it, not what functions do; else ``None``."""
+    counts = np.bincount(samples.state[indices], minlength=len(SampleState))
+    commonest = SampleState(int(counts.argmax()))
+    if commonest is SampleState.WAITING:
+        return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
+    from_store = waits_for_the_store(state, samples, indices, now)
+    if commonest not in _NOT_ASKED_FOR:  # also if a record arrived after the reader looked
+        return Cause.STORE if from_store else None
+    if cursor.fresh:
+        return Cause.COLD_START
+    if state.ledger.spending is not Spending.FREELY or state.turn(cursor.job.team) is None:
+        return Cause.SPENDING
+    if samples.dropped[indices].any() or cursor.key in state.room_search.waiting:
+        return Cause.CACHE_MEMORY
+    idle = state.eligible_for(cursor.job.dataset).idle(now) > 0
+    not_asked_for = Cause.LATE_PLANNING if idle else None
+    return Cause.STORE if from_store else not_asked_for
+
+
+def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
+    whole = state.stalls.work_for(job.dataset)
+    done = whole.since(before)
+    if not whole.answers or done.cold_starts * 2 > done.answers:
+        return Cause.COLD_START
+    if state.thrash.thrashing:
+        return Cause.CACHE_MEMORY
+    if done.throttled or _is_limited(state, job, now):
+        return Cause.THROTTLE
+    if done.store_us > done.fetch_us + done.decode_us:
+        return Cause.STORE
+    seen = done if done.fetch_us + done.decode_us else whole
+    return Cause.SOURCE if seen.waits_for_the_source else Cause.DECODE
+
+
+def _is_limited(state: State, job: Job, now: float) -> bool:
+    executors = state.eligible_for(job.dataset).executors
+    return any(executor.concurrency.limit(now) < executor.concurrency.capacity for executor in executors)

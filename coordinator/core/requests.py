@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core import restoring, saving
+from superdl.coordinator.core import background, restoring
 from superdl.coordinator.core.auditing import choose_to_read_back
-from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, pick
+from superdl.coordinator.core.lookahead import needed_bytes, thrash_text
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
@@ -71,7 +71,7 @@ def make(
     _send(state, Request(order, job, claim, now), now)
 
 
-def make_save(state: State, save: saving.Save, now: float) -> None:
+def make_save(state: State, save: background.Save, now: float) -> None:
     """Have cached samples written to a pack, and charge a job that reads them, if any."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
@@ -88,7 +88,6 @@ def make_save(state: State, save: saving.Save, now: float) -> None:
 
 
 def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Count dropped samples that are produced again, and warn when that becomes thrash."""
     key, again = samples.key, int(np.count_nonzero(samples.dropped[indices]))
     state.thrash.reproduced_samples += again
     if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
@@ -123,7 +122,6 @@ def _send(state: State, request: Request, now: float) -> None:
 
 
 def _late_at_s(state: State, request: Request, now: float) -> float | None:
-    """Return when a request sent now becomes a straggler; ``None`` if unknown."""
     order, executor = request.order, state.fleet.executors[request.order.executor]
     samples, quantile = order.indices.size, state.settings.hedge_quantile
     if order.kind is RequestKind.RESTORE:
@@ -134,9 +132,7 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Race the stragglers that deserve a rival: within a share of all requests, if functions are idle or a
-    reader waits.
-    """
+    """Race stragglers, within a share of all requests, if functions are idle or a reader waits."""
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
         return
@@ -170,9 +166,8 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
 
 
 def _is_unproven(state: State, request: Request) -> bool:
-    """Return whether a straggler's executor has never answered, and there is another one. Hedges against it
-    have no bound except that it is soon set aside.
-    """
+    """Return whether a straggler's executor has never answered, and there is another one."""
+    # Hedges against it have no bound except that it is soon set aside.
     executor = state.fleet.executors[request.order.executor]
     return (
         not executor.latency.answers
@@ -202,7 +197,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if executor.store is not None:
         restoring.answered(state, request, executor.store, event, now)
     if order.kind is RequestKind.SAVE:
-        saving.answered(state, request, event, now)
+        background.save_answered(state, request, event, now)
         return
     samples, indices = state.set_of(order.samples), order.indices
     records = restoring.take_in(state, samples, indices, event, cached)
@@ -226,7 +221,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request, message = ended.request, ended.request.ending
     if request.order.kind is RequestKind.SAVE:
         restoring.distrust(state, request, message, now)
-        saving.try_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
+        background.save_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
         return
     state.fleet.executors[request.order.executor].failed(event, message, request.made_s, now)
     if event.kind is FailureKind.THROTTLED:
@@ -256,10 +251,7 @@ class Ended(NamedTuple):
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Finish a request at its first answer or failure: free its place, bill, settle samples.
-
-    Return ``None`` for a request that is not in flight: this is a second answer.
-    """
+    """Free a request's place, bill it and settle its samples; ``None`` for a second answer."""
     request = state.requests.pop(event.request_id, None)
     if request is None:
         return None
@@ -283,7 +275,7 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
     if not isinstance(event, RequestDone):
         request.ending = f"{event.kind.value}: {event.message}"
     elif order.kind is RequestKind.SAVE:
-        request.ending = f"{int(np.count_nonzero(saving.saved(event)))} saved"
+        request.ending = f"{int(np.count_nonzero(background.saved(event)))} saved"
     else:
         produced = int(np.count_nonzero(cached))
         request.ending = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"
@@ -349,9 +341,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """Blame the executor whose request was overtaken by a later one elsewhere, as it may not answer at all;
-    and the store, if decoding overtook a restore that began long before.
-    """
+    """Blame the loser of a race: it may not answer at all."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:
         return

@@ -8,7 +8,7 @@ samples come as *pointers* into their new pack. A job that does not see the stor
 are dropped when it comes, and the samples it needs are restored.
 
 If some functions do not see the store, executors that do see it save what these have decoded
-(:mod:`superdl.coordinator.core.saving`).
+(:mod:`superdl.coordinator.core.background`).
 
 Store trouble is tracked for each executor, since functions may be configured differently: a circuit breaker
 for reading, another for writing. While one is open, nothing waits for the store: samples are decoded, and no
@@ -30,16 +30,14 @@ from superdl.super_wire.request import Outcome, RequestKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from superdl.coordinator.core.capacity import CircuitBreaker
     from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
-    from superdl.coordinator.core.throttling import CircuitBreaker
 
-_NO_POINTERS_S = 60.0
-"""Time for which records are pushed after a reader could not follow a pointer."""
-
+_NO_POINTERS_S = 60.0  # time for which records are pushed after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
@@ -116,9 +114,8 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Return which audited samples readers can use. A pointer that some reader cannot follow counts as
-    absent; a ``whole`` audit comes from a reader that tried to.
-    """
+    """Return which audited samples readers can use, of pointers only those that all can follow."""
+    # A `whole` audit comes from a reader that tried to follow a pointer.
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
         return present
@@ -143,9 +140,9 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete samples that the loser of a race wrote after they were dropped, since nothing would account for
-    them. If it wrote a pointer over a record, or a record over a pointer, account for the new one.
-    """
+    """Delete samples that the loser of a race wrote after they were dropped."""
+    # Nothing would account for them. It may also have written a pointer over a record, or the other way
+    # round.
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(samples.key, late))
@@ -204,11 +201,8 @@ def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
 
 
 def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Return the first packs of the samples to restore as a whole, and leave the rest for later.
-
-    They include other absent samples of these packs that a job will need, as far as one request and free room
-    allow.
-    """
+    """Return the first packs of ``wanted`` as a whole, as far as one request and free room allow."""
+    # Other absent samples of these packs come along if a job will need them.
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
     if not state.settings.whole_packs or samples.packs is None or fitting <= wanted.size:
@@ -278,9 +272,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store for a request that failed or was ``refused``, if it was involved. Warn when it is first
-    set aside after it worked.
-    """
+    """Blame the store for a failed or refused request that used it; warn when it is first set aside."""
     executor = state.fleet.executors[request.order.executor]
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:

@@ -14,10 +14,9 @@ import numpy as np
 from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN
 from superdl.coordinator.core.jobs import Ahead
-from superdl.coordinator.core.queues import Retry
+from superdl.coordinator.core.queues import Outage, Retry
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState, count_again
-from superdl.coordinator.core.throttling import Outage
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -42,14 +41,12 @@ _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
-_UNANSWERED_MAX = 5
-"""Most unanswered requests before a sample is suspected, while functions begin late."""
-
+_UNANSWERED_MAX = 5  # most unanswered requests before a sample is suspected, while functions begin late
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 
+# Most failures of a sample that a set-aside executor is blamed for, if there is another
 BLAMED_ON_EXECUTOR_MAX = 2
-"""Most failures of a sample that a set-aside executor is blamed for, if there is another."""
 
 
 def end_outages(state: State, request: Request) -> None:
@@ -60,11 +57,9 @@ def end_outages(state: State, request: Request) -> None:
 
 
 def release_due(state: State, now: float) -> None:
-    """Mark samples as absent whose retry is due, and have ranks look ahead to them again.
-
-    While a source gives nothing, one retry in each wait tries it. The others are postponed and spread over
-    the wait, so that they do not all come at once when it is back.
-    """
+    """Mark samples as absent whose retry is due, and have ranks look ahead to them again."""
+    # While a source gives nothing, one retry in each wait tries it. The others are spread over the wait, so
+    # that they do not all come at once when it is back.
     for retry in state.retries.take_until(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
         if outage is not None and not outage.may_try(state.settings, now):
@@ -91,9 +86,7 @@ def want_again(
     alone: bool = False,
     failed_by: int | None = None,
 ) -> None:
-    """Have absent samples looked at again: by readers that miss them, and by the given ranks that have passed
-    over them.
-    """
+    """Have absent samples looked at again, by readers that miss them and ranks that passed over them."""
     state.misses.reopen(key)
     for cursor in cursors:
         places = cursor.job.watermark + next_use(key, absent, cursor.job)
@@ -109,7 +102,9 @@ def retry_rest(
 ) -> None:
     """Retry what an answer did not bring: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
-    expired_early = _expired_early(state, request, event, now)
+    # The function began nothing, out of time long before our clock says so.
+    is_early = now - request.made_s < state.settings.request_ttl_s / 2
+    expired_early = is_early and bool((event.outcomes == _EXPIRED).all())
     uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
     not_restored = left & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
     unavailable = left & (event.outcomes == _UNAVAILABLE)
@@ -123,42 +118,26 @@ def retry_rest(
     try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
     await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
     if expired_early:  # else they would be requested, and paid for, forever
-        messages = _with_clocks(state, request, messages, now)
+        note = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
+        messages = {offset: messages.get(offset, "") + note for offset in range(order.indices.size)}
     slow = counted & (event.outcomes == _TIMED_OUT)  # alone: it delays its whole function
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
-    """Withhold memory after the cache refused samples for which it should have had room.
-
-    All that seems free is withheld, plus the size of the refused samples, which is then dropped, until the
-    next checks of the servers correct it (:func:`superdl.coordinator.core.auditing.cache_resized`).
-    """
+    """Withhold memory after the cache refused samples for which it should have had room."""
+    # All that seems free, plus the size of the refused samples, until the servers' figures correct it.
     if refused:
         refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
         withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
         state.withheld_bytes = min(withheld_bytes, state.budget_bytes)
 
 
-def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
-    """Return whether a function began nothing, out of time long before our clock says so."""
-    is_early = now - request.made_s < state.settings.request_ttl_s / 2
-    return is_early and bool((event.outcomes == _EXPIRED).all())
-
-
-def _with_clocks(state: State, request: Request, messages: dict[int, str], now: float) -> dict[int, str]:
-    """Add to each message a note on what may be wrong with the clocks."""
-    words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
-    return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.order.indices.size)}
-
-
 def retry_failed(
     state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
 ) -> None:
-    """Retry the samples at these offsets of a failed request; each alone if one may be to blame, so that it
-    harms no other.
-    """
+    """Retry samples of a failed request, each alone if one may be to blame."""
     never_run = kind in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and not never_run:
         _wait(state, request, request.order.indices[left], 0.0, now)
@@ -172,12 +151,9 @@ def retry_failed(
 
 
 def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
-    """Return which samples of an unanswered request are not yet suspected.
-
-    No answer may mean that the executor dropped the request, or that a sample crashed its function. So the
-    first such failure is blamed on neither, nor are a few more while functions begin late, which precedes
-    dropping.
-    """
+    """Return which samples of an unanswered request are not yet suspected."""
+    # Either the executor dropped the request, or a sample crashed its function. The first time neither is
+    # blamed, nor a few more times while functions begin late, which precedes dropping.
     executor = state.fleet.executors[request.order.executor]
     bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
     unanswered = state.set_of(request.order.samples).unanswered
@@ -211,7 +187,11 @@ def try_again(
     again = indices[~spent]
     waits_s = _backoffs_s(state, samples.attempts[again])
     if not counts:
-        waits_s = np.maximum(waits_s, _outage_wait_s(state, messages.get(int(offsets[0]), ""), now))
+        outage, reason = state.outage, messages.get(int(offsets[0]), "")
+        if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
+            text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault"
+            state.actions.append(Warn(f"{text}: {reason}"))
+        waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))
     failed_by = request.order.executor if counts else None
     _wait(state, request, again, waits_s, now, alone=alone, failed_by=failed_by)
 
@@ -219,11 +199,9 @@ def try_again(
 def await_source(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
 ) -> None:
-    """Queue samples that the source does not provide now, without using attempts; waits grow meanwhile.
-
-    If the source gave nothing at all, one retry in each wait tries it until something comes, so that waiting
-    samples do not keep it overloaded.
-    """
+    """Queue samples that the source does not provide now, without using attempts."""
+    # If it gave nothing at all, one retry in each wait tries it, so that the others do not keep it
+    # overloaded.
     offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
     if not offsets.size:
         return
@@ -244,9 +222,7 @@ def _wait(
     now: float,
     **how: Any,
 ) -> None:
-    """Have samples wait for their retries, each for its number of seconds: 0 if they are not to blame and can
-    come from elsewhere, or in another way.
-    """
+    """Have samples wait for a retry; 0 s if they can come from elsewhere or in another way."""
     if not indices.size:
         return
     key = request.order.samples
@@ -265,10 +241,8 @@ def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
 def _turn_elsewhere(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
-    """Retry at another executor at once what a set-aside one did not produce; return the other offsets.
-
-    The executor is more likely to blame than the samples, but it excuses each only a few times.
-    """
+    """Retry at once elsewhere what a set-aside executor did not produce; return the other offsets."""
+    # The executor is more likely to blame than the samples, but it excuses each only a few times.
     executor = state.fleet.executors[request.order.executor]
     if not (
         executor.breaker.tripped
@@ -281,12 +255,3 @@ def _turn_elsewhere(
         turns = count_again(samples.blamed_on_executor, indices) <= BLAMED_ON_EXECUTOR_MAX
     _wait(state, request, indices[turns], 0.0, now, failed_by=request.order.executor)
     return offsets[~turns]
-
-
-def _outage_wait_s(state: State, reason: str, now: float) -> float:
-    """Return the wait after a failure of no sample's; it grows while nothing succeeds."""
-    outage = state.outage
-    if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
-        text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault: {reason}"
-        state.actions.append(Warn(text))
-    return state.settings.backoff_after_s(outage.failures)

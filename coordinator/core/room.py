@@ -28,28 +28,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
+# Share of the budget that a search frees of unneeded samples, so that searches are few
 _UNNEEDED_SHARE = 1 / 32
-"""Share of the budget that a search frees of unneeded samples, so that searches are few."""
-
-_NEEDED_SHARE = 1 / 128
-"""The same for samples that will be needed again."""
-
+_NEEDED_SHARE = 1 / 128  # the same for samples that will be needed again
 _SHARES_EVERY_S = 0.2
 _ANY_TIME_S = -1.0  # even samples that are needed now are later than this
 _NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
-CANDIDATES_LEAST = 2048
-"""Up to this number of resident samples, all are considered."""
-
+CANDIDATES_LEAST = 2048  # up to this number of resident samples, all are considered
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
+# Minimum on average: fewer cost as much time, since each job looks up all of a set at once
 _CANDIDATES_PER_SET = 1024
-"""Minimum on average: fewer cost as much time, since each job looks up all of a set at once."""
-
-_FRESH_TIMES = 8
-"""Factor by which more of a random recipe's samples are considered."""
-
-_LOOKUPS_MAX = 1_000_000
-"""Maximum number of next uses computed in one search, over all jobs."""
+_FRESH_TIMES = 8  # factor by which more of a random recipe's samples are considered
+_LOOKUPS_MAX = 1_000_000  # maximum number of next uses computed in one search, over all jobs
 
 
 def fits(state: State, key: SetKey, count: int) -> bool:
@@ -58,11 +49,9 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def relieve(state: State, now: float) -> None:
-    """Return to the budget after records were larger than expected or others took memory.
-
-    Samples that readers wait for stay. Otherwise, if others' records filled the cache, no batch would ever be
-    complete.
-    """
+    """Return to the budget after records were larger than expected or others took memory."""
+    # Samples that readers wait for stay: else no batch would ever be complete in a cache full of others'
+    # records.
     if state.free_bytes < 0:
         _evict(state, -state.free_bytes, later_than_s=_NOT_NOW_S, now=now)
 
@@ -80,12 +69,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped.
-
-    Return 0 while other requests are in flight or readers fetch what was produced for them, as both bring
-    room. Otherwise nothing is left to drop: either others have taken the memory, and this job's readers must
-    not wait for that, or one sample is larger than the budget, which nothing will change.
-    """
+    """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped."""
     size_bytes = state.set_of(key).sample_bytes
     spare = int(state.budget_bytes * _NEEDED_SHARE)
     for later_than_s, least in ((_NOT_NOW_S, spare), (_ANY_TIME_S, 0)):
@@ -93,8 +77,11 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
         if missing > 0:
             _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
     fit = fitting(state.free_bytes, size_bytes, count)
+    # Requests in flight bring room, and so do readers that fetch what was produced for them.
     if fit or state.is_producing or _missed_and_resident(state, now):
         return fit
+    # Nothing is left to drop: others have taken the memory, and this job's readers must not wait for that, or
+    # one sample is larger than the budget, which nothing will change.
     return max(1, fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
 
@@ -130,9 +117,7 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
 
 
 def see_shares(state: State, now: float) -> None:
-    """Check, every so often, which teams hold more than their share of the cache, among teams with a job. If
-    several teams read a dataset, each holds an equal part of it.
-    """
+    """Check now and then which teams hold more than their share; a dataset is split among its teams."""
     if now < state.room_search.shares_again_s:
         return
     state.room_search.shares_again_s = now + _SHARES_EVERY_S
@@ -229,7 +214,6 @@ def choose_victims(
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:
-    """Return the step between candidates among the resident samples."""
     holding = [samples.resident_count for samples in sets.values() if samples.resident_count]
     count, least = sum(holding), max(CANDIDATES_LEAST, _CANDIDATES_PER_SET * len(holding))
     if count <= least:

@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 Ints: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 
-EVERY_EPOCH = -1
-"""``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
-
+EVERY_EPOCH = -1  # the SetKey.epoch of a deterministic recipe: the samples of all epochs are the same
 _OBJECT_BYTES = 16
+# Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7
 _KEY_OVERHEAD_BYTES = 160
-"""Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7."""
 
 
 class SetKey(NamedTuple):
@@ -39,18 +37,13 @@ class SetKey(NamedTuple):
 class SampleState(enum.IntEnum):
     """The assumed state of one sample; the cache has the truth."""
 
-    UNKNOWN = 0
-    """Never checked: the cache may hold it from an earlier coordinator."""
-    CHECKING = 1
-    """An audit is in flight."""
+    UNKNOWN = 0  # never checked: the cache may hold it from an earlier coordinator
+    CHECKING = 1  # an audit is in flight
     ABSENT = 2
-    IN_FLIGHT = 3
-    """A request for it is in flight."""
-    WAITING = 4
-    """It failed and waits for its retry."""
+    IN_FLIGHT = 3  # a request for it is in flight
+    WAITING = 4  # it failed and waits for its retry
     RESIDENT = 5
-    FAILED = 6
-    """A tombstone has the reason."""
+    FAILED = 6  # a tombstone has the reason
 
 
 _S = SampleState
@@ -74,9 +67,7 @@ _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return the memory that records take in Redis, in bytes: jemalloc's size class (four per doubling) plus
-    the key.
-    """
+    """Return the bytes that records take in Redis: jemalloc's size class (four per doubling) and the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -144,8 +135,8 @@ class SampleSet:
         self.unavailable_since_s = 0.0
         self.resident_bytes = 0
         self.resident_count = 0
+        # Expected footprint of a sample not yet produced: a running mean once some have been
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
-        """Expected footprint of a sample not yet produced: a running mean once some have been."""
         self._stored_count = 0
         self._memory = memory or CacheMemory()
 

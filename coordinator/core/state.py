@@ -21,6 +21,7 @@ from superdl.coordinator.core.journal import Stalls, Thrash
 from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
 from superdl.coordinator.core.queues import (
     BatchPlace,
+    Outage,
     ReportedMisses,
     Retry,
     RoomSearch,
@@ -30,7 +31,6 @@ from superdl.coordinator.core.queues import (
 )
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
 from superdl.coordinator.core.teams import NO_TEAM, Teams
-from superdl.coordinator.core.throttling import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,17 +45,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
     from superdl.coordinator.core.teams import Turn
 
-EPOCH_SETS_MAX = 8
-"""Most epochs of a random recipe with a sample set, for each job that reads it."""
-
-_FAILURES_MAX = 10_000
-"""Number of failure reasons remembered, the newest."""
-
+EPOCH_SETS_MAX = 8  # most epochs of a random recipe with a sample set, for each job that reads it
+_FAILURES_MAX = 10_000  # number of failure reasons remembered, the newest
 _REQUESTS_KEPT = 4096
 
+# Maximum request: this share of the cache, or this number of samples if that is more
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
-"""Maximum request: this share of the cache, or this number of samples if that is more."""
-
 _NONE: frozenset[int] = frozenset()
 
 
@@ -74,14 +69,11 @@ class Request:
     """A request that was sent and, once it has ended, its result."""
 
     order: Prefetch
-    payer: Job | None
-    """The job to charge, though it may close before the answer; ``None``: no job."""
+    payer: Job | None  # the job to charge, though it may close before the answer; None: no job
     claim: Claim
     made_s: float
-    rival: int | None = None
-    """The request that races this one, whichever came first."""
-    expected_s: float = 0.0
-    """The seconds it was expected to take when it was made."""
+    rival: int | None = None  # the request that races this one, whichever came first
+    expected_s: float = 0.0  # the seconds it was expected to take when it was made
     ended_s: float | None = None
     ending: str = ""
 
@@ -107,56 +99,50 @@ class State:
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
+    # Datasets that had no samples and no readers at the last check
     unused_datasets: set[bytes] = field(default_factory=set)
-    """Datasets that had no samples and no readers at the last check."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
+    # Ranks that passed over samples while others' audits of them were in flight
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
-    """Ranks that passed over samples while others' audits of them were in flight."""
+    # Samples in state WAITING, by the time of their next attempt
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
-    """Samples in state WAITING, by the time of their next attempt."""
     misses: ReportedMisses = field(default_factory=ReportedMisses)
+    # The reasons of samples in state FAILED
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
-    """The reasons of samples in state FAILED."""
+    # Expiry times of tombstones; in order, since all have the same lifetime
     expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
-    """Expiry times of tombstones; in order, since all have the same lifetime."""
     room_search: RoomSearch = field(default_factory=RoomSearch)
+    # Ranks by the time at which their lease may end
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
-    """Ranks by the time at which their lease may end."""
+    # Samples to be saved from the cache to the store, if some functions do not see it
     unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
-    """Samples to be saved from the cache to the store, if some functions do not see it."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
+    # The newest requests, ended or not, for a batch's history
     recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
-    """The newest requests, ended or not, for a batch's history."""
-    wanted_bytes: int = 0
-    """Cache memory for the full look-ahead of all ranks."""
-    outage: Outage = field(default_factory=Outage)
-    """The outage of all that produces samples."""
+    wanted_bytes: int = 0  # cache memory for the full look-ahead of all ranks
+    outage: Outage = field(default_factory=Outage)  # the outage of all that produces samples
+    # Outages of datasets whose source last gave nothing
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
-    """Outages of datasets whose source last gave nothing."""
-    events: int = 0
-    """Events handled so far, without ticks."""
+    events: int = 0  # events handled so far, without ticks
     budget_bytes: int = 0
     reserved_bytes: int = 0
-    foreign_bytes: int = 0
-    """Cache memory that others use, which reduces ours."""
-    withheld_bytes: int = 0
-    """Memory left unused, since the cache refused writes for lack of it."""
-    emptied: bool = False
-    """True if the cache was seen emptied: samples never requested are then absent."""
+    foreign_bytes: int = 0  # cache memory that others use, which reduces ours
+    withheld_bytes: int = 0  # memory left unused, since the cache refused writes for lack of it
+    emptied: bool = False  # true if the cache was seen emptied: samples never requested are then absent
     memory: CacheMemory = field(default_factory=CacheMemory)
     evictions: int = 0
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     fleet: Fleet = field(init=False)
+    # Executors, by number, that cannot produce the samples of a dataset
     ineligible: dict[bytes, frozenset[int]] = field(default_factory=dict)
-    """Executors, by number, that cannot produce the samples of a dataset."""
     ledger: Ledger = field(init=False)
     teams: Teams = field(init=False)
 
@@ -200,9 +186,8 @@ class State:
         return self.budget_bytes - taken
 
     def most_samples(self, key: SetKey) -> int:
-        """Return the maximum number of samples of a set in a request: where they take much of the cache, many
-        at once would drop what others have brought.
-        """
+        """Return the maximum number of samples of a set in a request."""
+        # Many at once that take much of the cache would drop what others have brought.
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 

@@ -22,12 +22,8 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-NO_TEAM = ""
-"""The team of jobs whose token names none."""
-
-Turn: TypeAlias = tuple[int, float]
-"""The lesser turn goes first."""
-
+NO_TEAM = ""  # the team of jobs whose token names none
+Turn: TypeAlias = tuple[int, float]  # the lesser turn goes first
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
 _PRIORITY_MAX = 1000
@@ -76,10 +72,8 @@ class TeamState:
     requests: int = 0
     usd: float = 0.0
     virtual_s: float = 0.0
-    warned_s: float = -math.inf
-    """The time of the last warning that it may spend no more."""
-    sample_s: float = 0.0
-    """Smoothed time of its requests per sample; 0 before one has ended."""
+    warned_s: float = -math.inf  # the time of the last warning that it may spend no more
+    sample_s: float = 0.0  # smoothed time of its requests per sample; 0 before one has ended
 
 
 class Teams:
@@ -92,10 +86,8 @@ class Teams:
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
         self._states = {NO_TEAM: TeamState(Team())}
-        self.given: tuple[Team, ...] = ()
-        """The teams set last."""
-        self._floor_s = 0.0
-        """Lower bound of all virtual times."""
+        self.given: tuple[Team, ...] = ()  # the teams set last
+        self._floor_s = 0.0  # lower bound of all virtual times
         self._sample_s = _SAMPLE_S
         self.change(teams)
         for name, usd in (spent_usd or {}).items():
@@ -128,9 +120,7 @@ class Teams:
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request of a team, where functions take ``capacity`` requests at once; return the
-        seconds that it is expected to take.
-        """
+        """Account for a new request, one of ``capacity`` at most; return its expected time in seconds."""
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share

@@ -1,7 +1,4 @@
-"""The functions of the simulated world: cold starts, queues, run times, records, failures.
-
-Usage counts the functions at work and their time, on which the bill is based.
-"""
+"""The functions of the simulated world: cold starts, queues, run times, records, failures, and their use."""
 
 from __future__ import annotations
 
@@ -23,12 +20,8 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.world_model import FunctionsModel
     from superdl.experiments.simulator.world_state import WorldState
 
-__all__ = ["ExecutorModel", "Usage"]
-
 _REFUSAL_S = 0.002
-_ANSWER_S = 0.001
-"""In reality, too, the records arrive before the answer."""
-
+_ANSWER_S = 0.001  # in reality, too, the records arrive before the answer
 _HANG_S = 3.0
 _STRAGGLER_SHAPE = 1.5
 _STRAGGLER_LEAST = 3.0
@@ -49,22 +42,27 @@ _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
 
 
 @dataclass
-class Usage:
-    """Work and cost of the functions as the world counts them, and those in use over time."""
+class Work:
+    """Work and cost of the functions as the world counts them."""
 
     invocations: int = 0
+    cold_starts: int = 0
+    throttled: int = 0
     gb_s: float = 0.0
     source_requests: int = 0
     samples_produced: int = 0
     samples_restored: int = 0
     store_gets: int = 0
     store_puts: int = 0
-    cold_starts: int = 0
-    throttled: int = 0
+
+
+@dataclass
+class Usage(Work):
+    """Work, and the functions in use over time."""
+
     in_use: int = 0
     peak: int = 0
-    function_s: float = 0.0
-    """Seconds that functions were in use, summed over functions."""
+    function_s: float = 0.0  # functions in use, integrated over time
     _changed_s: float = 0.0
 
     def change(self, by: int, now: float) -> None:
@@ -136,21 +134,14 @@ class ExecutorModel:
         return True
 
     def _run(self, taken: _Taken, *, cold: bool) -> None:
-        world, functions, faults, request = (
-            self._world,
-            self._functions,
-            self._world.model.faults,
-            taken.request,
-        )
-        draw = world.rng.random
+        world, functions, request = self._world, self._functions, taken.request
+        faults, draw = world.model.faults, world.rng.random
         cold_s = 0.0
         if cold and functions.cold_start_s:
             self.usage.cold_starts += 1
             cold_s = functions.cold_start_s * world.rng.lognormvariate(0.0, _COLD_SPREAD)
-        for share, kind in (
-            (faults.throttle, FailureKind.THROTTLED),
-            (faults.unavailable, FailureKind.UNAVAILABLE),
-        ):
+        refusals = {FailureKind.THROTTLED: faults.throttle, FailureKind.UNAVAILABLE: faults.unavailable}
+        for kind, share in refusals.items():
             if draw() < share:
                 self._free(alive=True)
                 self._refuse(taken, kind)
@@ -196,9 +187,7 @@ class ExecutorModel:
         cold_s: float,
         pushes_s: float | None = None,
     ) -> None:
-        """Fail a request after ``duration_s``; with ``pushes_s``, a part is written then, even after the
-        failure.
-        """
+        """Fail a request after ``duration_s``; a part is written after ``pushes_s``, maybe later still."""
         world, request = self._world, taken.request
         if pushes_s is not None:
             world.after(cold_s + pushes_s, partial(self._push_some, request))
@@ -223,6 +212,7 @@ class ExecutorModel:
             outcomes = look(request, request.indices)
         begun = 0 if expired else count
         fetched = begun if request.kind.decodes else 0
+        each_s = functions.restore_s if request.kind is RequestKind.RESTORE else functions.fetch_s
         gets = data.gets(request.indices) if fetched else 0
         pointed = self._pointed(request, request.indices)
         store_fields = self._keep(request, outcomes, pointed)
@@ -231,11 +221,7 @@ class ExecutorModel:
             outcomes=outcomes,
             record_bytes=np.where(outcomes == _CACHED, self._cached_bytes(request, request.indices), 0),
             source_bytes=fetched * data.source_bytes,
-            fetch_us=int(
-                begun
-                * (functions.restore_s if request.kind is RequestKind.RESTORE else functions.fetch_s)
-                * 1e6
-            ),
+            fetch_us=int(begun * each_s * 1e6),
             decode_us=int(fetched * functions.decode_s * 1e6),
             push_us=int(begun * functions.push_s * 1e6),
             duration_us=int(duration_s * 1e6),
@@ -288,9 +274,8 @@ class ExecutorModel:
         decoded = np.isin(outcomes, _DECODED) & ~np.isin(request.indices, undecodable)
         stored = (outcomes == _CACHED) | (pointed & decoded)
         pack = store.write(request.samples.dataset, request.indices[stored])
-        self.usage.store_puts += int(bucket and pack > 0)
-        pointers = pointed & (outcomes == _CACHED)
-        requests = int(bucket and pack > 0)
+        pointers, requests = pointed & (outcomes == _CACHED), int(bucket and pack > 0)
+        self.usage.store_puts += requests
         return {"pack": pack, "stored": stored, "store_requests": requests, "pointers": pointers}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:

@@ -1,18 +1,16 @@
-"""Run a spec in the simulated world; show throughput, waiting, functions, cost.
-
-Every row of a table and of the JSON is marked as simulated.
-"""
+"""Run a spec in the simulated world; show throughput, waiting, functions, cost, marked as simulated."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.console import print_rows, say
+from superdl.experiments.simulator.executor_model import Work
+from superdl.experiments.simulator.spec import build_world_model
 from superdl.experiments.simulator.world import World
-from superdl.experiments.simulator.world_model import build_world_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,29 +20,10 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.spec import SimulationSpec
     from superdl.experiments.simulator.trainer_model import TrainerModel
 
-__all__ = [
-    "JobPrediction",
-    "Prediction",
-    "predict",
-    "predictions_mapping",
-    "print_predictions",
-]
-
 _HOUR_S = 3600.0
 _FORMAT = 1
 _JOBS_SHOWN = 12
 _SMALL_USD = 0.1
-_COUNTED = (
-    "invocations",
-    "cold_starts",
-    "throttled",
-    "gb_s",
-    "source_requests",
-    "samples_produced",
-    "samples_restored",
-    "store_gets",
-    "store_puts",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +41,8 @@ class JobPrediction:
     usd: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+@dataclass(kw_only=True)
+class Prediction(Work):
     """All predictions for one run.
 
     Dollars are totals; ``functions_*`` count functions in use at a time. CPU seconds of the core are this
@@ -78,15 +57,6 @@ class Prediction:
     first_batch_s: float
     functions_mean: float
     functions_peak: int
-    invocations: int
-    cold_starts: int
-    throttled: int
-    gb_s: float
-    source_requests: int
-    samples_produced: int
-    samples_restored: int
-    store_gets: int
-    store_puts: int
     samples_read: int
     epochs: float
     usd_functions: float
@@ -129,7 +99,7 @@ def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> P
         first_batch_s=_mean([job.first_batch_s for job in begun]),
         functions_mean=_share(usage.function_s, ended_s),
         functions_peak=usage.peak,
-        **{name: getattr(usage, name) for name in _COUNTED},
+        **{entry.name: getattr(usage, entry.name) for entry in fields(Work)},
         samples_read=read,
         epochs=epochs,
         **costs,
@@ -165,7 +135,7 @@ def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> Job
         stall_share=_share(waited_s - first_s, end_s - start_s - first_s),
         hit_rate=_share(sum(epoch_pass.hits for epoch_pass in passes), samples),
         first_batch_s=first_s,
-        invocations=world.asked[script.name],
+        invocations=world.requests[script.name],
         usd=usd_per_hour * (end_s - start_s) * len(trainers) / _HOUR_S,
     )
 

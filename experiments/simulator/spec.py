@@ -1,18 +1,21 @@
-"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves.
+"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves, and its world.
 
-`experiments.schema` checks the keys; `world_model` builds the world from a spec.
+`experiments.schema` checks the keys.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, field
+import math
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass
 
+from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices, Team
 from superdl.experiments.schema import (
     KNOWN_KEYS,
     NULL_IS_EMPTY,
@@ -26,27 +29,25 @@ from superdl.experiments.schema import (
     build,
     one_of,
 )
+from superdl.experiments.simulator.world_model import (
+    DatasetModel,
+    Faults,
+    FunctionsModel,
+    JobScript,
+    WorldModel,
+)
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = [
-    "CacheSpec",
-    "CoordinatorSpec",
-    "DatasetSpec",
-    "FunctionsSpec",
-    "JobSpec",
-    "PricesSpec",
-    "SimulationSpec",
-    "StoreSpec",
-    "TeamSpec",
-    "load_points",
-]
+    from collections.abc import Iterable, Iterator
 
 _SPECS = SpecFolder(Path(__file__).parent / "specs")
 _SHORT = {"cache_gb": "cache.budget_gb", "concurrency": "functions.concurrency"}
-
+_GB = 2**30
+_CHANNELS = 3
+_READ_TIMEOUT_S = 3600.0
+_HEARTBEAT_S = 2.0  # the interval at which the sampler's pages are requested again
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -263,3 +264,111 @@ def _axes(sweep: Any) -> dict[str, list[float]]:
         if not values or not isinstance(values, list) or {type(value) for value in values} - {int, float}:
             raise ConfigError(f"sweep.{key} must be a list of numbers, at least one, not {values!r}")
     return dict(sweep or {})
+
+
+def build_world_model(spec: SimulationSpec) -> WorldModel:
+    """Build the world of ``spec``."""
+    datasets = [
+        DatasetModel(
+            name=_name(dataset.name, copy, dataset.copies).encode(),
+            random=dataset.random,
+            # One value for all samples, without memory for each.
+            record_bytes=np.broadcast_to(np.int64(_record_bytes(dataset)), dataset.samples),
+            source_bytes=dataset.source_bytes,
+        )
+        for dataset in spec.datasets
+        for copy in range(dataset.copies)
+    ]
+    return WorldModel(
+        seed=spec.seed,
+        settings=_settings(spec),
+        functions=_functions(spec),
+        others=_store_only(spec),
+        datasets={data.name: data for data in datasets},
+        jobs=tuple(script for job in spec.jobs for script in _scripts(spec, job)),
+        faults=Faults(crash=spec.functions.failures, throttle=spec.functions.throttles),
+        left_over=spec.cache.left_over,
+        stored=spec.store.left_over,
+        read_timeout_s=_READ_TIMEOUT_S,
+        until_s=math.inf if spec.minutes is None else spec.minutes * 60,
+        heartbeat_s=_HEARTBEAT_S,
+        # In effect unlimited: the bound is for tests.
+        events_max=2**62,
+    )
+
+
+def _name(name: str, number: int, count: int) -> str:
+    """Number the name if there are several copies."""
+    return name if count == 1 else f"{name}-{number}"
+
+
+def _record_bytes(dataset: DatasetSpec) -> int:
+    return dataset.record_bytes or dataset.image**2 * _CHANNELS + HEADER_BYTES
+
+
+def _settings(spec: SimulationSpec) -> CoreSettings:
+    per_hour = spec.coordinator.max_usd_per_hour
+    prices = Prices(
+        invocation=spec.prices.invocation,
+        gb_s=spec.prices.gb_s,
+        source_request=spec.prices.source_request,
+        store_put=spec.prices.store_put,
+        hour=spec.prices.cache_gb_hour * spec.cache.budget_gb,
+    )
+    return CoreSettings(
+        budget_bytes=max(1, int(spec.cache.budget_gb * _GB)),
+        lookahead_batches=spec.coordinator.lookahead_batches,
+        request_samples=spec.coordinator.request_samples,
+        executors=(
+            ExecutorFacts(spec.functions.kind, prices, sees_store=not _store_only(spec)),
+            *(ExecutorFacts(decodes=False) for _ in _store_only(spec)),
+        ),
+        store=spec.store.kind != "none",
+        whole_packs=spec.store.kind == "s3",
+        max_usd_per_hour=math.inf if per_hour is None else per_hour,
+        teams=tuple(Team(team.name, team.share, team.priority) for team in spec.teams),
+    )
+
+
+def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
+    """Return the local process that serves a directory that Lambda does not see."""
+    if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
+        return ()
+    return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)
+
+
+def _functions(spec: SimulationSpec) -> FunctionsModel:
+    functions, names = spec.functions, {entry.name for entry in fields(FunctionsModel)}
+    values = {name: value for name, value in asdict(functions).items() if name in names}
+    if functions.kind == "pool":
+        values |= {"burst": None, "per_s": math.inf}
+    else:
+        values |= {"queues": False, "burst": min(functions.burst, functions.concurrency)}
+    return FunctionsModel(capacity=functions.concurrency, restore_s=spec.store.restore_s, **values)
+
+
+def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
+    dataset = next(candidate for candidate in spec.datasets if candidate.name == job.dataset)
+    for number in range(job.count):
+        plan = Plan(
+            size=dataset.samples,
+            batch_size=job.batch_size,
+            replicas=job.replicas,
+            seed=job.seed if job.same_seed else job.seed + number,
+            shuffle=job.shuffle,
+            drop_last=job.drop_last,
+        )
+        yield JobScript(
+            name=_name(job.name, number, job.count),
+            dataset=_name(dataset.name, number % dataset.copies, dataset.copies).encode(),
+            plan=plan,
+            starts_s=job.start_s + number * job.start_every_s,
+            step_s=job.step_s,
+            workers=job.workers,
+            page=job.page,
+            passes=[(epoch, 0, plan.batches_per_epoch) for epoch in range(job.epochs)],
+            read_s=job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB),
+            handover_s=job.handover_s,
+            straight=spec.store.kind == "directory",
+            team=job.team,
+        )

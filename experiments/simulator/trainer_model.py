@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.world_model import JobScript
     from superdl.experiments.simulator.world_state import WorldState
 
-__all__ = ["BatchModel", "PassFigures", "TrainerModel"]
-
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
 _REPORT_DELAY_S = 0.001
@@ -46,8 +44,7 @@ class BatchModel:
     padding: NDArray[np.bool_]
     began_s: float
     missing: NDArray[np.int64]
-    placed: NDArray[np.bool_]
-    """True for samples that the page places in the store."""
+    placed: NDArray[np.bool_]  # samples that the page places in the store
     hits: int = 0
     straight: int = 0
     attempts: int = 0
@@ -62,8 +59,7 @@ class PassFigures:
     batches: int = 0
     samples: int = 0
     hits: int = 0
-    wait_s: float = 0.0
-    """Seconds that the trainer was idle for lack of a batch."""
+    wait_s: float = 0.0  # the trainer was idle for lack of a batch
     first_wait_s: float = 0.0
 
 
@@ -103,7 +99,10 @@ class TrainerModel:
     def _begin_pass(self) -> None:
         self._number += 1
         if self._number == len(self.script.passes):
-            self._end()
+            self.done = True
+            self.world.under_way -= 1
+            if self.script.ending == "close":
+                self.world.post(JobClosed(self.script.name, self.rank))
             return
         self._epoch, first, self._stop = self.script.passes[self._number]
         self._asked = self._yielded = self._consumed = first
@@ -114,16 +113,6 @@ class TrainerModel:
         self._idle_since_s = self.world.now_s
         self.passes.append(PassFigures(self.world.now_s))
         self._go_on()
-
-    def _end_pass(self) -> None:
-        self.passes[-1].ended_s = self.world.now_s
-        self._begin_pass()
-
-    def _end(self) -> None:
-        self.done = True
-        self.world.under_way -= 1
-        if self.script.ending == "close":
-            self.world.post(JobClosed(self.script.name, self.rank))
 
     def _open_job(self) -> bool:
         """Register this rank; return False while the coordinator is down."""
@@ -173,10 +162,9 @@ class TrainerModel:
         return samples.stored(indices)
 
     def _tell(self, start: int) -> None:
-        yielded = min(self._yielded, self._asked)
-        name, sees_store = self.script.name, self._sees_store
+        yielded, asked = min(self._yielded, self._asked), self._asked
         self.world.post(
-            BatchesAsked(name, self.rank, self._epoch, start, self._asked, yielded, sees_store=sees_store)
+            BatchesAsked(self.script.name, self.rank, self._epoch, start, asked, yielded, self._sees_store)
         )
 
     def _heartbeat(self) -> None:
@@ -189,13 +177,12 @@ class TrainerModel:
         """Hand batches to idle readers, and consume the next one."""
         script = self.script
         if self._consumed == self._stop and not self._busy:
-            self._end_pass()
+            self.passes[-1].ended_s = self.world.now_s
+            self._begin_pass()
             return
         while len(self._reading) < script.workers and self._yielded < self._stop:
             # Two batches per worker, like a DataLoader.
-            if self._yielded - self._consumed >= 2 * script.workers:
-                break
-            if self._yielded not in self._page:
+            if self._yielded - self._consumed >= 2 * script.workers or self._yielded not in self._page:
                 break
             self._read_next()
         # Request the next page when half of this one is left.
@@ -217,8 +204,7 @@ class TrainerModel:
         self.world.after(0.0, partial(self._attempt, reading))
 
     def _attempt(self, reading: BatchModel) -> None:
-        # The pass was abandoned meanwhile.
-        if reading.number != self._number or self.done:
+        if reading.number != self._number or self.done:  # the pass was abandoned meanwhile
             return
         world = self.world
         indices = reading.indices[reading.missing]

@@ -1,7 +1,4 @@
-"""A deterministic world around the real core: virtual clock, cache, functions, jobs, faults.
-
-Everything follows from one seed. The core is the production code, driven through its public interface.
-"""
+"""A deterministic world around the real core: everything follows from one seed and a virtual clock."""
 
 from __future__ import annotations
 
@@ -29,18 +26,15 @@ from superdl.coordinator.core import (
     Tick,
     WriteTombstones,
 )
-from superdl.experiments.simulator.cache_model import HEADROOM
 from superdl.experiments.simulator.executor_model import ExecutorModel
 from superdl.experiments.simulator.trainer_model import TrainerModel
-from superdl.experiments.simulator.world_state import Watch, WorldState
+from superdl.experiments.simulator.world_state import HEADROOM, Watch, WorldState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.coordinator.core import Action, Event
     from superdl.experiments.simulator.world_model import WorldModel
-
-__all__ = ["World"]
 
 _AUDIT_S = 0.001
 _RETRY_S = 0.5
@@ -68,11 +62,10 @@ class World(WorldState):
         self._make_core = make_core or (lambda model: Core(model.settings))
         super().__init__(model, self._make_core(model))
         self.ended_s = 0.0
+        # CPU seconds of this machine spent in the core, in total and for the longest step.
         self.core_cpu_s = self.core_longest_s = 0.0
-        """CPU seconds of this machine spent in the core, in total and for the longest step."""
         self.requested_samples = 0
-        self.asked: Counter[str] = Counter()
-        """The number of requests per job."""
+        self.requests: Counter[str] = Counter()  # by job
         self.log: list[str] | None = [] if log else None
         self.executors = [ExecutorModel(self, functions) for functions in model.fleet]
         self._wake_at_s = np.inf
@@ -120,10 +113,7 @@ class World(WorldState):
             self.watch.happened(event)
         # CPU time, so that a busy machine does not distort the figure.
         began_s = thread_time()
-        if len(events) == 1:
-            actions = self.core.handle(events[0], self.now_s)
-        else:
-            actions = self.core.handle_all(events, self.now_s)
+        actions = self.core.handle_all(events, self.now_s)
         took_s = thread_time() - began_s
         self.core_cpu_s += took_s
         self.core_longest_s = max(self.core_longest_s, took_s)
@@ -154,7 +144,7 @@ class World(WorldState):
         match action:
             case Prefetch():
                 self.requested_samples += action.indices.size if action.kind.fills_cache else 0
-                self.asked[action.job] += 1
+                self.requests[action.job] += 1
                 if self.log is not None:
                     self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
                 self.executors[action.executor].submit(action)
@@ -174,8 +164,7 @@ class World(WorldState):
             self.post(ExecutorResized(*limits, backlog=backlog, executor=number))
 
     def _audit(self, action: Audit, life: int) -> None:
-        # The coordinator has restarted since the request.
-        if life != self.life:
+        if life != self.life:  # the coordinator has restarted since the request
             return
         if not self.cache.up:
             self.after(_RETRY_S, partial(self._audit, action, life))
@@ -216,4 +205,4 @@ class World(WorldState):
                 self.cache_was_empty = self.cache_was_empty and not indices.size
                 free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
                 indices = indices[np.cumsum(data.record_bytes[indices]) < free_bytes]
-                self.cache.store(key, indices, data.record_bytes[indices], corrupt=[])
+                self.cache.store(key, indices, data.record_bytes[indices])

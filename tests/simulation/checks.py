@@ -7,7 +7,6 @@ Whether money is accounted for is :mod:`tests.simulation.money_check`'s, whether
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from superdl.coordinator.core import (
     WriteTombstones,
     footprint,
 )
-from superdl.experiments.simulator.world_state import InvariantError, Watch
+from superdl.experiments.simulator.world_state import Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.fixtures.plans import global_span
@@ -39,19 +38,6 @@ from tests.simulation.invariants import problems
 from tests.simulation.money_check import MoneyCheck
 from tests.simulation.store_check import StoreCheck
 from tests.simulation.upsets import UpsetWorld
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.core import Action, Core, Event, SampleSet
-    from superdl.experiments.simulator.trainer_model import TrainerModel
-    from superdl.experiments.simulator.world import World
-    from superdl.experiments.simulator.world_model import WorldModel
-    from superdl.experiments.simulator.world_state import Delivery
-
-__all__ = ["CheckedWorld", "InvariantError"]
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
 _UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.UNAVAILABLE}
@@ -69,52 +55,50 @@ class CheckedWorld(UpsetWorld):
 
     watch: Checks
 
-    def __init__(
-        self, model: WorldModel, make_core: Callable[[WorldModel], Core] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, model, make_core=None, **options):
         super().__init__(model, make_core, watch=Checks, **options)
 
 
 class Checks(Watch):
     """Keeps its own account of what one life of the coordinator was told, and compares."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world):
         self._world = world
         self._trainers = world.trainers
         self.audited_bytes = 0
-        self.deliveries: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+        self.deliveries = defaultdict(list)
         self._ttl_s = world.model.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
         self.restarted()
 
-    def restarted(self) -> None:
+    def restarted(self):
         """The coordinator was restarted."""
-        self.in_flight: dict[int, Prefetch] = {}
-        self._made_s: dict[int, float] = {}
-        self._unsettled: dict[int, NDArray[np.bool_]] = {}
+        self.in_flight = {}
+        self._made_s = {}
+        self._unsettled = {}
         """Of which samples of a request it is open what becomes of them; requests that race share it."""
         self._requests = self._hedges = 0
-        self._audits: dict[int, Audit] = {}
-        self._told: dict[SetKey, NDArray[np.bool_]] = {}
+        self._audits = {}
+        self._told = {}
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
-        self._attempts: dict[SetKey, NDArray[np.int64]] = {}
-        self._sets: dict[SetKey, SampleSet] = {}
-        self._spoilt: set[tuple[SetKey, int]] = set()
+        self._attempts = {}
+        self._sets = {}
+        self._spoilt = set()
         """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
         self._store = StoreCheck(self._world, self._trainers)
 
-    def require(self, holds: object, what: str) -> None:
+    def require(self, holds, what):
         """Fail with the seed, unless it holds."""
         if not holds:
             raise self._world.broken(what)
 
-    def _rows(self, key: SetKey) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    def _rows(self, key):
         size = self._world.model.datasets[key.dataset].size
         told = self._told.setdefault(key, np.zeros(size, dtype=np.bool_))
         return told, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event):
         """Before the core hears of it."""
         self._store.happened(event)
         if isinstance(event, RequestDone | RequestFailed):
@@ -141,12 +125,12 @@ class Checks(Watch):
         elif isinstance(event, CacheReset):
             self._told.clear()
 
-    def _knows(self, event: BatchRead) -> bool:
+    def _knows(self, event):
         """Whether the report is of a rank that has opened its job since the coordinator was restarted."""
         job = self._world.core.job(event.job)
         return job is not None and event.rank in job.cursors
 
-    def _answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
+    def _answered(self, request, event):
         self._money.answered(request, event)
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
@@ -176,7 +160,7 @@ class Checks(Watch):
         elif last and request.kind is not RequestKind.RESTORE:
             attempts[request.indices[unsettled]] += event.kind not in _UNCOUNTED_KINDS
 
-    def acted(self, action: Action) -> None:
+    def acted(self, action):
         """Before the world carries it out."""
         match action:
             case Prefetch():
@@ -188,7 +172,7 @@ class Checks(Watch):
             case WriteTombstones():
                 self._gave_up(action)
 
-    def _requested(self, action: Prefetch) -> None:
+    def _requested(self, action):
         world, key = self._world, action.samples
         self._requests += 1
         self.require(
@@ -219,7 +203,7 @@ class Checks(Watch):
         self.in_flight[action.request_id] = action
         self._made_s[action.request_id] = world.now_s
 
-    def _saved(self, action: Prefetch) -> None:
+    def _saved(self, action):
         """Of samples that are in the cache, once at a time, and by few functions, so that readers wait for
         none.
         """
@@ -233,7 +217,7 @@ class Checks(Watch):
         half = max(1, self._world.model.fleet[action.executor].capacity // 2)
         self.require(there_now < half, "saves take the functions that readers wait for")
 
-    def _asked_anew(self, action: Prefetch) -> None:
+    def _asked_anew(self, action):
         """Of samples that are not there, nor in flight, nor given up."""
         world, key = self._world, action.samples
         told, attempts = self._rows(key)
@@ -248,7 +232,7 @@ class Checks(Watch):
         spent = attempts[action.indices] >= most
         self.require(not spent.any(), "a sample was tried more often than allowed")
 
-    def _hedged(self, action: Prefetch, raced: Prefetch | None) -> None:
+    def _hedged(self, action, raced):
         """A request in flight is raced: by one other, for the same samples, and not often."""
         self.require(action.kind is not RequestKind.RESTORE, "a hedge restores")
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
@@ -264,7 +248,7 @@ class Checks(Watch):
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
 
-    def _dropped(self, action: Drop) -> None:
+    def _dropped(self, action):
         self._store.dropped(action)
         told = self._rows(action.samples)[0]
         for index in action.indices[~told[action.indices]].tolist():
@@ -272,7 +256,7 @@ class Checks(Watch):
             self.require(spoilt, "a sample was dropped that was neither resident nor spoilt")
         told[action.indices] = False
 
-    def _gave_up(self, action: WriteTombstones) -> None:
+    def _gave_up(self, action):
         """Retries were spent, or money."""
         if action.reason == SPENDING_CAP:
             self.require(
@@ -287,7 +271,7 @@ class Checks(Watch):
         self.require(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
-    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
+    def waits(self, job, rank, position, waited_s):
         """A reader waits, as it may; but not while the others get all they want."""
         if waited_s < _STARVED_S:
             return
@@ -301,16 +285,16 @@ class Checks(Watch):
                 f"has read {read}",
             )
 
-    def ticked(self) -> None:
+    def ticked(self):
         """All that is due was done."""
         again = [it for it in self._world.core.handle(Tick(), self._world.now_s) if not isinstance(it, Warn)]
         self.require(not again, f"a second tick at the same time has the core act again: {again}")
 
-    def consumed(self, job: str, rank: int, batch: Delivery) -> None:
+    def consumed(self, job, rank, batch):
         """A trainer has consumed a batch."""
         self.deliveries[job, rank].append(batch)
 
-    def ended(self) -> None:
+    def ended(self):
         """Long after the last job: what was under way has ended, and what was read is looked at."""
         end_s = self._world.now_s + 3 * self._world.model.settings.forget_s
         while self._world.step(end_s):
@@ -319,7 +303,7 @@ class Checks(Watch):
         for trainers in self._trainers.values():
             self._delivered_exactly_once(trainers)
 
-    def settled(self) -> None:
+    def settled(self):
         """After every event."""
         world, core = self._world, self._world.core
         self.require(not (wrong := "; ".join(self._store.left_with_pointers())), wrong)
@@ -346,7 +330,7 @@ class Checks(Watch):
         self.require(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
         self.require(not (wrong := "; ".join(self._money.problems())), wrong)
 
-    def _most_surprise_bytes(self) -> int:
+    def _most_surprise_bytes(self):
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
         model = self._world.model
         # Who died may still write a record over a pointer.
@@ -357,7 +341,7 @@ class Checks(Watch):
         capacity = sum(functions.capacity for functions in model.fleet)
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
-    def _delivered_exactly_once(self, trainers: list[TrainerModel]) -> None:
+    def _delivered_exactly_once(self, trainers):
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
         script = trainers[0].script
         for number, (epoch, first, stop) in enumerate(script.passes):
@@ -383,7 +367,7 @@ class Checks(Watch):
                 np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
             )
 
-    def _quiet(self) -> None:
+    def _quiet(self):
         """Long after the last job: nothing is under way but saves, and only sets that hold something stay."""
         core = self._world.core
         self.require(not core.jobs, "a job that has vanished was not forgotten")
@@ -395,5 +379,5 @@ class Checks(Watch):
         self.require(not idle, f"sample sets that hold nothing are kept: {idle}")
 
 
-def _sample_sets(core: Core) -> dict[SetKey, SampleSet]:
+def _sample_sets(core):
     return core.state.sets

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from superdl.experiments.simulator.world_model import (
 from superdl.super_wire.draws import Draws
 from tests.simulation.upsets import Upsets
 
-__all__ = ["draw_world", "in_shards"]
 
-
-def draw_world(seed: int, *, small: bool = False) -> WorldModel:
+def draw_world(seed, *, small=False):
     """The run of this seed, the same whatever PYTHONHASHSEED; a small one takes some hundred events."""
     rng = random.Random(seed)
     datasets = {name: _draw_dataset(rng, name, small=small) for name in (b"a", b"b")[: rng.choice((1, 1, 2))]}
@@ -67,7 +64,7 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     return _of_teams(random.Random(f"teams-{seed}"), model)
 
 
-def _of_teams(rng: random.Random, model: WorldModel) -> WorldModel:
+def _of_teams(rng, model):
     """In every third run jobs are of teams with shares, priorities, or none of that."""
     if rng.random() < 0.65:
         return model
@@ -77,7 +74,7 @@ def _of_teams(rng: random.Random, model: WorldModel) -> WorldModel:
     return replace(model, jobs=jobs, settings=replace(model.settings, teams=teams))
 
 
-def in_shards(model: WorldModel) -> WorldModel:
+def in_shards(model):
     """The same run over samples that are members of shards, which each have some runs of neighbours."""
     rng = random.Random(f"shards-{model.seed}")
     datasets = {
@@ -88,7 +85,7 @@ def in_shards(model: WorldModel) -> WorldModel:
     return replace(model, datasets=datasets)
 
 
-def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
+def _mixed(rng, model, *, small):
     """In every third run a second executor, seldom a third, any of which may be gone or wrong for a while."""
     if rng.random() < 0.65:
         return model
@@ -117,15 +114,15 @@ def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
     )
 
 
-def _with_store(rng: random.Random, model: WorldModel) -> WorldModel:
+def _with_store(rng, model):
     """In every second run a store that has faults of its own; not every job and executor may see it."""
     if rng.random() < 0.5:
         return model
 
-    def times() -> tuple[float, ...]:
+    def times():
         return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.2 else ()
 
-    def spans() -> tuple[tuple[float, float], ...]:
+    def spans():
         return tuple((at_s, at_s + rng.choice((0.5, 3.0, 60.0))) for at_s in times())
 
     executors = [
@@ -158,7 +155,7 @@ def _with_store(rng: random.Random, model: WorldModel) -> WorldModel:
     )
 
 
-def _with_blind_functions(rng: random.Random, model: WorldModel) -> WorldModel:
+def _with_blind_functions(rng, model):
     """In every third run with a store nobody sees it but an executor for it alone, which may be gone too."""
     if not model.settings.store or rng.random() < 0.65:
         return model
@@ -178,7 +175,7 @@ def _with_blind_functions(rng: random.Random, model: WorldModel) -> WorldModel:
     )
 
 
-def _draw_money(rng: random.Random) -> dict[str, Any]:
+def _draw_money(rng):
     """Prices at which a run costs some dollars, and now and then a cap on what may be spent."""
     if rng.random() < 0.5:
         return {}
@@ -190,7 +187,7 @@ def _draw_money(rng: random.Random) -> dict[str, Any]:
         record_gb=rng.choice((0.0, 10.0)),
         hour=rng.choice((0.0, 5.0)),
     )
-    money: dict[str, Any] = {"executors": (ExecutorFacts("first", prices),)}
+    money = {"executors": (ExecutorFacts("first", prices),)}
     if rng.random() < 0.2:
         money["max_usd"] = rng.choice((0.05, 0.5))
     if rng.random() < 0.2:
@@ -198,7 +195,7 @@ def _draw_money(rng: random.Random) -> dict[str, Any]:
     return money
 
 
-def _draw_functions(rng: random.Random, *, small: bool) -> FunctionsModel:
+def _draw_functions(rng, *, small):
     """A pool of processes, or functions that start cold, under a ramp, and refuse what is beyond it."""
     capacity = rng.choice((1, 2, 8))
     queues = rng.random() < 0.6
@@ -218,7 +215,7 @@ def _draw_functions(rng: random.Random, *, small: bool) -> FunctionsModel:
     )
 
 
-def _draw_dataset(rng: random.Random, name: bytes, *, small: bool) -> DatasetModel:
+def _draw_dataset(rng, name, *, small):
     size = rng.choice((1, 7, 20, 40) if small else (1, 7, 20, 60, 120))
     mean = rng.choice((100, 5_000, 150_000))
     if rng.random() < 0.6:
@@ -236,9 +233,7 @@ def _draw_dataset(rng: random.Random, name: bytes, *, small: bool) -> DatasetMod
     )
 
 
-def _draw_job(
-    rng: random.Random, name: str, datasets: dict[bytes, DatasetModel], *, small: bool
-) -> JobScript:
+def _draw_job(rng, name, datasets, *, small):
     dataset = datasets[rng.choice(sorted(datasets))]
     batch_size, replicas = rng.choice((3, 8, 16) if small else (1, 3, 8, 16)), rng.choice((1, 1, 2, 3))
     plan = Plan(
@@ -263,7 +258,7 @@ def _draw_job(
     )
 
 
-def _ordered(rng: random.Random, job: JobScript, size: int) -> JobScript:
+def _ordered(rng, job, size):
     """The job, or in its place one whose order a sampler of the user's draws for each epoch."""
     if job.plan.replicas > 1 or rng.random() < 0.7:
         return job
@@ -281,7 +276,7 @@ def _ordered(rng: random.Random, job: JobScript, size: int) -> JobScript:
     return replace(job, plan=orders[0], orders=orders, passes=tuple(passes))
 
 
-def _draw_passes(rng: random.Random, batches: int) -> tuple[tuple[int, int, int], ...]:
+def _draw_passes(rng, batches):
     """Epochs in a row, begun in the middle, abandoned, or set back."""
     passes = []
     epoch = rng.choice((0, 0, 0, 3))
@@ -293,14 +288,14 @@ def _draw_passes(rng: random.Random, batches: int) -> tuple[tuple[int, int, int]
     return tuple(passes)
 
 
-def _draw_faults(rng: random.Random) -> Upsets:
+def _draw_faults(rng):
     if rng.random() < 0.3:
         return Upsets()
 
-    def sometimes(*values: float) -> float:
+    def sometimes(*values):
         return rng.choice(values) if rng.random() < 0.3 else 0.0
 
-    def times() -> tuple[float, ...]:
+    def times():
         return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.15 else ()
 
     return Upsets(

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core.background import due
 from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Costs, Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.saving import due
 from superdl.super_wire.request import RequestKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from superdl.coordinator.core import Core
-    from superdl.coordinator.core.ledger import Ledger
-    from superdl.coordinator.core.requests import Request
-    from superdl.coordinator.core.samples import SampleSet
-    from superdl.coordinator.core.state import State
-
-
-def problems(core: Core) -> Iterator[str]:
+def problems(core):
     """Yield the invariants that do not hold."""
     state = core.state
     for samples in state.sets.values():
@@ -41,7 +31,7 @@ def problems(core: Core) -> Iterator[str]:
     yield from _stuck_work(state, core.now_s)
 
 
-def problems_of(samples: SampleSet) -> Iterator[str]:
+def problems_of(samples):
     """What contradicts itself in a set; nothing, if all is well."""
     resident = samples.having(SampleState.RESIDENT)
     if resident.size != samples.resident_count:
@@ -57,21 +47,21 @@ def problems_of(samples: SampleSet) -> Iterator[str]:
         yield f"{samples.key}: a sample that is not in the cache has a footprint"
 
 
-def _stalls(state: State) -> Iterator[str]:
+def _stalls(state):
     for job in state.jobs.values():
         with_a_cause = sum(job.stalls.batches.values())
         if with_a_cause != job.counters.stalls:
             yield f"{job.name} has {job.counters.stalls} stalls, and causes of {with_a_cause}"
 
 
-def _memory(state: State) -> Iterator[str]:
+def _memory(state):
     if state.resident_bytes != sum(samples.resident_bytes for samples in state.sets.values()):
         yield f"{state.resident_bytes} bytes are resident, but not in the sample sets"
     if state.reserved_bytes != sum(one.claim.reserved_bytes for one in _unpaired(state.requests)):
         yield f"{state.reserved_bytes} bytes are reserved, but not by the requests in flight"
 
 
-def _waits(state: State) -> Iterator[str]:
+def _waits(state):
     expected = {
         SampleState.IN_FLIGHT: sum(
             int(np.count_nonzero(request.claim.unsettled)) for request in _unpaired(state.requests)
@@ -84,21 +74,21 @@ def _waits(state: State) -> Iterator[str]:
             yield f"{counted} samples are {waited.name}, {held} are being waited for"
 
 
-def _unpaired(requests: dict[int, Request]) -> Iterator[Request]:
+def _unpaired(requests):
     """Of two requests that race, the first; and all that do not."""
     for number, request in requests.items():
         if request.rival not in requests or number < (request.rival or 0):
             yield request
 
 
-def _teams(state: State) -> Iterator[str]:
+def _teams(state):
     in_flight = Counter(request.team for request in state.requests.values() if request.order.kind.fills_cache)
     for team in state.teams:
         if team.in_flight != in_flight[team.facts.name]:
             yield f"team {team.facts.name}: {team.in_flight} requests are counted, which is wrong"
 
 
-def _executors(state: State) -> Iterator[str]:
+def _executors(state):
     for executor in state.fleet.executors:
         theirs = [request for request in state.requests.values() if request.order.executor == executor.number]
         samples = sum(request.order.indices.size for request in theirs)
@@ -111,7 +101,7 @@ def _executors(state: State) -> Iterator[str]:
             )
 
 
-def total_costs(ledger: Ledger) -> Costs:
+def total_costs(ledger):
     """Add up what was spent until now, by whomever."""
     total = Costs()
     for job in ledger.jobs():
@@ -119,7 +109,7 @@ def total_costs(ledger: Ledger) -> Costs:
     return total
 
 
-def _stuck_work(state: State, now: float) -> Iterator[str]:
+def _stuck_work(state, now):
     """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
     for job in state.jobs.values():
         eligible = state.eligible_for(job.dataset)
@@ -152,7 +142,7 @@ def _stuck_work(state: State, now: float) -> Iterator[str]:
         yield "samples wait to be saved, and somebody has time for it"
 
 
-def _cursors(state: State) -> Iterator[str]:
+def _cursors(state):
     cursors = [cursor for job in state.jobs.values() for cursor in job.cursors.values()]
     wanted_bytes = sum(cursor.wanted_bytes for cursor in cursors)
     if wanted_bytes != state.wanted_bytes:
@@ -162,14 +152,14 @@ def _cursors(state: State) -> Iterator[str]:
             yield f"rank {cursor.rank}: look-ahead {cursor.lookahead} is behind {cursor.watermark}"
 
 
-def _money(state: State) -> Iterator[str]:
+def _money(state):
     """All that was spent is borne by somebody, and what it was paid for is known."""
     borne_usd = total_costs(state.ledger).usd
     if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
         yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"
 
 
-def _store(state: State) -> Iterator[str]:
+def _store(state):
     """Places are known only of what may be stored, and only who sees the store has to do with it."""
     for key, samples in state.sets.items():
         if samples.packs is None:
@@ -189,7 +179,7 @@ def _store(state: State) -> Iterator[str]:
             yield f"{job.name} is straight, or not, against its ranks"
 
 
-def _pointers(state: State) -> Iterator[str]:
+def _pointers(state):
     """Who does not see the store finds no pointer."""
     for key, samples in state.sets.items():
         pointed = samples.pointers_among(np.arange(samples.state.size))

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.simulation.invariants import total_costs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from superdl.coordinator.core import BatchRead, Job, Prefetch
-    from superdl.experiments.simulator.world_state import WorldState
-
-__all__ = ["MoneyCheck"]
 
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
@@ -27,19 +18,19 @@ _HOUR_S = 3600.0
 class MoneyCheck:
     """The bills of one life of the coordinator, which begins now."""
 
-    def __init__(self, world: WorldState) -> None:
+    def __init__(self, world):
         self._world = world
         self._prices = [facts.prices for facts in world.model.settings.executors]
         self._answered_usd = 0.0
         """What the core was told, at the prices of who answered. It charges an invocation for each answer."""
         self._read_bytes = 0
         self._began_s = world.now_s
-        self._known: dict[str, Job] = {}
-        self._asked: Counter[str] = Counter()
-        self._ordered: dict[int, Job] = {}
+        self._known = {}
+        self._asked = Counter()
+        self._ordered = {}
         self._beyond = False
 
-    def requested(self, request: Prefetch) -> None:
+    def requested(self, request):
         """A request was made, for a job that may have been opened again."""
         self._beyond = self._beyond or self._billed_usd() >= self._world.model.settings.max_usd
         job = self._world.core.job(request.job)
@@ -51,7 +42,7 @@ class MoneyCheck:
         self._asked[request.job] += 1
         self._ordered[request.request_id] = job
 
-    def answered(self, request: Prefetch, event: RequestDone | RequestFailed) -> None:
+    def answered(self, request, event):
         """A request was answered for the first time."""
         if isinstance(event, RequestFailed) and event.kind in _NEVER_RUN:
             if self._ordered.get(request.request_id) is self._known.get(request.job):
@@ -68,11 +59,11 @@ class MoneyCheck:
                 event.source_bytes * prices.source_gb + written_bytes * prices.record_gb
             ) / _GB
 
-    def read(self, event: BatchRead) -> None:
+    def read(self, event):
         """A report came of a batch that was read, by a rank that the core knows."""
         self._read_bytes += event.size_bytes
 
-    def problems(self) -> Iterator[str]:
+    def problems(self):
         """Where the two accounts differ: each job bears the requests that were made for it, the dollars of
         both agree, all of them are borne by somebody, and the cap holds.
         """
@@ -88,7 +79,7 @@ class MoneyCheck:
         if self._beyond:
             yield "a request was made beyond the cap on money"
 
-    def _billed_usd(self) -> float:
+    def _billed_usd(self):
         """Hours and reading are no single executor's: they cost what they cost at the dearest."""
         hours = (self._world.now_s - self._began_s) / _HOUR_S
         read_usd = self._read_bytes / _GB * max(each.record_gb for each in self._prices)

@@ -5,8 +5,6 @@ It remembers what one life of the coordinator was told of places, and which exec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from superdl.coordinator.core import (
@@ -22,17 +20,6 @@ from superdl.coordinator.core import (
 )
 from superdl.super_wire.request import Outcome, RequestKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.core import Audit, Audited, Drop, Event, Prefetch, RequestFailed
-    from superdl.experiments.simulator.trainer_model import TrainerModel
-    from superdl.experiments.simulator.world_state import WorldState
-
-__all__ = ["StoreCheck"]
-
 _CACHED, _TOMBSTONE, _NOT_STORED = map(
     OUTCOME_ORDER.index, (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.NOT_STORED)
 )
@@ -42,17 +29,17 @@ _NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 class StoreCheck:
     """The places that one life of the coordinator knows, which begins now."""
 
-    def __init__(self, world: WorldState, trainers: dict[str, list[TrainerModel]]) -> None:
+    def __init__(self, world, trainers):
         self._world = world
         self._trainers = trainers
-        self._places: dict[bytes, NDArray[np.uint32]] = {
+        self._places = {
             name: np.zeros(data.size, dtype=np.uint32) for name, data in world.model.datasets.items()
         }
-        self._missed: dict[bytes, NDArray[np.bool_]] = {
+        self._missed = {
             name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
         }
         """Of which samples a reader has said that it misses them."""
-        self._pointed: dict[bytes, NDArray[np.bool_]] = {
+        self._pointed = {
             name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
         }
         """For which samples the cache has a pointer, by all that was told."""
@@ -62,9 +49,9 @@ class StoreCheck:
         self._store_only = {number for number, each in enumerate(facts) if not each.decodes}
         self._can_read, self._can_write = set(see), set(see)
         """Of the executors that see the store those that gave no reason for doubt since they last worked."""
-        self._spoilers: set[int] = set()
+        self._spoilers = set()
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event):
         """Before the core hears of what is no answer to a request."""
         if isinstance(event, RecordsStored):
             self._places[event.dataset][event.indices] = event.packs
@@ -82,9 +69,7 @@ class StoreCheck:
             batch = script.plan_of(event.epoch).batch(event.epoch, event.position, event.rank).indices
             self._missed[script.dataset][batch[event.missed]] = True
 
-    def answered(
-        self, request: Prefetch, event: RequestDone | RequestFailed, unsettled: NDArray[np.bool_]
-    ) -> None:
+    def answered(self, request, event, unsettled):
         """A request was answered for the first time; ``unsettled`` before that."""
         packs, executor = self._places[request.samples.dataset], request.executor
         if request.kind is RequestKind.SAVE and not (isinstance(event, RequestDone) and event.pack):
@@ -111,7 +96,7 @@ class StoreCheck:
         elif event.pack:
             self._can_write.add(executor)
 
-    def _failed(self, request: Prefetch, event: RequestFailed, unsettled: NDArray[np.bool_]) -> None:
+    def _failed(self, request, event, unsettled):
         """No answer came: it may be the executor that is in trouble, and not its store."""
         self._can_read.discard(request.executor)
         if request.kind.writes_pack:
@@ -119,7 +104,7 @@ class StoreCheck:
         if request.kind is RequestKind.RESTORE and event.kind not in _NEVER_RUN:
             self._places[request.samples.dataset][request.indices[unsettled]] = 0
 
-    def _note_pointers(self, request: Prefetch, event: RequestDone, unsettled: NDArray[np.bool_]) -> None:
+    def _note_pointers(self, request, event, unsettled):
         if request.samples.epoch != EVERY_EPOCH:
             return
         cached = event.outcomes == _CACHED
@@ -128,27 +113,27 @@ class StoreCheck:
         pointed[request.indices[cached & ~pointers]] = False
         pointed[request.indices[cached & pointers & unsettled]] = True
 
-    def audited(self, audit: Audit, event: Audited) -> None:
+    def audited(self, audit, event):
         """The cache has told what it holds."""
         if audit.samples.epoch == EVERY_EPOCH and event.pointers is not None:
             self._pointed[audit.samples.dataset][audit.indices] = event.pointers
 
-    def dropped(self, action: Drop) -> None:
+    def dropped(self, action):
         """Samples are deleted in the cache."""
         if action.samples.epoch == EVERY_EPOCH:
             self._pointed[action.samples.dataset][action.indices] = False
 
-    def left_with_pointers(self) -> Iterator[str]:
+    def left_with_pointers(self):
         """After every event: a job that does not see the store, and the cache has pointers for it."""
         for name, pointed in self._pointed.items():
             if pointed.any() and not self._only_straight(name):
                 yield f"a job of {name!r} does not see the store and is left with a pointer"
 
-    def overtaken(self, request: Prefetch) -> None:
+    def overtaken(self, request):
         """Another request for the same samples was answered before this one."""
         self._can_read.discard(request.executor)
 
-    def problems(self, action: Prefetch) -> list[str]:
+    def problems(self, action):
         """What is wrong with a request that is made."""
         told, dataset = [], action.samples.dataset
         known = self._places[dataset][action.indices] != 0
@@ -174,6 +159,6 @@ class StoreCheck:
             told.append("what is decoded is not kept, though the store is well")
         return told
 
-    def _only_straight(self, dataset: bytes) -> bool:
+    def _only_straight(self, dataset):
         jobs = [job for job in self._world.core.jobs if job.dataset == dataset]
         return all(job.straight for job in jobs)

@@ -20,7 +20,7 @@ from superdl.coordinator.core import (
     SampleSet,
     SampleState,
     Spending,
-    Tick,
+    background,
     dispatching,
     lookahead,
     ranks,
@@ -28,16 +28,16 @@ from superdl.coordinator.core import (
     restoring,
     retrying,
     room,
-    saving,
 )
+from superdl.coordinator.core.capacity import CircuitBreaker
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
 from superdl.coordinator.core.queues import Stragglers
 from superdl.coordinator.core.state import State
-from superdl.coordinator.core.throttling import CircuitBreaker
 from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
-from tests.simulation.checks import CheckedWorld, InvariantError
+from superdl.experiments.simulator.world_state import InvariantError
+from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world
 from tests.simulation.test_world import blind_functions
 
@@ -45,7 +45,7 @@ SEEDS = range(30)
 BUGS = []
 
 
-def bug(owner: object, name: str, pattern: str, seeds: range = SEEDS):
+def bug(owner, name, pattern, seeds=SEEDS):
     """Plant a function in place of ``owner.name``, which gets what stood there, and the arguments."""
 
     def register(broken):
@@ -54,7 +54,7 @@ def bug(owner: object, name: str, pattern: str, seeds: range = SEEDS):
     return register
 
 
-def caught(pattern: str, make_core=None, seeds: range = SEEDS) -> bool:
+def caught(pattern, make_core=None, seeds=SEEDS):
     """Whether the world finds, with one of the seeds, what the pattern says."""
     for seed in seeds:
         try:
@@ -78,7 +78,7 @@ def a_core_that_forgets_what_it_reserved(finish, state, event, now):
     return finish(state, event, now)
 
 
-def two_batches(span) -> int:
+def two_batches(span):
     """The length of the first batches of a span, if they are two of one length; else 0."""
     offsets = span.offsets
     return int(offsets[1]) if len(span) > 1 and 2 * offsets[1] == offsets[2] else 0
@@ -147,9 +147,9 @@ def a_core_that_loses_ranks(wake, state, cursor):
         state.rest(cursor)
 
 
-@bug(Core, "handle", "was charged")
-def a_core_that_forgets_who_ordered(handle, core, event, now):
-    actions = handle(core, event, now)
+@bug(Core, "handle_all", "was charged")
+def a_core_that_forgets_who_ordered(handle_all, core, several, now):
+    actions = handle_all(core, several, now)
     for job in core.jobs:
         job.counters.invocations -= any(isinstance(action, Prefetch) for action in actions)
     return actions
@@ -230,7 +230,7 @@ def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
     assert caught("more often than allowed", seeds=range(200))
 
 
-def cheap_and_dear() -> WorldModel:
+def cheap_and_dear():
     """A job that reads half as fast again as the cheaper executor can produce."""
     plan = Plan(size=1600, batch_size=16)
     job = JobScript("job", b"a", plan, 0.0, 0.1, 2, 8, [(0, 0, plan.batches_per_epoch)])
@@ -277,7 +277,7 @@ def never_saves(take_due, state, now):
     ("owner", "name", "broken", "pattern"),
     [
         (dispatching, "make_save", saves_what_has_gone, "saved that is not cached"),
-        (saving, "saver", saves_with_all_functions, "functions that readers wait for"),
+        (background, "saver", saves_with_all_functions, "functions that readers wait for"),
         (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
         (dispatching, "take_due", never_saves, "wait to be saved, and somebody has time"),
     ],
@@ -290,7 +290,7 @@ def test_a_core_that_saves_badly_is_caught(monkeypatch, owner, name, broken, pat
         CheckedWorld(blind_functions(0.0, 0.0)).run()
 
 
-def in_a_bucket() -> WorldModel:
+def in_a_bucket():
     """A job whose samples all lie in packs of a bucket, and of which a third has room in the cache."""
     plan = Plan(size=640, batch_size=4)
     job = JobScript("job", b"a", plan, 0.0, 0.02, 2, 64, [(0, 0, plan.batches_per_epoch)])
@@ -300,7 +300,7 @@ def in_a_bucket() -> WorldModel:
     return WorldModel(1, settings, functions, data, (job,), stored=1.0, read_timeout_s=60.0)
 
 
-def one_of_two_sees_the_store() -> WorldModel:
+def one_of_two_sees_the_store():
     """A second job comes in the midst of the first's cold epoch, and does not see the store."""
     plan = Plan(size=160, batch_size=4)
     sees, blind = (
@@ -348,13 +348,13 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
         1, CoreSettings(10**9), FunctionsModel(2, overhead_s=0.01), data, (quick, slow), read_timeout_s=300.0
     )
     CheckedWorld(model).run()
-    handle = Core.handle
+    handle_all = Core.handle_all
 
-    def unfair(self, event, now):
-        missed = isinstance(event, BatchRead) and event.job == "slow"
-        return handle(self, Tick() if missed else event, now)
+    def unfair(self, several, now):
+        rest = [it for it in several if not isinstance(it, BatchRead) or it.job != "slow"]
+        return handle_all(self, rest, now)
 
-    monkeypatch.setattr(Core, "handle", unfair)
+    monkeypatch.setattr(Core, "handle_all", unfair)
     wake = State.wake
     monkeypatch.setattr(State, "wake", lambda self, cursor: cursor.job.name == "slow" or wake(self, cursor))
     with pytest.raises(InvariantError, match="slow/0 starves"):
@@ -379,7 +379,7 @@ def test_failures_name_their_seed():
 def test_a_failing_seed_replays_exactly(monkeypatch):
     monkeypatch.setattr(room, "fitting", lambda free_bytes, size_bytes, count: count)
 
-    def failure() -> tuple[str, list[str]]:
+    def failure():
         for seed in SEEDS:
             world = CheckedWorld(draw_world(seed, small=True))
             try:

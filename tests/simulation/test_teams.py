@@ -15,18 +15,16 @@ from superdl.experiments.simulator.spec import (
     JobSpec,
     SimulationSpec,
     TeamSpec,
+    build_world_model,
 )
 from superdl.experiments.simulator.world import World
-from superdl.experiments.simulator.world_model import build_world_model
 
 DATASETS = "images", "sounds"
 HUNGRY_S = 0.001
 """A step that functions cannot keep up with."""
 
 
-def two_teams(
-    *, places: int, steps_s: tuple[float, float] = (HUNGRY_S, HUNGRY_S), count: int = 4, **facts
-) -> SimulationSpec:
+def two_teams(*, places, steps_s=(HUNGRY_S, HUNGRY_S), count=4, **facts):
     """Each has jobs on a dataset of its own: vision's share is three times that of speech."""
     jobs = zip(("vision", "speech"), ("images", "sounds"), steps_s, strict=True)
     return SimulationSpec(
@@ -43,10 +41,10 @@ def two_teams(
     )
 
 
-def produced(spec: SimulationSpec) -> Counter[str]:
+def produced(spec):
     """How many samples functions have produced for each team."""
     core = World(build_world_model(spec), log=False).run().core
-    made: Counter[str] = Counter()
+    made = Counter()
     for job in core.jobs:
         made[job.team] += job.counters.samples_produced
     return made

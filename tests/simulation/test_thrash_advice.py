@@ -1,10 +1,112 @@
-"""What is told of thrash is true: the size named ends it, and a tenth less does not."""
+"""What is reported of thrash is true, in mixes of jobs: the size named ends it, and a tenth less does not."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
-from tests.simulation.mixes import draw_mix
+from superdl.coordinator.core import Core, CoreSettings, Plan, Warn, footprint
+from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
+
+_EPOCHS = 4
+"""Of the slowest job."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mix at a budget: what was advised at the first thrash, 0 where there was none."""
+
+    advised_bytes: int
+    reproduced: int
+    produced: int
+
+
+class _Listening(Core):
+    """Remembers what the core needed when it told of thrash for the first time."""
+
+    advised_bytes = 0
+
+    def handle_all(self, several, now):
+        actions = super().handle_all(several, now)
+        if not self.advised_bytes and any("thrash" in it.message for it in actions if isinstance(it, Warn)):
+            self.advised_bytes = self.needed_bytes
+        return actions
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Jobs over datasets; ``whole_bytes`` of what recurs."""
+
+    seed: int
+    datasets: dict[bytes, DatasetModel]
+    jobs: tuple[JobScript, ...]
+    lookahead: int
+
+    @property
+    def whole_bytes(self):
+        read = {job.dataset for job in self.jobs}
+        return sum(
+            int(footprint(data.record_bytes).sum())
+            for name, data in self.datasets.items()
+            if name in read and not data.random
+        )
+
+    def run(self, budget_bytes):
+        """Train all jobs in a cache of that budget."""
+        model = WorldModel(
+            seed=self.seed,
+            settings=CoreSettings(
+                budget_bytes=budget_bytes, lookahead_batches=self.lookahead, hedge_share=0.0
+            ),
+            functions=FunctionsModel(
+                capacity=8, overhead_s=0.004, fetch_s=0.002, fetch_parallel=4, decode_s=0.0005
+            ),
+            datasets=self.datasets,
+            jobs=self.jobs,
+            events_max=2_000_000,
+            until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in self.jobs),
+        )
+        world = World(model, make_core=lambda model: _Listening(model.settings), log=False).run()
+        assert isinstance(world.core, _Listening)
+        return Outcome(
+            world.core.advised_bytes, world.core.state.thrash.reproduced_samples, world.requested_samples
+        )
+
+
+def draw_mix(seed):
+    """One to four jobs over one to three datasets, some with random recipes, with paces of their own."""
+    rng = random.Random(seed)
+    datasets = {}
+    for name in (b"a", b"b", b"c")[: rng.choice((1, 2, 2, 3))]:
+        size = rng.choice((1500, 3000, 6000))
+        # A cache that holds a few batches alone is another matter: there a batch more is a tenth already.
+        mean = rng.choice((5_000, 12_000) if datasets else (12_000, 150_000))
+        sizes = np.full(size, mean)
+        if rng.random() < 0.4:
+            sizes = np.array([rng.randint(mean // 2, mean * 3 // 2) for _ in range(size)])
+        datasets[name] = DatasetModel(name, bool(datasets) and rng.random() < 0.5, sizes.astype(np.int64))
+    jobs = []
+    recurring = [name for name in sorted(datasets) if not datasets[name].random]
+    more = [rng.choice(recurring) for _ in range(rng.choice((0, 0, 1, 2)))]
+    for number, name in enumerate([*sorted(datasets), *more]):
+        data = datasets[name]
+        plan = Plan(
+            size=data.size,
+            batch_size=rng.choice((32, 64)),
+            replicas=rng.choice((1, 1, 2)),
+            seed=number,
+            shuffle=rng.random() < 0.9,
+            drop_last=rng.random() < 0.5,
+        )
+        step_s = rng.choice((0.02, 0.05, 0.1))
+        passes = tuple((epoch, 0, plan.batches_per_epoch) for epoch in range(1000))
+        jobs.append(JobScript(f"job-{number}", data.name, plan, rng.choice((0.0, 0.5)), step_s, 2, 8, passes))
+    return Mix(seed, datasets, tuple(jobs), rng.choice((8, 64)))
+
 
 SHARE = 0.7
 _STEPS = 5

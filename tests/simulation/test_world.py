@@ -105,7 +105,7 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
     assert not any(executor.usage.samples_produced for executor in again.executors)
 
 
-def blind_functions(left_over: float, stored: float, **settings) -> WorldModel:
+def blind_functions(left_over, stored, **settings):
     """Two epochs with functions that do not see the store, and a process that saves what they decode."""
     plan = Plan(size=1000, batch_size=10, seed=3)
     job = JobScript("job", b"a", plan, 0.0, 0.02, 2, 8, [(epoch, 0, 100) for epoch in range(2)])

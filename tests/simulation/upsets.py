@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superdl.coordinator.core import CacheReset
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import Faults
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["UpsetWorld", "Upsets"]
 
 _NOTICE_S = 0.3
 _RETRY_S = 0.5
@@ -43,12 +37,12 @@ class Upsets(Faults):
 class UpsetWorld(World):
     """A world whose model may have :class:`Upsets` for its faults."""
 
-    def begin(self) -> None:
+    def begin(self):
         super().begin()
         upsets = self.model.faults
         if not isinstance(upsets, Upsets):
             return
-        rare: tuple[tuple[Callable[[], object], tuple[float, ...]], ...] = (
+        rare = (
             (self._flush, upsets.flushes_s),
             (self._outage, upsets.outages_s),
             (partial(self.cache.evict, 0.3), upsets.evictions_s),
@@ -61,37 +55,37 @@ class UpsetWorld(World):
             for time_s in times_s:
                 self.after(time_s, happens)
 
-    def _flush(self) -> None:
+    def _flush(self):
         self.cache.flush()
         self.after(_NOTICE_S, self._notice_loss)
 
-    def _notice_loss(self) -> None:
+    def _notice_loss(self):
         if self.cache.up:
             self.post(CacheReset())
         else:
             self.after(_RETRY_S, self._notice_loss)
 
-    def _outage(self) -> None:
+    def _outage(self):
         self.cache.flush()
         self.cache.up = False
         self.after(_OUTAGE_S, self._come_back)
 
-    def _come_back(self) -> None:
+    def _come_back(self):
         self.cache.up = True
         self.after(0.2, self._notice_loss)
 
-    def _resize(self, share: float) -> None:
+    def _resize(self, share):
         self.cache.budget_bytes = int(self.model.settings.budget_bytes * share)
 
-    def _prune(self) -> None:
+    def _prune(self):
         self.post(self.store.lose(0.3))
 
-    def _kill_coordinator(self) -> None:
+    def _kill_coordinator(self):
         if self.coordinator_up:
             self.coordinator_up = False
             self.after(1.0, self._restart_coordinator)
 
-    def _restart_coordinator(self) -> None:
+    def _restart_coordinator(self):
         self.life += 1
         self.coordinator_up = True
         self.cache_was_empty = not self.cache.used_bytes

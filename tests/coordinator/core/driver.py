@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, DatasetFacts, Plan, SampleState, SetKey
+from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, DatasetFacts, Plan, SetKey
 from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     Audit,
@@ -27,13 +25,6 @@ from superdl.coordinator.core.events import (
 from superdl.super_wire.request import Outcome
 from tests.simulation.invariants import problems
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.core.events import Event, FailureKind
-
-__all__ = ["Driver"]
-
 DATASET = b"data"
 RECORD_BYTES = 1000
 
@@ -44,37 +35,37 @@ class Driver:
     def __init__(
         self,
         *,
-        size: int = 64,
-        random: bool = False,
-        known_absent: bool = True,
-        runs: NDArray[np.int64] | None = None,
-        capacity: int = 8,
-        budget_bytes: int = 10**9,
-        **settings: Any,
-    ) -> None:
+        size=64,
+        random=False,
+        known_absent=True,
+        runs=None,
+        capacity=8,
+        budget_bytes=10**9,
+        **settings,
+    ):
         self.core = Core(CoreSettings(budget_bytes=budget_bytes, **settings))
         self.state = self.core.state
         self.now_s = 0.0
         self.size = size
         self.random = random
-        self.requests: list[Prefetch] = []
+        self.requests = []
         """Made and not answered."""
-        self.audits: list[Audit] = []
-        self.drops: list[Drop] = []
-        self.tombstones: list[WriteTombstones] = []
-        self.warnings: list[Warn] = []
-        self.read_backs: list[ReadBack] = []
+        self.audits = []
+        self.drops = []
+        self.tombstones = []
+        self.warnings = []
+        self.read_backs = []
         self.step(ExecutorResized(capacity))
         self.dataset = DatasetFacts(DATASET, size, random, RECORD_BYTES, known_absent, runs)
 
-    def step(self, event: Event, *, after_s: float = 0.0) -> list[Any]:
+    def step(self, event, *, after_s=0.0):
         """Hand in an event, some time after the last one."""
         self.now_s += after_s
         actions = self.core.handle(event, self.now_s)
         assert list(problems(self.core)) == []
         assert self.core.wake_at_s > self.now_s
         for action in actions:
-            kept: list[Any] = {
+            kept = {
                 Prefetch: self.requests,
                 Audit: self.audits,
                 Drop: self.drops,
@@ -87,13 +78,13 @@ class Driver:
 
     def open(
         self,
-        job: str = "job",
+        job="job",
         *,
-        rank: int = 0,
-        at: tuple[int, int] = (0, 0),
-        ineligible: frozenset[int] = frozenset(),
-        **plan: Any,
-    ) -> Plan:
+        rank=0,
+        at=(0, 0),
+        ineligible=frozenset(),
+        **plan,
+    ):
         """Open a job."""
         made = Plan(self.size, **{"batch_size": 8, **plan})
         self.step(JobOpened(job, self.dataset, made, rank, *at, ineligible))
@@ -101,32 +92,32 @@ class Driver:
 
     def ask(
         self,
-        start: int,
-        stop: int,
+        start,
+        stop,
         *,
-        job: str = "job",
-        rank: int = 0,
-        epoch: int = 0,
-        yielded: int = 0,
-        sees_store: bool = False,
-    ) -> None:
+        job="job",
+        rank=0,
+        epoch=0,
+        yielded=0,
+        sees_store=False,
+    ):
         """The sampler asks for a page."""
         self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
 
     def read(
         self,
-        position: int,
+        position,
         *,
-        missed: tuple[int, ...] = (),
-        corrupt: tuple[int, ...] = (),
-        job: str = "job",
-        rank: int = 0,
-        epoch: int = 0,
-        after_s: float = 0.0,
-        **facts: Any,
-    ) -> list[Any]:
+        missed=(),
+        corrupt=(),
+        job="job",
+        rank=0,
+        epoch=0,
+        after_s=0.0,
+        **facts,
+    ):
         """A reader reports: a batch read, or what it misses; other ``facts`` of it may be named."""
-        usual: dict[str, Any] = {
+        usual = {
             "job": job,
             "rank": rank,
             "epoch": epoch,
@@ -143,14 +134,14 @@ class Driver:
 
     def answer(
         self,
-        request: Prefetch,
-        outcome: Outcome = Outcome.CACHED,
+        request,
+        outcome=Outcome.CACHED,
         *,
-        record_bytes: int = RECORD_BYTES,
-        but: dict[int, Outcome] | None = None,
-        after_s: float = 0.01,
-        **facts: Any,
-    ) -> list[Any]:
+        record_bytes=RECORD_BYTES,
+        but=None,
+        after_s=0.01,
+        **facts,
+    ):
         """A function answers; ``but`` names samples with another outcome. Other ``facts`` of the answer may
         be named, such as the number of the ``pack`` that it has written.
         """
@@ -158,7 +149,7 @@ class Driver:
             self.requests.remove(request)
         outcomes = [(but or {}).get(index, outcome) for index in request.indices.tolist()]
         cached = np.array([one == Outcome.CACHED for one in outcomes])
-        usual: dict[str, Any] = {
+        usual = {
             "request_id": request.request_id,
             "outcomes": np.array([OUTCOME_ORDER.index(one) for one in outcomes], dtype=np.uint8),
             "record_bytes": np.where(cached, record_bytes, 0),
@@ -171,7 +162,7 @@ class Driver:
         }
         return self.step(RequestDone(**usual | facts), after_s=after_s)
 
-    def answer_all(self, outcome: Outcome = Outcome.CACHED, *, record_bytes: int = RECORD_BYTES) -> None:
+    def answer_all(self, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES):
         """Answer all requests, also those that come of it."""
         for _ in range(10_000):
             if not self.requests:
@@ -180,18 +171,18 @@ class Driver:
         msg = "the core never stops asking"
         raise AssertionError(msg)
 
-    def fail(self, request: Prefetch, kind: FailureKind) -> list[Any]:
+    def fail(self, request, kind):
         """A request comes to nothing."""
         self.requests.remove(request)
         return self.step(RequestFailed(request.request_id, kind, "because"))
 
-    def tell(self, audit: Audit, record_bytes: list[int], *, pointers: bool = False) -> list[Any]:
+    def tell(self, audit, record_bytes, *, pointers=False):
         """The cache answers an audit; what it has may be ``pointers``."""
         self.audits.remove(audit)
         lengths = np.array(record_bytes, dtype=np.int64)
         return self.step(Audited(audit.audit_id, lengths, (lengths > 0) & pointers))
 
-    def wait(self, seconds: float) -> list[Any]:
+    def wait(self, seconds):
         """Let time pass, ticking when the core wants it; all actions on the way."""
         until_s, actions = self.now_s + seconds, []
         for _ in range(10_000):
@@ -202,17 +193,14 @@ class Driver:
         self.now_s = until_s
         return actions
 
-    def key(self, epoch: int = EVERY_EPOCH) -> SetKey:
+    def key(self, epoch=EVERY_EPOCH):
         """The sample set of an epoch."""
         return SetKey(DATASET, epoch)
 
-    def in_state(self, state: SampleState, epoch: int = EVERY_EPOCH) -> list[int]:
+    def in_state(self, state, epoch=EVERY_EPOCH):
         """The samples in a state."""
-        found: list[int] = np.flatnonzero(
-            self.core.state.states(self.key(epoch), np.arange(self.size)) == state
-        ).tolist()
-        return found
+        return np.flatnonzero(self.core.state.states(self.key(epoch), np.arange(self.size)) == state).tolist()
 
-    def requested(self) -> list[int]:
+    def requested(self):
         """All samples of the open requests, in order."""
         return [index for request in self.requests for index in request.indices.tolist()]

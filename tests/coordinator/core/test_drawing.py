@@ -1,32 +1,29 @@
-"""Plans over draws: counts that are exact, repetitions on different ranks, next uses that are true."""
+"""Plans over draws and mixes: exact counts, even shares, the same batches on any ranks, true next uses."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.drawing import PLACES_MAX
+from superdl.coordinator.core.drawing import PLACES_MAX, SLOTS_MAX, Mixing
 from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
 from tests.fixtures.plans import global_span
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 EPOCHS = st.integers(0, 2**40)
-PROPERTY = settings(max_examples=200, deadline=None)
+PROPERTY = settings(max_examples=150, deadline=None)
 SIZE_MAX = 300  # on both sides of the size up to which a permutation is a table
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw):
     """Plans of any draws: some samples or all, by weights or not, once or repeatedly."""
     size = draw(st.integers(1, SIZE_MAX))
     shuffle = draw(st.booleans())
@@ -44,13 +41,13 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(size, batch_size, replicas, seed, shuffle=shuffle, drop_last=drop_last, draws=draws)
 
 
-def drawn(plan: Plan) -> Draws:
+def drawn(plan):
     """The plan's draws, which it has."""
     assert plan.draws is not None
     return plan.draws
 
 
-def whole(plan: Plan, epoch: int) -> NDArray[np.int64]:
+def whole(plan, epoch):
     """The order of an epoch, also of what drop_last leaves out."""
     plan = replace(plan, drop_last=False)
     return global_span(plan, epoch, 0, plan.batches_per_epoch)
@@ -58,7 +55,7 @@ def whole(plan: Plan, epoch: int) -> NDArray[np.int64]:
 
 @given(plan=plans(), epoch=EPOCHS)
 @PROPERTY
-def test_each_sample_comes_as_often_as_its_draws_say(plan: Plan, epoch: int) -> None:
+def test_each_sample_comes_as_often_as_its_draws_say(plan, epoch):
     draws, counts = drawn(plan), np.bincount(whole(plan, epoch), minlength=plan.size)
     indices = np.arange(plan.size) if draws.index_array is None else draws.index_array
     if draws.weight_array is None:
@@ -78,11 +75,11 @@ def test_each_sample_comes_as_often_as_its_draws_say(plan: Plan, epoch: int) -> 
 
 @given(plan=plans(), epoch=EPOCHS)
 @PROPERTY
-def test_ranks_share_out_the_draws_of_each_global_batch(plan: Plan, epoch: int) -> None:
+def test_ranks_share_out_the_draws_of_each_global_batch(plan, epoch):
     """Whatever the ranks, the global batch is the same, and each repetition has a number of its own."""
     order, G = whole(plan, epoch), plan.global_batch_size  # noqa: N806 # as the plan calls it
     alone = replace(plan, batch_size=G, replicas=1)
-    seen: Counter[tuple[int, int]] = Counter()
+    seen = Counter()
     padding = 0
     for position in range(plan.batches_per_epoch):
         spans = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
@@ -107,7 +104,7 @@ def test_ranks_share_out_the_draws_of_each_global_batch(plan: Plan, epoch: int) 
 
 @given(plan=plans(), epoch=EPOCHS, data=st.data())
 @PROPERTY
-def test_next_uses_are_what_the_batches_to_come_say(plan: Plan, epoch: int, data: st.DataObject) -> None:
+def test_next_uses_are_what_the_batches_to_come_say(plan, epoch, data):
     position = data.draw(st.integers(0, plan.batches_per_epoch))
     expected = np.full(plan.size, NEVER_SOON)
     places = [(epoch, at) for at in range(position, plan.batches_per_epoch)]
@@ -124,7 +121,7 @@ def test_next_uses_are_what_the_batches_to_come_say(plan: Plan, epoch: int, data
 
 @given(epoch=EPOCHS, replicas=st.integers(2, 6), repeats=st.integers(2, 6), seed=st.integers(0, 99))
 @PROPERTY
-def test_repetitions_go_to_different_ranks(epoch: int, replicas: int, repeats: int, seed: int) -> None:
+def test_repetitions_go_to_different_ranks(epoch, replicas, repeats, seed):
     draws = Draws(repeats=repeats)
     plan = Plan(60, repeats * 2, replicas, seed, draws=draws)  # whole draws in each global batch
     for position in range(plan.length // plan.global_batch_size):
@@ -133,7 +130,7 @@ def test_repetitions_go_to_different_ranks(epoch: int, replicas: int, repeats: i
             assert sum(sample in of_rank for of_rank in ranks) == min(repeats, replicas)
 
 
-def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch() -> None:
+def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch():
     weights = np.random.default_rng(1).exponential(size=500)
     plan = Plan(500, 50, seed=7, draws=Draws.of(None, weights, count=400, repeats=1, shuffle=True))
     epochs = np.array([np.bincount(whole(plan, epoch), minlength=500) for epoch in range(400)])
@@ -144,7 +141,7 @@ def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch() -> None:
     assert len({counts.tobytes() for counts in epochs}) == len(epochs)
 
 
-def test_next_uses_of_a_sample_that_is_drawn_a_billion_times_take_no_time() -> None:
+def test_next_uses_of_a_sample_that_is_drawn_a_billion_times_take_no_time():
     plan = Plan(3, 1000, draws=Draws.of(None, [0, 1, 0], count=2**30, repeats=1, shuffle=True))
     batches = plan.batches_per_epoch
     never, soon, also_never = plan.next_use(np.arange(3), 5, batches // 2).tolist()
@@ -152,14 +149,7 @@ def test_next_uses_of_a_sample_that_is_drawn_a_billion_times_take_no_time() -> N
     assert 0 <= soon < batches // 4
 
 
-def test_indices_of_all_samples_change_no_order() -> None:
-    for shuffle in (True, False):
-        plan = Plan(1000, 7, 3, seed=5, shuffle=shuffle)
-        listed = Draws.of(range(1000), None, count=None, repeats=1, shuffle=shuffle)
-        assert np.array_equal(whole(plan, 3), whole(replace(plan, draws=listed), 3))
-
-
-def test_orders_of_draws_are_pinned() -> None:
+def test_orders_of_draws_are_pinned():
     # Written once, never to change: users resume by these orders.
     weights = 1.0 + np.arange(1_281_167) % 7
     draws = Draws.of(None, weights, count=1_000_000, repeats=3, shuffle=True)
@@ -186,8 +176,139 @@ NO_WEIGHTS = "weights are finite, none is negative, and one at least is above 0"
         ({"indices": [1, 2, 3], "drop_last": True}, "4 x 1 replicas = 4 is larger than"),
     ],
 )
-def test_draws_that_do_not_fit_the_catalog_are_refused(draws: dict[str, Any], message: str) -> None:
+def test_draws_that_do_not_fit_the_catalog_are_refused(draws, message):
     how = {"shuffle": draws.pop("shuffle", True), "drop_last": draws.pop("drop_last", False)}
-    given_draws: dict[str, Any] = {"indices": None, "weights": None, "count": None, "repeats": 1} | draws
+    given_draws = {"indices": None, "weights": None, "count": None, "repeats": 1} | draws
     with np.errstate(over="ignore"), pytest.raises(PlanError, match=message):
         Plan(10, 4, draws=Draws.of(**given_draws, shuffle=how["shuffle"]), **how)
+
+
+RANKS = (1, 2, 3)  # of runs with the same global batch
+COUNTS = st.lists(st.integers(1, 120) | st.just(1), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def mixes(draw):
+    """The plans of the datasets of a mix, of one job each, for each number of ranks."""
+    counts, batch = draw(COUNTS), 6 * draw(st.integers(1, 12))
+    run = batch if draw(st.booleans()) else 1
+    counts = tuple(count % 4 * run + run for count in counts) if run > 1 else counts
+    how = {"mix_run": run, "seed": draw(st.integers(0, 9)), "shuffle": draw(st.booleans())}
+    how["drop_last"] = draw(st.booleans()) and batch <= sum(counts)
+    by_ranks = [[] for _ in RANKS]
+    for member, count in enumerate(counts):
+        drawn = None
+        size = draw(st.integers(1, 150)) if how["shuffle"] else count
+        if size != count:
+            drawn = Draws.of(None, np.ones(size), count=count, repeats=1, shuffle=True)
+        for plans, ranks in zip(by_ranks, RANKS, strict=True):
+            plans.append(Plan(size, batch // ranks, ranks, draws=drawn, mix=counts, member=member, **how))
+    return by_ranks
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 2**40))
+@PROPERTY
+def test_where_datasets_come_in_runs_a_global_batch_is_of_one(by_ranks, epoch):
+    for plans in by_ranks:
+        if plans[0].mix_run == 1:
+            continue
+        for position in range(plans[0].batches_per_epoch):
+            sizes = [
+                sum(len(plan.batch(epoch, position, rank).indices) for rank in range(plan.replicas))
+                for plan in plans
+            ]
+            assert sorted(sizes)[:-1] == [0] * (len(plans) - 1)
+            assert sum(sizes) == plans[0].global_batch_size
+
+
+def parts(span, position):
+    """The samples of one batch of a span that are no padding."""
+    part = slice(*span.offsets[position : position + 2])
+    return span.indices[part][~span.padding[part]].tolist()
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 2**40))
+@PROPERTY
+def test_ranks_of_any_number_share_out_the_same_batches_of_exact_counts(by_ranks, epoch):
+    seen = []
+    for plans, ranks in zip(by_ranks, RANKS, strict=True):
+        steps = plans[0].batches_per_epoch
+        assert {plan.batches_per_epoch for plan in plans} == {steps}
+        spans = [[plan.span(epoch, 0, steps, rank) for rank in range(ranks)] for plan in plans]
+        lengths = sum(np.diff(span.offsets) for of_dataset in spans for span in of_dataset[:1])
+        for rank in range(ranks):  # all ranks read as much
+            assert np.array_equal(sum(np.diff(of[rank].offsets) for of in spans), lengths)
+        assert (lengths[:-1] == plans[0].batch_size).all()
+        seen.append(
+            [
+                [[index for span in of_dataset for index in parts(span, step)] for of_dataset in spans]
+                for step in range(steps)
+            ]
+        )
+        for plan, of_dataset in zip(plans, spans, strict=True):
+            padding = sum(int(span.padding.sum()) for span in of_dataset)
+            total = sum(span.indices.size for span in of_dataset)
+            assert (padding, total - padding) == (plan.padding_per_epoch, plan.samples_per_epoch)
+            if not plan.drop_last:
+                assert plan.samples_per_epoch == plan.mix[plan.member]
+            one = plan.batch(epoch, steps - 1, ranks - 1)
+            assert plan.is_empty(steps - 1, ranks - 1) is (one.indices.size == 0)
+            assert one.indices.tolist() == of_dataset[-1].indices[of_dataset[-1].offsets[-2] :].tolist()
+            assert global_span(plan, epoch, 0, steps).tolist() == [
+                index for step in seen[-1] for index in step[plan.member]
+            ]
+    assert seen[0] == seen[1] == seen[2]
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 5), data=st.data())
+@PROPERTY
+def test_next_uses_are_those_of_the_batches(by_ranks, epoch, data):
+    plan = data.draw(st.sampled_from(data.draw(st.sampled_from(by_ranks))))
+    steps = plan.batches_per_epoch
+    position = data.draw(st.integers(0, steps))
+    expected = np.full(plan.size, NEVER_SOON)
+    for at in reversed(range(position, 2 * steps)):
+        for rank in range(plan.replicas):
+            expected[plan.batch(epoch + at // steps, at % steps, rank).indices] = at - position
+    told = plan.next_use(np.arange(plan.size), epoch, position)
+    assert told.tolist() == expected.tolist()
+
+
+@given(counts=COUNTS)
+@PROPERTY
+def test_any_run_of_slots_has_its_share_of_each_dataset(counts):
+    total = sum(counts)
+    slots = np.arange(2 * total + 1)
+    owners = np.zeros(2 * total, dtype=int)
+    for member, count in enumerate(counts):
+        mixing = Mixing(counts, member)
+        before = mixing.before(slots)
+        assert mixing.slots_of(np.arange(2 * count)).tolist() == np.flatnonzero(np.diff(before)).tolist()
+        owners += np.diff(before)
+        assert np.abs(before - slots * count / total).max() <= member + 1
+    assert (owners == 1).all()
+
+
+def test_the_largest_mix_is_counted_without_overflow():
+    counts = (SLOTS_MAX - 12, 5, 7)
+    ends = np.array([SLOTS_MAX, SLOTS_MAX + 2**20])
+    for member, count in enumerate(counts):
+        mixing = Mixing(counts, member)
+        early = sum(1 for slot in mixing.slots_of(np.arange(min(count, 9))).tolist() if slot < 2**20)
+        assert mixing.before(ends).tolist()[0] == count
+        assert mixing.before(ends[1:] - SLOTS_MAX)[0] >= early
+        assert math.isclose(mixing.before(ends)[1], count * (1 + 2**20 / SLOTS_MAX), abs_tol=3)
+
+
+@pytest.mark.parametrize(
+    ("mix", "member", "message"),
+    [
+        ((5, 0), 0, "1 sample or more"),
+        ((5, SLOTS_MAX), 0, "at most"),
+        ((5, 5), 2, "no dataset 2"),
+        ((4, 5), 0, "has 5 samples of dataset 0 of the mix, each once, and not 4"),
+    ],
+)
+def test_what_is_no_mix_is_refused(mix, member, message):
+    with pytest.raises(PlanError, match=message):
+        Plan(5, 2, mix=mix, member=member)

@@ -21,7 +21,7 @@ from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 EACH = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
-def filling(*, known_absent: bool = True, size: int = 200, fill: dict | None = None, **settings) -> Driver:
+def filling(*, known_absent=True, size=200, fill=None, **settings):
     """A job of batches of eight that nobody reads."""
     driver = Driver(size=size, known_absent=known_absent, **{"request_samples": 16, **settings})
     driver.step(ExecutorResized(0))
@@ -31,7 +31,7 @@ def filling(*, known_absent: bool = True, size: int = 200, fill: dict | None = N
     return driver
 
 
-def state_of(driver: Driver) -> tuple[int, int, str]:
+def state_of(driver):
     told = driver.core.filled(driver.core.job("fill"))
     return told.there, told.failed, told.ended
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import ExecutorFacts, PacksLost, SampleState, footprint, runs_of
-from superdl.coordinator.core.neighbours import RUN_BYTES, with_their_neighbours
+from superdl.coordinator.core.lookahead import with_their_neighbours
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
@@ -40,17 +40,6 @@ def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
     assert runs.size <= sum(2 * sum(shard) // run_bytes + 1 for shard in shards)
 
 
-def test_an_object_of_a_hundred_megabytes_has_one_run_for_each_16():
-    """As the catalog has it, in the smallest dtypes."""
-    offsets, lengths = (np.arange(1000) * 100_000).astype(np.uint32), np.full(1000, 100_000, dtype=np.uint32)
-    runs = runs_of(np.zeros(1000, dtype=np.uint8), offsets, lengths)
-    assert runs is not None
-    assert runs.size == math.ceil(100_000_000 / (RUN_BYTES - 100_000))
-    assert runs_of(np.arange(1000), offsets, lengths) is None
-    assert runs_of(np.arange(100, dtype=np.uint8), lengths[:100].astype(np.uint8), lengths[:100]) is None
-    assert runs_of(offsets[:0], offsets[:0], offsets[:0]) is None
-
-
 def test_row_groups_are_runs_beside_shards():
     groups = np.array([0, 0, 1, 1, 1, 7, 0, 100, 200], dtype=np.uint8)
     lengths = np.array([0, 1, 0, 1, 200, 0, 100, 100, 100], dtype=np.uint8)
@@ -58,7 +47,7 @@ def test_row_groups_are_runs_beside_shards():
     assert runs_of(objects, groups, lengths, 1000, whole=whole).tolist() == [0, 2, 5, 6]
 
 
-def ready(runs, **settings) -> Driver:
+def ready(runs, **settings):
     """A job that has read a batch, so that it is known how long functions take; nothing is under way."""
     driver = Driver(runs=np.array(runs), **{"lookahead_batches": 1, "capacity": 1, **settings})
     driver.open(seed=3)
@@ -69,7 +58,7 @@ def ready(runs, **settings) -> Driver:
     return driver
 
 
-def take(driver: Driver, wanted, *, slack_s: float = 1e6, epoch: int = -1) -> list[int]:
+def take(driver, wanted, *, slack_s=1e6, epoch=-1):
     cursor = driver.core.job("job").cursors[0]
     executor = driver.state.fleet.executors[0]
     found = with_their_neighbours(
@@ -82,8 +71,7 @@ def take(driver: Driver, wanted, *, slack_s: float = 1e6, epoch: int = -1) -> li
         later_than_s=0.0,
         now=driver.now_s,
     )
-    taken: list[int] = found.tolist()
-    return taken
+    return found.tolist()
 
 
 class Drawn(NamedTuple):
@@ -99,7 +87,7 @@ ELSEWHERE = (SampleState.UNKNOWN, SampleState.IN_FLIGHT, SampleState.WAITING, Sa
 
 
 @st.composite
-def draws(draw) -> Drawn:
+def draws(draw):
     size = draw(st.integers(8, 80))
 
     def each(of):
@@ -136,7 +124,7 @@ def test_what_comes_along_is_absent_beside_what_is_wanted_and_within_the_limits(
     assert wanted[0] in taken
     assert set(taken) <= set(may_come.tolist()) | set(wanted)
     # A run comes whole, or equal parts of it, each in order: one GET brings it.
-    parts: list[int] = []
+    parts = []
     for start, stop in pairwise([*runs, size]):
         parts += range(start, stop, math.ceil((stop - start) / math.ceil((stop - start) / most)))
     part_of = np.searchsorted(parts, taken, side="right")
@@ -150,13 +138,6 @@ def test_what_comes_along_is_absent_beside_what_is_wanted_and_within_the_limits(
 
 HALVES = [0, 32]
 EIGHTHS = [*range(0, 64, 8)]
-
-
-def test_a_run_of_more_than_a_request_takes_is_cut_into_equal_parts():
-    driver = ready([0], request_samples=30)
-    absent = driver.in_state(SampleState.ABSENT)
-    last = [index for index in absent if index >= 44]
-    assert take(driver, last[1:2]) == last
 
 
 def test_nothing_comes_along_that_could_not_keep_or_would_come_late():
@@ -232,14 +213,3 @@ def test_the_dearer_executor_takes_nothing_along():
             now=0.0,
         )
         assert (taken.size > 1) == may
-
-
-def test_a_job_that_goes_on_asks_for_whole_runs():
-    driver = ready([0, 200, 400, 600], size=800, request_samples=300, lookahead_batches=16, capacity=4)
-    for position in range(1, 40):
-        driver.ask(position, position + 1, yielded=position)
-        driver.answer_all()
-        driver.read(position, after_s=0.1)
-    assert len(driver.in_state(SampleState.RESIDENT)) == 800
-    invocations = driver.core.job("job").counters.invocations
-    assert invocations < 30

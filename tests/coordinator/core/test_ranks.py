@@ -1,4 +1,4 @@
-"""A rank: pages, read reports, misses, seeks, leases, epochs, and what is forgotten."""
+"""A rank: look-ahead, pages, read reports, misses, seeks, leases, epochs, and what is forgotten."""
 
 from __future__ import annotations
 
@@ -6,10 +6,96 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import CacheReset, JobClosed
+from superdl.coordinator.core.events import JobClosed
 from superdl.coordinator.core.room import next_use_s
+from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.state import EPOCH_SETS_MAX
-from tests.coordinator.core.driver import Driver
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
+
+TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
+
+
+def test_looking_ahead_crosses_epochs():
+    driver = Driver(size=16, lookahead_batches=4, request_samples=8, capacity=64, random=True)
+    plan = driver.open()
+    expected = plan.span(0, 0, 2, 0).indices.tolist() + plan.span(1, 0, 2, 0).indices.tolist()
+    assert driver.requested() == expected
+    epochs = [request.samples.epoch for request in driver.requests for _ in request.indices]
+    assert epochs == [0] * 16 + [1] * 16
+
+
+def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
+    driver = Driver(
+        size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64
+    )
+    driver.open()
+    assert len(driver.requested()) == 6 * 8
+    driver.open("other", seed=7)
+    driver.answer_all()
+    # Half the budget for two ranks: three batches each; what the first had asked for before stays.
+    assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
+
+
+def test_the_earliest_deadline_comes_first_over_jobs():
+    driver = Driver(size=400, lookahead_batches=32, request_samples=8, capacity=1)
+    driver.open("fast", seed=1)
+    driver.open("slow", seed=2)
+    for name in ("fast", "slow"):
+        driver.ask(0, 40, job=name)
+    for position in range(20):  # fast reads a batch every 0.1 s, slow one every second; functions do nothing
+        driver.read(position, job="fast", after_s=0.1)
+        if position % 10 == 9:
+            driver.read(position // 10, job="slow")
+    asked = {"fast": 0, "slow": 0}
+    for _ in range(10):
+        driver.answer(driver.requests[0], after_s=0.0)
+        asked[driver.requests[-1].job] += 1
+    # Within a second fast wants ten batches of 8 samples, slow one or two.
+    assert asked["fast"] >= 7
+    assert asked["slow"] >= 1
+
+
+def steady(*, step_s, latency_s, batches=120, **settings):
+    """A job that reads a batch each ``step_s`` for a while, with functions that answer in time."""
+    driver = Driver(**{"size": 8000, "capacity": 64, "request_samples": 8, **settings})
+    driver.open()
+    for position in range(batches):
+        driver.ask(position, position + 1, yielded=position)
+        driver.now_s += latency_s
+        for request in list(driver.requests):
+            driver.answer(request, after_s=0.0)
+        driver.read(position, after_s=max(step_s - latency_s, 0.0))
+    return driver
+
+
+def ahead(driver):
+    return driver.core.lookahead_batches(driver.core.job("job"))
+
+
+def test_the_window_follows_latency_and_pace():
+    slow, fast = steady(step_s=1.0, latency_s=0.2), steady(step_s=0.25, latency_s=0.2)
+    assert ahead(slow) < ahead(fast) < 64
+    far = steady(step_s=0.25, latency_s=0.24, lookahead_batches=9)
+    assert ahead(far) <= 9, "and what is configured bounds it"
+
+
+def test_stalls_make_it_cautious_and_calm_lets_it_forget():
+    driver = steady(step_s=0.5, latency_s=0.1)
+    before = ahead(driver)
+    cursor = driver.core.job("job").cursors[0]
+    for position in range(120, 124):
+        driver.ask(position, position + 1, yielded=position)
+        driver.read(position, missed=(0,))
+        driver.read(position, hits=7, after_s=0.5)
+        driver.answer_all()
+    assert cursor.caution > 4
+    assert ahead(driver) > before
+    for position in range(124, 500):
+        driver.ask(position, position + 1, yielded=position)
+        driver.read(position, after_s=0.5)
+        driver.answer_all()
+    assert cursor.caution < 1.2
+
 
 S = SampleState
 
@@ -78,15 +164,6 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
     assert driver.core.state.failures.get((driver.key(), 0), "") == ""
 
 
-def test_a_lost_report_holds_nobody_up_for_ever():
-    driver = Driver(size=8 * 200)
-    driver.open()
-    driver.ask(0, 200)
-    for position in range(1, 100):
-        driver.read(position, after_s=0.01)
-    assert driver.core.job("job").cursors[0].watermark == 100
-
-
 def test_nobody_waits_for_reports_of_empty_batches_of_a_mix():
     driver = Driver(size=8, lookahead_batches=2)
     plan = driver.open(batch_size=1, mix=(8, 792))  # a sample in every 100 batches of one
@@ -117,26 +194,6 @@ def test_two_iterators_of_one_sampler_both_get_their_batches():
                 driver.answer_all()
             assert (driver.core.state.states(driver.key(epoch), wanted) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
-
-
-@pytest.mark.parametrize("reopens", [True, False])
-def test_a_sampler_that_begins_again_a_little_earlier_is_followed(reopens):
-    driver = Driver(size=800, capacity=64, request_samples=8, lookahead_batches=8)
-    plan = driver.open()
-    for position in range(50):
-        driver.ask(position, position + 8, yielded=position)
-        driver.answer_all()
-        driver.read(position)
-    driver.step(CacheReset())
-    driver.requests.clear()
-    if reopens:
-        driver.open()
-    driver.ask(0, 8)
-    cursor = driver.core.job("job").cursors[0]
-    assert cursor.watermark == 0
-    driver.answer_all()
-    wanted = plan.span(0, 0, 2, 0).indices
-    assert set(wanted.tolist()) <= set(driver.in_state(S.RESIDENT)) | set(driver.in_state(S.IN_FLIGHT))
 
 
 FAR = [(7919 * number) % 100_003 for number in range(1, 301)]
@@ -177,19 +234,11 @@ def test_forged_reports_of_far_off_epochs_make_nothing():
     assert driver.core.job("job").counters.batches_read == before
 
 
-def two_jobs(**settings) -> Driver:
+def two_jobs(**settings):
     driver = Driver(**{"size": 200, "capacity": 1, "request_samples": 8, "lease_s": 15.0, **settings})
     driver.open("gone", seed=1)
     driver.open("here", seed=2)
     return driver
-
-
-def test_it_is_forgotten_after_half_an_hour():
-    driver = two_jobs(forget_s=1800.0)
-    driver.wait(1790.0)
-    assert driver.core.job("gone") is not None
-    driver.wait(70.0)
-    assert driver.core.job("gone") is None
 
 
 def test_what_only_a_lapsed_job_will_read_goes_before_what_others_will_and_after_what_nobody_will():

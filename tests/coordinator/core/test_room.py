@@ -1,4 +1,4 @@
-"""Room: what is dropped is what is needed last, and nobody waits for room in vain."""
+"""Room: the samples needed last are dropped, and no reader waits for room in vain."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
+from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import CacheGrew, CacheResized
 from superdl.coordinator.core.jobs import Cursor, Job
+from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, TimeQueue
 from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
-from superdl.coordinator.core.timing import Pace
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
@@ -20,38 +21,12 @@ S = SampleState
 TAKEN = int(footprint(1000))
 
 
-def crowded(samples: int, **settings) -> Driver:
+def crowded(samples, **settings):
     """A cache with room for so many samples, and a job that reads 64 in order, 8 at a time."""
     driver = Driver(budget_bytes=samples * TAKEN, capacity=2, request_samples=8, **settings)
     driver.open(shuffle=False)
     driver.ask(0, 8)
     return driver
-
-
-def read_epoch(driver: Driver) -> int:
-    """Read an epoch as a reader does, keeping what it has got; how often it had to ask."""
-    asked = 0
-    plan = driver.core.job("job").plan
-    for position in range(plan.batches_per_epoch):
-        driver.ask(position, position + 1, yielded=position)
-        indices = plan.batch(0, position, 0).indices
-        missing = list(range(indices.size))
-        for _ in range(100):
-            states = driver.core.state.states(driver.key(), indices)
-            missing = [offset for offset in missing if states[offset] != S.RESIDENT]
-            if not missing:
-                break
-            asked += 1
-            driver.read(position, missed=tuple(missing), after_s=0.05)
-            for request in list(driver.requests):
-                driver.answer(request)
-            assert (
-                driver.core.state.resident_bytes + driver.state.reserved_bytes
-                <= driver.core.state.budget_bytes
-            )
-        assert missing == []
-        driver.read(position, after_s=0.05)
-    return asked
 
 
 def test_a_reader_that_died_blocks_others_for_seconds_only():
@@ -79,12 +54,6 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     driver.wait(1.0)
     driver.answer_all()
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
-
-
-def test_readers_are_served_though_others_have_all_the_memory():
-    driver = crowded(16)
-    driver.step(CacheGrew(10**9))
-    assert read_epoch(driver) > 0
 
 
 @given(others=st.integers(0, 100), more=st.integers(40, 100), pushed=st.lists(st.floats(0, 1), min_size=1))
@@ -120,14 +89,14 @@ RECORD = int(footprint(np.array([1000]))[0])
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw):
     size, batch_size, replicas = (draw(st.integers(1, most)) for most in (40, 7, 3))
     drop_last = draw(st.booleans()) and batch_size * replicas <= size
     seed, shuffle = draw(st.integers(0, 3)), draw(st.booleans())
     return Plan(size, batch_size, replicas, seed, shuffle=shuffle, drop_last=drop_last)
 
 
-def job_at(plan: Plan, *lows: int, name: str = "job", random: bool = False, interval_s: float = 1.0) -> Job:
+def job_at(plan, *lows, name="job", random=False, interval_s=1.0):
     job = Job(name, NAME, random, plan)
     for rank, low in enumerate(lows):
         job.cursors[rank] = Cursor(job, rank, low, low, low, low, 0.0, 0.0, Pace(0.0))
@@ -135,7 +104,7 @@ def job_at(plan: Plan, *lows: int, name: str = "job", random: bool = False, inte
     return job
 
 
-def brute_force_s(key: SetKey, index: int, job: Job) -> float:
+def brute_force_s(key, index, job):
     """Walk over this epoch and the next, batch by batch of all ranks."""
     epoch, _ = job.epoch_and_position(job.watermark)
     for absolute in range(job.watermark, (epoch + 2) * job.plan.batches_per_epoch):
@@ -150,7 +119,7 @@ def brute_force_s(key: SetKey, index: int, job: Job) -> float:
     return np.inf
 
 
-def residents(key: SetKey, size: int, indices: list[int]) -> SampleSet:
+def residents(key, size, indices):
     samples = SampleSet(key, size, record_bytes=1000, known_absent=True)
     chosen = np.array(indices, dtype=np.int64)
     samples.move(chosen, SampleState.IN_FLIGHT)
@@ -199,7 +168,7 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
     sets = {key: residents(key, size, list(range(size)))}
     job = job_at(Plan(size, 16, seed=1), 0)
     uses_s = next_use_s(key, np.arange(size), [job])
-    seen: set[int] = set()
+    seen = set()
     for turn in range(5):
         victims = choose_victims(
             sets, [job], wanted_bytes=wanted * RECORD, later_than_s=0.0, turn=turn, spared={}
@@ -209,3 +178,41 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
         assert uses_s[victims].min() > np.quantile(uses_s, 0.75)
         seen |= set(victims.tolist())
     assert len(seen) >= 2 * wanted
+
+
+CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
+
+
+@given(st.lists(st.tuples(CURSORS, st.one_of(st.none(), st.floats(0, 9)))))
+def test_the_last_time_given_for_an_item_counts(changes):
+    queue, expected = TimeQueue(), {}
+    for cursor, deadline_s in changes:
+        if deadline_s is None:
+            queue.discard(cursor)
+            expected.pop(cursor, None)
+        else:
+            queue.add(cursor, deadline_s)
+            expected[cursor] = deadline_s
+        assert len(queue) == len(expected)
+        assert (cursor in queue) == (cursor in expected)
+    popped = [queue.pop() for _ in expected]
+    assert sorted(popped) == sorted(expected)
+    assert [expected[cursor] for cursor in popped] == sorted(expected.values())
+
+
+KEY = SetKey(b"data", EVERY_EPOCH)
+PLACE, OTHER = BatchPlace("job", 0, 0, 7), BatchPlace("job", 1, 0, 7)
+
+
+def at(*indices):
+    return np.array(indices, dtype=np.int64)
+
+
+def test_repeated_misses_of_a_batch_are_one_entry_that_keeps_its_place():
+    misses = ReportedMisses()
+    for _ in range(1000):
+        misses.report(PLACE, KEY, at(4, 5), now=0.0)
+    misses.report(OTHER, KEY, at(1), now=0.0)
+    misses.report(PLACE, KEY, at(6), now=1.0)
+    assert list(misses.unserved) == [PLACE, OTHER]
+    assert misses[PLACE].indices.tolist() == [6]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from superdl.experiments.simulator.predict import Prediction, predict
+from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import (
     CacheSpec,
     DatasetSpec,
@@ -31,7 +31,7 @@ SPEC = SimulationSpec(
 )
 
 
-def timeless(prediction: Prediction) -> Prediction:
+def timeless(prediction):
     assert 0 < prediction.core_longest_s <= prediction.core_cpu_s
     return replace(prediction, simulated_in_s=0.0, core_cpu_s=0.0, core_longest_s=0.0)
 

@@ -12,7 +12,7 @@ from superdl.super_wire.errors import ConfigError
 SPECS = sorted(Path("experiments/simulator/specs").glob("*.yaml"))
 
 
-def load(tmp_path: Path, text: str, *overrides: str):
+def load(tmp_path, text, *overrides):
     file = tmp_path / "spec.yaml"
     file.write_text(text, encoding="utf-8")
     return load_points(file, overrides)

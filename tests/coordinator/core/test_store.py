@@ -1,20 +1,18 @@
-"""What lies in the store comes from there; what no restore brings is decoded, at once and within bounds."""
+"""Stored samples are restored, or pointed to if all readers see the store; if it fails, they are decoded."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.coordinator.core import (
     CacheReset,
-    ExecutorFacts,
     ExecutorResized,
     FailureKind,
     PacksLost,
     RecordsStored,
     SampleState,
+    footprint,
 )
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
@@ -23,7 +21,7 @@ EVENS = np.arange(0, 64, 2)
 ALL = np.arange(64)
 
 
-def opened(indices=EVENS, *, packs=1, ask: bool = True, **settings) -> Driver:
+def opened(indices=EVENS, *, packs=1, ask=True, **settings):
     """A job of eight batches of eight, by default in plan order, of which some samples lie in the store."""
     driver = Driver(store=True, **settings)
     driver.step(ExecutorResized(0))  # so that nothing is asked for before places are known
@@ -35,62 +33,19 @@ def opened(indices=EVENS, *, packs=1, ask: bool = True, **settings) -> Driver:
     return driver
 
 
-def restored(driver: Driver) -> list[int]:
+def restored(driver):
     return sorted(
         index for it in driver.requests if it.kind is RequestKind.RESTORE for index in it.indices.tolist()
     )
 
 
-def decoded(driver: Driver) -> list[int]:
+def decoded(driver):
     return sorted(
         index for it in driver.requests if it.kind is not RequestKind.RESTORE for index in it.indices.tolist()
     )
 
 
-def test_what_is_stored_is_restored_and_what_is_decoded_is_kept():
-    driver = opened(lookahead_batches=4, capacity=20)
-    assert restored(driver) == list(range(0, 32, 2))
-    assert decoded(driver) == list(range(1, 32, 2))
-    assert {request.kind for request in driver.requests} == {RequestKind.RESTORE, RequestKind.DECODE_TO_STORE}
-    for request in list(driver.requests):
-        driver.answer(request, store_bytes=5, **({} if request.kind is RequestKind.RESTORE else {"pack": 2}))
-    counters = driver.core.job("job").counters
-    assert (counters.samples_restored, counters.samples_produced) == (16, 16)
-    driver.requests.clear()
-    driver.step(CacheReset())  # all that was decoded comes from the store from now on
-    assert restored(driver) == list(range(32))
-    assert driver.core.state.thrash.reproduced_samples == 0
-
-
-def test_random_recipes_and_a_core_without_a_store_have_nothing_to_do_with_it():
-    for driver in (Driver(store=True, random=True), Driver()):
-        driver.open()
-        driver.step(RecordsStored(DATASET, ALL, np.ones(64, dtype=np.uint32)))
-        driver.ask(0, 8)
-        assert driver.requests
-        assert {request.kind for request in driver.requests} == {RequestKind.DECODE}
-        assert all(samples.packs is None for samples in driver.state.sets.values())
-
-
-@pytest.mark.parametrize("outcome", [Outcome.NOT_STORED, Outcome.STORE_ERROR, FailureKind.CRASHED])
-def test_what_no_restore_brings_is_decoded_at_once_and_costs_no_attempt(outcome):
-    driver = opened(lookahead_batches=2, attempts=1)
-    first = next(request for request in driver.requests if request.kind is RequestKind.RESTORE)
-    lost = first.indices.tolist()
-    if isinstance(outcome, FailureKind):
-        driver.fail(first, outcome)
-    else:
-        driver.answer(first, outcome)
-    assert set(lost) <= set(decoded(driver))
-    assert not driver.tombstones
-    # The store may still have what it did not answer for, but not what it had not, or what crashes functions.
-    still = driver.state.sets[driver.key()].stored(first.indices)
-    assert still.all() == (outcome is Outcome.STORE_ERROR)
-    driver.answer_all()
-    assert not driver.in_state(SampleState.WAITING)
-
-
-def look_again(driver: Driver, *, after_s: float = 0.0) -> None:
+def look_again(driver, *, after_s=0.0):
     """The cache has lost everything, and the job looks ahead to it again."""
     driver.answer_all()
     driver.step(CacheReset(), after_s=after_s)
@@ -157,43 +112,6 @@ def test_a_store_that_holds_up_those_who_write_is_left_alone():
     assert not any(request.kind.writes_pack for request in again)
 
 
-def test_executors_that_do_not_see_the_store_neither_restore_nor_save():
-    blind_and_seeing = (ExecutorFacts("blind", sees_store=False), ExecutorFacts("seeing"))
-    driver = Driver(store=True, executors=blind_and_seeing, lookahead_batches=4)
-    driver.step(ExecutorResized(0))
-    driver.open(shuffle=False)
-    driver.step(RecordsStored(DATASET, EVENS, np.ones(32, dtype=np.uint32)))
-    driver.ask(0, 8)
-    driver.step(ExecutorResized(20))
-    assert driver.requests
-    assert {(request.executor, request.kind) for request in driver.requests} == {
-        (0, RequestKind.DECODE)
-    }  # nobody that sees the store is there
-    driver.requests.clear()
-    driver.step(ExecutorResized(20, executor=1))
-    driver.step(CacheReset())
-    driver.read(4, missed=(0, 1, 2, 3))
-    asked = {(request.executor, request.kind) for request in driver.requests}
-    assert asked == {(0, RequestKind.DECODE), (1, RequestKind.RESTORE)}
-
-
-def test_a_straight_job_wants_in_the_cache_only_what_is_not_stored_or_missed():
-    driver = opened(ask=False, lookahead_batches=4, capacity=20, request_samples=8)
-    assert restored(driver) == []  # before the first page: its readers may see the store
-    driver.ask(0, 4, sees_store=True)
-    assert decoded(driver) == list(range(1, 32, 2))
-    driver.read(0, missed=(0, 1))  # the reader could not read number 0 there
-    assert restored(driver) == [0]
-    driver.step(PacksLost(np.array([1], dtype=np.uint32)))
-    assert decoded(driver) == list(range(1, 32))
-    driver.answer_all()
-    driver.step(RecordsStored(DATASET, ALL, np.ones(64, dtype=np.uint32)))
-    driver.read(0)
-    assert restored(driver) == []
-    driver.ask(1, 5)  # another reader of the job does not see it
-    assert restored(driver) == list(range(32, 40))
-
-
 def test_under_pressure_stored_records_that_only_straight_jobs_read_go_first():
     budget_bytes = 40 * (RECORD_BYTES + 500)
     driver = opened(ALL[:0], ask=False, lookahead_batches=3, budget_bytes=budget_bytes)
@@ -247,31 +165,105 @@ def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
     assert set(hanging.indices.tolist()) <= set(driver.in_state(SampleState.RESIDENT))
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.lists(
-                st.tuples(st.integers(0, 63), st.integers(1, 9)), max_size=20, unique_by=lambda it: it[0]
-            ),
-            st.sets(st.integers(1, 9), max_size=3),
-        ),
-        max_size=12,
-    )
-)
-def test_places_are_what_was_told_last_and_is_not_lost(told):
-    driver = Driver(store=True, capacity=0)
-    driver.open()
-    places: dict[int, int] = {}
-    for entries in told:
-        if isinstance(entries, set):
-            driver.step(PacksLost(np.array(sorted(entries), dtype=np.uint32)))
-            places = {index: pack for index, pack in places.items() if pack not in entries}
-        else:
-            indices, packs = np.array(entries, dtype=np.int64).reshape(-1, 2).T
-            driver.step(RecordsStored(DATASET, indices, packs.astype(np.uint32)))
-            places |= dict(entries)
-        samples = driver.state.set_of(driver.key())
-        assert np.flatnonzero(samples.stored(ALL)).tolist() == sorted(places)
-        for pack in range(1, 10):
-            lying = {index for index, number in places.items() if number == pack}
-            assert set(samples.lying_in(pack).tolist()) <= lying
+POINTER_BYTES = 126
+TAKEN = int(footprint(np.array([POINTER_BYTES]))[0])
+
+
+def started(*, sees_store=True, **settings):
+    """A job in plan order of which nothing is stored, once its sampler has told whether it sees the store."""
+    driver = Driver(**{"store": True, "lookahead_batches": 2, "request_samples": 8, "capacity": 0} | settings)
+    driver.open(shuffle=False)
+    driver.ask(0, 8, sees_store=sees_store)
+    driver.step(ExecutorResized(8))
+    return driver
+
+
+def point(driver, request, pack=1):
+    """A function has written a pack, and pointers into it."""
+    assert request.kind is RequestKind.DECODE_TO_POINTERS
+    pointers = np.ones(request.indices.size, dtype=np.bool_)
+    driver.answer(request, record_bytes=POINTER_BYTES, pack=pack, pointers=pointers)
+
+
+def pointed(**settings):
+    """The first two batches are in the cache as pointers, each into a pack of its own."""
+    driver = started(**settings)
+    for pack, request in enumerate(list(driver.requests), 1):
+        point(driver, request, pack)
+    assert driver.in_state(SampleState.RESIDENT) == list(range(16))
+    return driver
+
+
+def second_job(driver, *, sees_store=False):
+    driver.open("other", shuffle=False)
+    driver.ask(0, 8, job="other", sees_store=sees_store)
+
+
+def test_pointers_take_what_they_take_and_say_nothing_of_records():
+    driver = pointed()
+    assert driver.state.resident_bytes == 16 * TAKEN
+    assert driver.state.sets[driver.key()].sample_bytes == footprint(np.array([RECORD_BYTES]))[0]
+    assert driver.core.job("job").counters.samples_produced == 16
+    assert driver.state.sets[driver.key()].stored(np.arange(16)).all()
+
+
+@pytest.mark.parametrize("why", ["blind", "bucket", "random", "another job", "trouble"])
+def test_who_gets_records(why):
+    settings = {"bucket": {"whole_packs": True}, "random": {"random": True}}.get(why, {})
+    driver = started(sees_store=why != "blind", **settings)
+    if why == "another job":
+        driver = started(capacity=0)
+        driver.step(ExecutorResized(0))
+        driver.requests.clear()
+        second_job(driver)
+        driver.step(ExecutorResized(8))
+        driver.read(0)
+    if why == "trouble":
+        for request in list(driver.requests):
+            driver.answer(request, store_trouble="disk full")
+        driver.wait(60.0)
+        driver.read(0, after_s=1.0)
+        assert any(request.kind.writes_pack for request in driver.requests)  # it is tried
+    assert driver.requests
+    assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
+
+
+def test_pointers_into_packs_that_are_lost_go_with_them():
+    driver = pointed()
+    lying = driver.state.sets[driver.key()].lying_in(1).tolist()
+    driver.step(PacksLost(np.array([1], dtype=np.uint32)))
+    (drop,) = driver.drops
+    assert drop.indices.tolist() == lying
+    (again,) = driver.requests
+    assert (again.indices.tolist(), again.kind) == (lying, RequestKind.DECODE_TO_POINTERS)
+
+
+def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_is_made():
+    driver = pointed()
+    driver.read(0, missed=(3,), corrupt=(3,))
+    whole = next(audit for audit in driver.audits if audit.whole)
+    driver.tell(whole, [POINTER_BYTES], pointers=True)
+    assert [drop.indices.tolist() for drop in driver.drops] == [[3]]
+    (restore,) = driver.requests
+    assert (restore.kind, restore.indices.tolist()) == (RequestKind.RESTORE, [3])
+    driver.answer(restore, Outcome.NOT_STORED)
+    (decode,) = (request for request in driver.requests if 3 in request.indices)
+    assert decode.kind is RequestKind.DECODE_TO_STORE
+    driver.answer(decode, pack=9)
+    driver.read(0)
+    assert driver.requests
+    assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
+    driver.answer_all()
+    driver.read(1, after_s=61.0)
+    assert all(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
+
+
+def test_what_is_stored_though_its_pointer_did_not_come_is_restored_if_a_reader_misses_it():
+    driver = started()
+    first = driver.requests[0]
+    stored, wanted = np.ones(first.indices.size, dtype=np.bool_), first.indices.tolist()
+    driver.answer(first, Outcome.CACHE_ERROR, pack=4, stored=stored, pointers=~stored)
+    driver.wait(5.0)
+    assert restored(driver) == []
+    driver.read(0, missed=tuple(wanted))
+    assert restored(driver) == wanted

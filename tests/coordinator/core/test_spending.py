@@ -1,14 +1,12 @@
-"""Teams: whose turn it is, who must make room, and who may spend no more."""
+"""Money and teams: jobs bear the costs of their samples, caps hold, shares and priorities decide turns."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from typing import Any
+from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.coordinator.core import (
     ExecutorFacts,
@@ -19,14 +17,109 @@ from superdl.coordinator.core import (
     TeamsChanged,
 )
 from superdl.coordinator.core.journal import Cause
+from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending
 from superdl.coordinator.core.teams import Teams
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.core.driver import Driver
+from tests.simulation.invariants import total_costs
+
+PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
 
 
-def serve(teams: Teams, requests_s: dict[str, float], places: int, *, until_s: float) -> dict[str, float]:
+def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf):
+    made = Ledger([prices], max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
+    made.settle(0.0)
+    return made
+
+
+def invoke(book, dataset=b"a", *, now=0.0, gb_s=0.0, executor=0):
+    counted = {"source_requests": 0, "source_bytes": 0, "record_bytes": 0}
+    return book.invoked(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
+
+
+def freedom(book, in_flight):
+    book.watch(in_flight, 0.0)
+    return book.spending
+
+
+def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
+    book = Ledger(
+        [Prices(1.0, 2.0, 0.5, 4.0, 8.0, 16.0, hour=3600.0, coordinator_hour=900.0)],
+        max_usd=math.inf,
+        max_usd_per_hour=math.inf,
+        spent_usd=7.0,
+    )
+    book.settle(0.0)
+    units = {"source_requests": 4, "source_bytes": 2**29, "record_bytes": 2**28}
+    usd = book.invoked(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
+    assert usd == 1 + 6 + 2 + 2 + 2 + (1 + 16)
+    book.settle(4.0)
+    assert asdict(total_costs(book)) == {
+        "functions_usd": 7.0,
+        "source_requests_usd": 2.0,
+        "store_requests_usd": 17.0,
+        "transfer_usd": 4.0,
+        "cache_usd": 3.0,
+        "coordinator_usd": 1.0,
+        "trainers_usd": 0.0,
+        "earlier_usd": 7.0,
+    }
+    assert book.total_usd == 41.0
+
+
+def test_shared_work_is_split_over_those_who_used_it():
+    book = ledger()
+    book.produced(b"a", "one", 100, invoke(book))
+    book.used(b"a", "one", 100, 0, 0.0)
+    assert book.job_costs("one").usd == 1.0
+    book.used(b"a", "two", 100, 0, 1.0)
+    assert book.job_costs("one").usd == book.job_costs("two").usd == 0.5
+    book.produced(b"b", "two", 10, invoke(book, b"b"))
+    assert (book.job_costs("one").usd, book.job_costs("two").usd) == (0.5, 1.5)
+
+
+def test_hours_are_split_over_those_who_are_there():
+    book = ledger(Prices(hour=3600.0))
+    book.settle(1.0)
+    book.joined("one")
+    book.settle(3.0)
+    book.joined("two")
+    book.settle(7.0)
+    book.left("one")
+    book.settle(8.0)
+    assert book.job_costs(NOBODY).usd == 1.0
+    assert book.job_costs("one").usd == 2.0 + 2.0
+    assert book.job_costs("two").usd == 2.0 + 1.0
+    assert book.total_usd == 8.0
+
+
+def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
+    book = ledger(max_usd=10.0)
+    for _ in range(8):
+        book.produced(b"a", "one", 10, invoke(book))
+    assert freedom(book, [(0, 0)]) is Spending.FREELY
+    assert freedom(book, [(1, 10)]) is Spending.SLOWED, "what is in flight counts as spent"
+    assert freedom(book, [(2, 20)]) is Spending.STOPPED
+    invoke(book)
+    invoke(book)
+    assert freedom(book, [(0, 0)]) is Spending.STOPPED
+
+
+def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
+    book = ledger(max_usd_per_hour=3600.0)
+    for _ in range(310):
+        invoke(book)
+    assert freedom(book, [(0, 0)]) is Spending.SLOWED
+    freely_s = book.freely_at_s(0.0, [(0, 0)])
+    assert freely_s == pytest.approx(10.0, abs=0.1)
+    book.settle(freely_s)
+    assert freedom(book, [(0, 0)]) is Spending.FREELY
+    assert book.freely_at_s(freely_s, [(0, 0)]) is None
+
+
+def serve(teams, requests_s, places, *, until_s):
     """Teams whose requests take so long always want more; the functions' seconds that each has had."""
-    running: list[Any] = []
+    running = []
     now, made = 0.0, 0
     had_s = dict.fromkeys(requests_s, 0.0)
     while now < until_s:
@@ -44,21 +137,6 @@ def serve(teams: Teams, requests_s: dict[str, float], places: int, *, until_s: f
     return had_s
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 6), st.floats(0.02, 0.5)), min_size=2, max_size=4), st.integers(1, 40)
-)
-def test_teams_that_want_more_have_the_functions_time_by_their_shares(drawn, places):
-    shares = {f"team-{number}": share for number, (share, _) in enumerate(drawn)}
-    requests_s = dict(zip(shares, (took_s for _, took_s in drawn), strict=True))
-    teams = Teams([Team(name, share) for name, share in shares.items()])
-    # Long enough that one request more or less is within a tenth of the least share.
-    had_s = serve(teams, requests_s, places, until_s=120.0)
-    for name, share in shares.items():
-        assert had_s[name] / sum(had_s.values()) == pytest.approx(share / sum(shares.values()), rel=0.1), (
-            had_s
-        )
-
-
 def test_a_team_that_was_away_saves_up_two_seconds_of_its_share_and_no_more():
     teams = Teams([Team("a", 1), Team("b", 1)])
     assert serve(teams, {"a": 0.1}, 8, until_s=100.0)["a"] > 700.0
@@ -72,12 +150,6 @@ def test_shares_that_change_hold_from_then_on():
     teams.change([Team("a", share=7.0)])
     had_s = serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=100.0)
     assert had_s["a"] == pytest.approx(7 * had_s["b"], rel=0.05)
-
-
-def test_a_higher_priority_leaves_what_it_does_not_want():
-    teams = Teams([Team("a", priority=1), Team("b", share=100)])
-    assert serve(teams, {"a": 0.1, "b": 0.1}, 4, until_s=9.0)["b"] == 0.0
-    assert serve(teams, {"b": 0.1}, 4, until_s=9.0)["b"] > 30.0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +167,7 @@ def test_what_no_team_may_have_is_refused_by_name(facts, reason):
         Team(**facts)
 
 
-def open_as(driver: Driver, team: str, job: str, *, seed: int = 0) -> None:
+def open_as(driver, team, job, *, seed=0):
     plan = Plan(driver.size, batch_size=8, seed=seed)
     driver.step(JobOpened(job, driver.dataset, plan, 0, team=team))
 
