@@ -53,8 +53,8 @@ __all__ = ["produce"]
 
 _T = TypeVar("_T")
 
+# Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing.
 _WORTH_A_THREAD_US = 500
-"""Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing."""
 
 
 def produce(
@@ -106,12 +106,8 @@ class _Decoders:
         columns: ResultColumns,
         expires_at: float,
     ) -> None:
-        self._request = request
-        self._program = program
-        self._fetchers = fetchers
-        self._pusher = pusher
-        self._saver = saver
-        self._columns = columns
+        self._request, self._program, self._fetchers = request, program, fetchers
+        self._pusher, self._saver, self._columns = pusher, saver, columns
         self._expires_at = expires_at
         self._threads: list[threading.Thread] = []
         self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
@@ -136,15 +132,16 @@ class _Decoders:
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for the threads to end, except one that takes too long."""
+        """Wait for the threads to end, except those that take too long."""
         while living := [thread for thread in list(self._threads) if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._making.values())]
             # Wait at most until the oldest running sample is overdue.
             living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
-            self._give_up(time.monotonic() - timeout_s, timeout_s)
+            self._give_up_overdue(timeout_s)
 
-    def _give_up(self, begun_before: float, timeout_s: float) -> None:
+    def _give_up_overdue(self, timeout_s: float) -> None:
+        begun_before = time.monotonic() - timeout_s
         with self._claiming:
             overdue = [item for item in self._making.items() if item[1][0] <= begun_before]
             for thread, _ in overdue:
@@ -170,25 +167,19 @@ class _Decoders:
     def _run(self, others: int) -> None:
         """Decode until nothing more arrives; start ``others`` more threads once a sample has taken long."""
         try:
-            while (decode_us := self._decode_next()) is not None:
-                if others and decode_us >= _WORTH_A_THREAD_US:
+            while (arrived := self._fetchers.next()) is not None:
+                try:
+                    if arrived.failure is None and time.time() >= self._expires_at:
+                        arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
+                    took_us = self._finish(arrived)
+                finally:
+                    self._fetchers.release(arrived)
+                if others and took_us >= _WORTH_A_THREAD_US:
                     self._start(others)
                     others = 0
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
             self._fetchers.stop()
-
-    def _decode_next(self) -> int | None:
-        """Decode the next sample; return the microseconds taken, ``None`` after the last."""
-        arrived = self._fetchers.next()
-        if arrived is None:
-            return None
-        try:
-            if arrived.failure is None and time.time() >= self._expires_at:
-                arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
-            return self._finish(arrived)
-        finally:
-            self._fetchers.release(arrived)
 
     def _finish(self, arrived: Arrived) -> int:
         """Decode and push a sample, or note its failure; return the microseconds taken."""

@@ -9,17 +9,15 @@ from superdl.super_wire.record import CHANGED_SINCE
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from superdl.lambda_prefetch.push import Pushed
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["ResultColumns"]
 
 _MAX_MESSAGE = 2000  # characters; an error may quote input of any length
-
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
-_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
-_PLACES = ("offsets", "lengths")
-_TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
 
 
 class ResultColumns:
@@ -28,6 +26,8 @@ class ResultColumns:
     def __init__(self, request: PrefetchRequest) -> None:
         count = len(request.ids)
         self._request = request
+        self.stuck = False
+        """Whether a thread of this process still decodes a sample that was given up."""
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
         self.decode_us = [0] * count
@@ -35,15 +35,12 @@ class ResultColumns:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
-        self.stuck = False
-        """Whether a thread of this process still decodes a sample that was given up."""
+        self.source_requests = 0
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []
         self.store_trouble = ""
-        self.store_requests = 0
-        self.store_bytes = 0
-        self.source_requests = 0
+        self.store_requests = self.store_bytes = 0
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Note the outcome of a sample that is not cached; return its message."""
@@ -53,6 +50,11 @@ class ResultColumns:
         message = clean_text(f"{self._request.bucket}/{self._request.name_of(index)}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
+
+    def fail_all(self, indices: Iterable[int], outcome: Outcome, why: str) -> None:
+        """Note one outcome of several samples."""
+        for index in indices:
+            self.fail(index, outcome, why)
 
     def settle(self, results: list[Pushed]) -> None:
         """Note the cache's answers; a sample without one does not count as cached."""
@@ -70,7 +72,10 @@ class ResultColumns:
             else:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of a ``PrefetchResult`` that are known here."""
-        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS + _PLACES}
-        return columns | {name: getattr(self, name) for name in _TOLD}
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in vars(self).items()
+            if name not in {"_request", "stuck"}
+        }

@@ -12,6 +12,7 @@ pack for S3 is held in memory up to 32 MiB, then in a temporary file, and upload
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -26,7 +27,7 @@ from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from superdl.lambda_prefetch.results import ResultColumns
     from superdl.lambda_prefetch.settings import FunctionSettings
@@ -38,8 +39,6 @@ __all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
 _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
-# For S3: an answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
-_SILENCE_S, _ATTEMPTS = 5, 2
 
 
 def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Store:
@@ -57,18 +56,18 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Sto
     if is_bucket(address):
         from superdl.super_wire.objects.s3 import settings_of_s3
 
-        return _opened(address, os.getpid(), settings_of_s3())
+        return _open_bucket_store(address, os.getpid(), settings_of_s3())
     # Opened for each request: that costs less than decoding one image, and notices a removed store.
     return open_store(address, create=False, read_only=not writing)
 
 
 @functools.lru_cache(maxsize=4)
-def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
+def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
     """Open a store in S3, once per process and settings; opening sends requests."""
     from superdl.super_wire.objects.s3 import Patience
 
-    patience = Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
-    return open_store(address, create=False, patience=patience)
+    # An answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
+    return open_store(address, create=False, patience=Patience(silence_s=5, attempts=2))
 
 
 class Pace:
@@ -127,10 +126,8 @@ class PackSaver:
         pace: Pace | None = _pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request = request
+        self._request, self._settings, self._columns = request, settings, columns
         self._meta = meta
-        self._settings = settings
-        self._columns = columns
         self._expires_at = expires_at
         self._store: Store | None = None
         self._requests_before = 0
@@ -152,7 +149,7 @@ class PackSaver:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.commit()
-        self._end()
+        self._abandon()
         if self._store is not None:
             self._columns.store_requests = self._store.requests - self._requests_before
 
@@ -182,7 +179,8 @@ class PackSaver:
         They are pointers into the pack, or the records themselves if there is no pack.
         """
         if self._pack is not None:
-            self._commit(self._pack)
+            with self._reporting():
+                self._commit(self._pack)
         pack, records, self._kept = self._columns.pack, self._kept, {}
         if not pack:
             return [(index, *record) for index, record in records.items()]
@@ -196,9 +194,11 @@ class PackSaver:
     def _write(self, index: int, header: bytes, payload: memoryview) -> bool:
         if self._meta is None:
             return False
-        try:
+        with self._reporting():
             if self._pack is None:
-                self._pack = self._begin(self._meta)
+                self._store = own_store(self._request.store, self._settings, writing=True)
+                self._requests_before = self._store.requests
+                self._pack = self._store.begin_pack(self._meta)
             sample_id = bytes.fromhex(self._request.ids[index])
             before_s = self._clock()
             self._offsets[index] = self._pack.add(sample_id, header, payload)
@@ -206,41 +206,33 @@ class PackSaver:
             self._waited_s += self._clock() - before_s
             if self._pace is not None:
                 self._pace.check(self._waited_s, self._clock() - self._begun_s)
-        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
-            self._fail(error)
-            return False
-        return True
-
-    def _begin(self, meta: PackMeta) -> PackInProgress:
-        self._store = own_store(self._request.store, self._settings, writing=True)
-        self._requests_before = self._store.requests
-        return self._store.begin_pack(meta)
+            return True
+        return False
 
     def _commit(self, pack: PackInProgress) -> None:
         # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
         if time.time() >= self._expires_at and not self._kept:
-            words = f"{self._request.store}: the request expired before its pack was written"
-            self._fail(StoreBusyError(words))
-            return
+            raise StoreBusyError(f"{self._request.store}: the request expired before its pack was written")
+        before_s = self._clock()
+        self._columns.pack = pack.commit()
+        self._waited_s += self._clock() - before_s
+        self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
+        self._pack = None
+        self._columns.store_bytes = pack.size
+        if self._pace is not None:
+            self._pace.add(self._waited_s, self._clock() - self._begun_s)
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report a failure in the result, and write nothing more: the samples are cached all the same."""
         try:
-            before_s = self._clock()
-            self._columns.pack = pack.commit()
-            self._waited_s += self._clock() - before_s
-        except Exception as error:  # noqa: BLE001  # reported; the samples are cached
-            self._fail(error)
-        else:
-            self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
-            self._pack = None
-            self._columns.store_bytes = pack.size
-            if self._pace is not None:
-                self._pace.add(self._waited_s, self._clock() - self._begun_s)
+            yield
+        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
+            self._columns.store_trouble = trouble_in_words(error)
+            self._meta = None
+            self._abandon()
 
-    def _fail(self, error: Exception) -> None:
-        self._columns.store_trouble = trouble_in_words(error)
-        self._meta = None
-        self._end()
-
-    def _end(self) -> None:
+    def _abandon(self) -> None:
         """Remove a pack that was not committed."""
         if self._pack is not None:
             self._pack.abandon()

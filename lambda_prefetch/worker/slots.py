@@ -52,30 +52,22 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """A fixed number of slots, used from one event loop.
+    """``count`` slots that run the function ``module:attribute``, used from one event loop.
 
-    Args:
-        function: the function to run, ``module:attribute``.
-        count: the number of slots.
-        nice: niceness of their processes.
-        environment: variables for them, in addition to this process's own.
+    ``nice`` is the niceness of their processes.
     """
 
-    def __init__(
-        self, function: str, count: int, *, nice: int = 0, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
         self.function, self.count, self._nice = function, count, nice
         self.fingerprint = ""
-        self._environment = {**_QUIET, **os.environ, **(environment or {})}
+        self._environment = {**_QUIET, **os.environ}
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         self._living: set[_Slot] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
-        self.busy = self.restarts = 0
-        """Running requests; restarts of slots that ended."""
-        self.ended: Counter[str] = Counter()
-        """Requests that ended so far: ``answered``, or by the kind of failure."""
+        self.busy = self.restarts = 0  # running requests; restarts of slots that ended
+        self.ended: Counter[str] = Counter()  # requests so far: answered, or by the kind of failure
 
     @property
     def cpu_s(self) -> float:
@@ -153,7 +145,10 @@ class Slots:
                 await slot.ended()
                 pause_s = _FIRST_PAUSE_S
             except SuperError as error:
-                self._note_failure(str(error))
+                _log.warning("a slot failed and is replaced: %s", error)
+                self._failures, self._last_failure = self._failures + 1, str(error)
+                if self._failures >= self.count:
+                    self._warm.set()  # start() fails then if no slot became warm
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             finally:
                 if slot is not None:
@@ -177,13 +172,6 @@ class Slots:
                 "so that all slots run what is installed now"
             )
         self._warm.set()
-
-    def _note_failure(self, reason: str) -> None:
-        _log.warning("a slot failed and is replaced: %s", reason)
-        self._failures, self._last_failure = self._failures + 1, reason
-        # Wake start(), which then fails if no slot became warm.
-        if self._failures >= self.count:
-            self._warm.set()
 
 
 class _Slot:

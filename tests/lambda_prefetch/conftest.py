@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.lambda_prefetch.caches import close_idle_connections
+from superdl.lambda_prefetch.push import close_idle_connections
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.objects.s3 import close_connections

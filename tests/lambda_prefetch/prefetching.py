@@ -206,7 +206,7 @@ def fetched(request_, source):
             except SampleFailedError as failure:
                 found[arrived.index] = failure
             fetchers.release(arrived)
-        assert fetchers._budget._used_bytes == 0
+        assert fetchers._budget.used_bytes == 0
     return found, fetchers.ranges_read
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from superdl.lambda_prefetch import row_groups
+from superdl.lambda_prefetch import members
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Limits, Outcome
@@ -38,7 +38,7 @@ CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(m
 
 @pytest.fixture(autouse=True)
 def no_footer_is_known(monkeypatch):
-    monkeypatch.setattr(row_groups, "_kept", type(row_groups._kept)())
+    monkeypatch.setattr(members, "_kept", type(members._kept)())
 
 
 @st.composite
@@ -100,20 +100,20 @@ def rows_of(path, column, version=None):
 
 def test_a_footer_that_two_threads_want_is_read_once(tmp_path, monkeypatch):
     parquet.write_table(pa.table({"image": [b"a"] * 4}), tmp_path / "x.parquet", row_group_size=1)
-    other_comes, read, read_end = threading.Event(), [], row_groups._read_end
+    other_comes, read, read_end = threading.Event(), [], members._read_end
 
     def read_once_the_other_comes(*arguments):
         assert other_comes.wait(20)
         read.append(arguments[0])
         return read_end(*arguments)
 
-    monkeypatch.setattr(row_groups, "_read_end", read_once_the_other_comes)
+    monkeypatch.setattr(members, "_read_end", read_once_the_other_comes)
     place = ("file:///x", "x.parquet", file_version(tmp_path / "x.parquet"))
     with ThreadPoolExecutor(1) as first:
-        found = row_groups.Rows(), row_groups.Rows()
-        footer = first.submit(row_groups._footer, place, Directory(str(tmp_path)), found[0])
+        found = members.Rows(), members.Rows()
+        footer = first.submit(members._footer, place, Directory(str(tmp_path)), found[0])
         other_comes.set()
-        assert row_groups._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
+        assert members._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
     assert read == [place]
     assert sum(one.requests for one in found) == 1
 
