@@ -27,11 +27,10 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from superdl.lambda_prefetch.invocation import Invocation
     from superdl.lambda_prefetch.members import MemberRange, Rows
     from superdl.lambda_prefetch.push import Pusher
-    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.objects import Bucket, Pending, Span
-    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
 
@@ -83,7 +82,6 @@ class Arrived:
 
 
 def _share_out(read_bytes: int, members: list[Arrived]) -> None:
-    """Divide the bytes read for all members among them."""
     share, remainder = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
         # The first members take the remainder, so that the sum is exact.
@@ -96,16 +94,9 @@ class Fetchers:
     Use it as a context; leaving it ends the threads, after the reads in progress.
     """
 
-    def __init__(
-        self,
-        request: PrefetchRequest,
-        bucket: Bucket,
-        settings: FunctionSettings,
-        pusher: Pusher,
-        expires_at: float,
-    ) -> None:
-        self._request, self._bucket, self._pusher = request, bucket, pusher
-        self._expires_at = expires_at
+    def __init__(self, invocation: Invocation, bucket: Bucket, pusher: Pusher) -> None:
+        request, settings = invocation.request, invocation.settings
+        self._invocation, self._request, self._bucket, self._pusher = invocation, request, bucket, pusher
         self._budget = ByteBudget(settings.fetch_bytes)
         self._shards = open_shard_cache(settings.shard_cache, settings.shard_cache_bytes)
         self._trouble, self._away_since_s = "", math.inf
@@ -241,7 +232,7 @@ class Fetchers:
 
     def _begin(self, arrived: Arrived) -> Pending | None:
         """Request an object ahead of reading it, unless it need not be read at all."""
-        if time.time() >= self._expires_at:
+        if self._invocation.expired():
             arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
             return None
         if self._pusher.broken:
@@ -254,9 +245,9 @@ class Fetchers:
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         span, limit_bytes = arrived.span, self._request.limits.object_bytes
-        is_in_time = time.time() < self._expires_at - _BLOCK_S
-        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes and is_in_time:
-            arrived.by_blocks = self._shards.has_or_wants(self._bucket, key, version, span)
+        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
+            is_in_time = not self._invocation.expired(_BLOCK_S)
+            arrived.by_blocks = is_in_time and self._shards.has_or_wants(self._bucket, key, version, span)
         # Only the file's footer locates a row group.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
             return None
@@ -328,7 +319,6 @@ class Fetchers:
             self._arrived.put(member)
 
     def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
-        """Give each member its slice of a range."""
         view, seen = memoryview(data), span.begin
         for member in members:
             begin = self._request.member_offsets[member.index]

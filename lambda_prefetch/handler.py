@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from superdl.lambda_prefetch.decode import set_pillows_bounds
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import need_pyarrow
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.push import cache_connections
@@ -213,10 +214,11 @@ def _prefetch(
     remaining_s = context.get_remaining_time_in_millis() / 1000
     # Leave time to answer before the platform ends the function.
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
+    invocation = Invocation(request, settings, expires_at)
     if request.kind is RequestKind.RESTORE:
-        columns = restore(request, settings, expires_at=expires_at)
+        restore(invocation)
     elif request.kind is RequestKind.SAVE:
-        columns = save(request, settings, _pack_meta(request, recipe, settings), expires_at=expires_at)
+        save(invocation, _pack_meta(request, recipe, settings))
     else:
         program = Program(
             recipe,
@@ -230,15 +232,14 @@ def _prefetch(
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
         bucket = open_source(request.bucket, settings)
-        meta = _pack_meta(request, recipe, settings)
-        columns = produce(request, program, bucket, settings, expires_at=expires_at, meta=meta)
-    if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
+        produce(invocation, program, bucket, _pack_meta(request, recipe, settings))
+    if invocation.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        **columns.fields(),
+        **invocation.fields(),
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
         clock_s=time.time(),
@@ -277,7 +278,6 @@ def _memory_mb(context: Any) -> int:
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
-    """Check that this is the function that the coordinator first met."""
     expected, own = request.function_version[:80], installed_version()
     if expected and expected != own:
         raise ConfigError(

@@ -29,9 +29,7 @@ from superdl.super_wire.store import is_bucket, open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.lambda_prefetch.results import ResultColumns
-    from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.super_wire.request import PrefetchRequest
+    from superdl.lambda_prefetch.invocation import Invocation
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
 __all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
@@ -41,17 +39,17 @@ _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs abou
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
-def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Store:
+def own_store(invocation: Invocation, *, writing: bool) -> Store:
     """Return the request's store, which must be the function's own.
 
     Raises:
         StoreError: it is another, or cannot be opened.
     """
-    if address != settings.store:
-        own = f"is {settings.store}" if settings.store else "names none"
+    address, own = invocation.request.store, invocation.settings.store
+    if address != own:
         raise StoreRefusedError(
-            f"the request's store is {address[:200]}, and SUPER_STORE of the function {own}: give the "
-            "coordinator and its functions the same"
+            f"the request's store is {address[:200]}, and SUPER_STORE of the function "
+            f"{f'is {own}' if own else 'names none'}: give the coordinator and its functions the same"
         )
     if is_bucket(address):
         from superdl.super_wire.objects.s3 import settings_of_s3
@@ -117,28 +115,23 @@ class PackSaver:
 
     def __init__(
         self,
-        request: PrefetchRequest,
+        invocation: Invocation,
         meta: PackMeta | None,
-        settings: FunctionSettings,
-        columns: ResultColumns,
         *,
-        expires_at: float,
         pace: Pace | None = _pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request, self._settings, self._columns = request, settings, columns
-        self._meta = meta
-        self._expires_at = expires_at
+        self._invocation, self._request, self._meta = invocation, invocation.request, meta
         self._store: Store | None = None
         self._requests_before = 0
         self._pack: PackInProgress | None = None
-        self._offsets = [0] * len(request.ids)
-        self._lengths = [0] * len(request.ids)
+        self._offsets = [0] * len(self._request.ids)
+        self._lengths = [0] * len(self._request.ids)
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()
         # S3 delays no record: it gets the pack once all are in the cache.
-        self._pace = None if is_bucket(request.store) else pace
+        self._pace = None if is_bucket(self._request.store) else pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
 
@@ -151,7 +144,7 @@ class PackSaver:
             self.commit()
         self._abandon()
         if self._store is not None:
-            self._columns.store_requests = self._store.requests - self._requests_before
+            self._invocation.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
         """Write and keep a record that gets a pointer in the cache; from any thread."""
@@ -159,7 +152,7 @@ class PackSaver:
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
         with self._writing:
-            if self._kept_bytes + payload.nbytes > self._settings.push_bytes:
+            if self._kept_bytes + payload.nbytes > self._invocation.settings.push_bytes:
                 return False
             if not self._write(index, header, payload):
                 return False
@@ -169,7 +162,7 @@ class PackSaver:
 
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
         """Write a record that the cache has acknowledged, if it is data; from any thread."""
-        if self._columns.outcomes[index] is Outcome.CACHED:
+        if self._invocation.outcomes[index] is Outcome.CACHED:
             with self._writing:
                 self._write(index, header, payload)
 
@@ -181,13 +174,13 @@ class PackSaver:
         if self._pack is not None:
             with self._reporting():
                 self._commit(self._pack)
-        pack, records, self._kept = self._columns.pack, self._kept, {}
+        pack, records, self._kept = self._invocation.pack, self._kept, {}
         if not pack:
             return [(index, *record) for index, record in records.items()]
         pointers = []
         for index in records:
             place = Pointer(pack, self._offsets[index], self._lengths[index])
-            header = pack_pointer(place, bytes.fromhex(self._request.ids[index]))
+            header = pack_pointer(place, self._invocation.sample_id(index))
             pointers.append((index, header, memoryview(b"")))
         return pointers
 
@@ -196,12 +189,11 @@ class PackSaver:
             return False
         with self._reporting():
             if self._pack is None:
-                self._store = own_store(self._request.store, self._settings, writing=True)
+                self._store = own_store(self._invocation, writing=True)
                 self._requests_before = self._store.requests
                 self._pack = self._store.begin_pack(self._meta)
-            sample_id = bytes.fromhex(self._request.ids[index])
             before_s = self._clock()
-            self._offsets[index] = self._pack.add(sample_id, header, payload)
+            self._offsets[index] = self._pack.add(self._invocation.sample_id(index), header, payload)
             self._lengths[index] = HEADER_BYTES + payload.nbytes
             self._waited_s += self._clock() - before_s
             if self._pace is not None:
@@ -211,14 +203,14 @@ class PackSaver:
 
     def _commit(self, pack: PackInProgress) -> None:
         # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
-        if time.time() >= self._expires_at and not self._kept:
+        if self._invocation.expired() and not self._kept:
             raise StoreBusyError(f"{self._request.store}: the request expired before its pack was written")
         before_s = self._clock()
-        self._columns.pack = pack.commit()
+        self._invocation.pack = pack.commit()
         self._waited_s += self._clock() - before_s
-        self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
+        self._invocation.offsets, self._invocation.lengths = self._offsets, self._lengths
         self._pack = None
-        self._columns.store_bytes = pack.size
+        self._invocation.store_bytes = pack.size
         if self._pace is not None:
             self._pace.add(self._waited_s, self._clock() - self._begun_s)
 
@@ -228,12 +220,11 @@ class PackSaver:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # reported; this thread goes on
-            self._columns.store_trouble = trouble_in_words(error)
+            self._invocation.store_trouble = trouble_in_words(error)
             self._meta = None
             self._abandon()
 
     def _abandon(self) -> None:
-        """Remove a pack that was not committed."""
         if self._pack is not None:
             self._pack.abandon()
             self._pack = None

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.push import ByteBudget, Pusher, cache_connections
-from superdl.lambda_prefetch.results import ResultColumns
 from superdl.lambda_prefetch.store import PackSaver, own_store, trouble_in_words
 from superdl.super_wire.cache import MAX_BULK_BYTES, Command, ErrorReply, exchange
 from superdl.super_wire.errors import (
@@ -37,7 +36,7 @@ from superdl.super_wire.store import check_record, is_bucket
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.invocation import Invocation
     from superdl.super_wire.cache import NodeConnections
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta, Store
@@ -54,27 +53,23 @@ _FIRST_RECORDS, _MOST_RECORDS = 4, 64
 _TIMEOUT_S = 15.0
 
 
-def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at: float) -> ResultColumns:
-    """Read the records at a request's places and push them; return the outcome of each sample.
-
-    ``expires_at`` is Unix time in seconds: no piece is begun after it.
-    """
-    columns = ResultColumns(request)
+def restore(invocation: Invocation) -> None:
+    """Read the records at a request's places and push them."""
+    request, settings = invocation.request, invocation.settings
     try:
-        store = own_store(request.store, settings, writing=False)
+        store = own_store(invocation, writing=False)
     except Exception as error:  # noqa: BLE001  # in the result: the coordinator decodes meanwhile
-        columns.store_trouble = trouble_in_words(error)
-        columns.fail_all(range(len(request.ids)), Outcome.STORE_ERROR, columns.store_trouble)
-        return columns
+        invocation.store_trouble = trouble_in_words(error)
+        invocation.fail_all(range(len(request.ids)), Outcome.STORE_ERROR, invocation.store_trouble)
+        return
     # Invocations of one process may share the store and its count of requests.
     pieces, requests_before = list(_pieces(request)), store.requests
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
-        reader = _Reader(request, store, settings, pusher, columns, expires_at)
-        columns.store_bytes = sum(pool.map(reader.restore, pieces))
-    columns.settle(pusher.results)
-    columns.store_requests = store.requests - requests_before
-    return columns
+        reader = _Reader(invocation, store, pusher)
+        invocation.store_bytes = sum(pool.map(reader.restore, pieces))
+    invocation.settle(pusher.results)
+    invocation.store_requests = store.requests - requests_before
 
 
 @dataclass(slots=True)
@@ -105,18 +100,10 @@ def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
 class _Reader:
     """A reader of pieces, in several threads, that hands their records to the pusher."""
 
-    def __init__(
-        self,
-        request: PrefetchRequest,
-        store: Store,
-        settings: FunctionSettings,
-        pusher: Pusher,
-        columns: ResultColumns,
-        expires_at: float,
-    ) -> None:
-        self._request, self._store, self._pusher, self._columns = request, store, pusher, columns
-        self._expires_at = expires_at
-        self._budget = ByteBudget(settings.fetch_bytes)
+    def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
+        self._invocation, self._request = invocation, invocation.request
+        self._store, self._pusher = store, pusher
+        self._budget = ByteBudget(invocation.settings.fetch_bytes)
         self._trouble = ""
 
     def restore(self, piece: _Piece) -> int:
@@ -136,17 +123,17 @@ class _Reader:
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
-            self._columns.fail(index, Outcome.NOT_STORED, f"no record has {length} bytes from {offset} on")
+            self._invocation.fail(index, Outcome.NOT_STORED, f"no record has {length} bytes from {offset} on")
         return good
 
     def _may_begin(self, indices: list[int]) -> bool:
-        fail_all = self._columns.fail_all
+        fail_all = self._invocation.fail_all
         if self._trouble:
             fail_all(indices, Outcome.STORE_ERROR, f"not tried, since the store failed: {self._trouble}")
         elif self._pusher.broken:
             why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
             fail_all(indices, Outcome.CACHE_ERROR, why)
-        elif time.time() >= self._expires_at:
+        elif self._invocation.expired():
             fail_all(indices, Outcome.EXPIRED, "the request expired before it was begun")
         else:
             return True
@@ -159,86 +146,75 @@ class _Reader:
             records = self._store.read_many(pack, spans)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:
             # Without permission to list, S3 also refuses a missing pack.
-            self._columns.fail_all(indices, Outcome.NOT_STORED, trouble_in_words(error))
+            self._invocation.fail_all(indices, Outcome.NOT_STORED, trouble_in_words(error))
             return 0
         except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile
-            self._trouble = self._columns.store_trouble = trouble_in_words(error)
-            self._columns.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
+            self._trouble = self._invocation.store_trouble = trouble_in_words(error)
+            self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
             return 0
         read_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(indices))
         for index, record in zip(indices, records, strict=True):
-            self._columns.fetch_us[index] = read_us
+            self._invocation.fetch_us[index] = read_us
             self._push(index, pack, record)
         return sum(map(len, records))
 
     def _push(self, index: int, pack: str, record: bytes) -> None:
-        sample_id = bytes.fromhex(self._request.ids[index])
+        sample_id = self._invocation.sample_id(index)
         try:
             check_record(record, sample_id)
         except RecordError as error:
             why = f"pack {pack} has no good record of it at {self._request.offsets[index]}: {error}"
-            self._columns.fail(index, Outcome.NOT_STORED, why)
+            self._invocation.fail(index, Outcome.NOT_STORED, why)
             return
-        self._columns.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
+        self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
         header, payload = record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
         self._pusher.put(index, cache_key(sample_id), header, payload)
 
 
-def save(
-    request: PrefetchRequest, settings: FunctionSettings, meta: PackMeta | None, *, expires_at: float
-) -> ResultColumns:
-    """Write a pack of a request's cached records; return the outcome of each sample.
+def save(invocation: Invocation, meta: PackMeta | None) -> None:
+    """Write a pack of a request's cached records.
 
-    ``meta`` is what they have in common; ``None`` if this function must write nothing. ``expires_at`` is Unix
-    time in seconds: no record is read after it.
+    ``meta`` is what they have in common; ``None`` if this function must write nothing.
     """
-    columns = ResultColumns(request)
+    request = invocation.request
     if meta is None:
-        columns.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
-        return columns
+        invocation.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
+        return
     with (
-        cache_connections(request.cache, settings) as nodes,
+        cache_connections(request.cache, invocation.settings) as nodes,
         # No pace: a slow disk may take its time, since no reader waits for a save.
-        PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=None) as saver,
+        PackSaver(invocation, meta, pace=None) as saver,
     ):
         at, count = 0, _FIRST_RECORDS
-        while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
+        while at < len(request.ids) and not invocation.store_trouble and not invocation.expired():
             indices = range(at, min(at + count, len(request.ids)))
-            longest = _save_some(indices, request, nodes, columns, saver)
+            longest = _save_some(indices, invocation, nodes, saver)
             # As many as fit if all are as long as the longest so far.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _SAVED_BYTES // max(longest, 1)))
-    return columns
 
 
-def _save_some(
-    indices: range,
-    request: PrefetchRequest,
-    nodes: NodeConnections,
-    columns: ResultColumns,
-    saver: PackSaver,
-) -> int:
+def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, saver: PackSaver) -> int:
     """Read some records and write the good ones; return the length of the longest."""
-    ids = [bytes.fromhex(request.ids[index]) for index in indices]
+    ids = [invocation.sample_id(index) for index in indices]
     begun_ns, longest = time.perf_counter_ns(), 0
-    answers = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
-    for index, sample_id, answer in zip(indices, ids, answers, strict=True):
+    replies = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
+    for index, sample_id, reply in zip(indices, ids, replies, strict=True):
         try:
-            record = _whole(answer, sample_id, nodes)
+            record = _whole(reply, sample_id, nodes)
             check_record(record, sample_id)
         except CacheError as error:
-            columns.fail(index, Outcome.CACHE_ERROR, f"the cache did not return it: {error}")
+            invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return it: {error}")
         except RecordError as error:
-            columns.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
+            invocation.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
         else:
             longest = max(longest, len(record))
-            columns.outcomes[index], columns.record_bytes[index] = Outcome.CACHED, len(record)
+            invocation.outcomes[index], invocation.record_bytes[index] = Outcome.CACHED, len(record)
             saver.add(index, record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:])
-    columns.push_us[indices.start] = (time.perf_counter_ns() - begun_ns) // 1000
+    invocation.push_us[indices.start] = (time.perf_counter_ns() - begun_ns) // 1000
     return longest
 
 
 def _slice(sample_id: bytes, start: int) -> Command:
-    """Return the command for a slice of a record; the reply is empty without one."""
     key = cache_key(sample_id)
     return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
 

@@ -121,7 +121,6 @@ class Slots:
             await slot.ended()
 
     async def _next_free(self) -> _Slot:
-        """Wait for a free slot."""
         try:
             # The coordinator counts a slot as free that ended with its request and is restarting.
             async with asyncio.timeout(_FREE_WAIT_S):
@@ -262,13 +261,11 @@ class _Slot:
         await self._process.wait()
 
     def kill(self) -> None:
-        """End the process; it must not be used any more."""
         self._given_up = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def _end(self) -> str:
-        """Wait for the process to end, and describe how it did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self._process.wait()

@@ -13,6 +13,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
@@ -195,8 +196,8 @@ class _Pusher:
 
 def fetched(request_, source):
     """What arrives of a request: content or failure by place; the ranges that were read."""
-    settings, found = FunctionSettings.from_environment(), {}
-    with Fetchers(request_, source, settings, _Pusher(), time.time() + 60) as fetchers:
+    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.time() + 60), {}
+    with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
             assert arrived.index not in found
             try:

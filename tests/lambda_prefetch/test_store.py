@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
-from superdl.lambda_prefetch.results import ResultColumns
+from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.store import Pace, PackSaver
 from superdl.super_wire.protocol import installed_version
@@ -207,15 +207,15 @@ def test_what_is_never_wanted_again_is_not_kept(root, valkey, directory_store, m
 
 def test_a_pack_that_would_come_late_is_left(root, valkey, directory_store):
     request = saving(root, valkey, directory_store, GOOD)
-    columns = ResultColumns(request)
-    columns.outcomes[0] = Outcome.CACHED
+    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=0)
+    invocation.outcomes[0] = Outcome.CACHED
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     run(request)
     record = raw_record(valkey, request, 0)
-    with PackSaver(request, meta, FunctionSettings.from_environment(), columns, expires_at=0) as saver:
+    with PackSaver(invocation, meta) as saver:
         saver.add(0, record[:64], memoryview(record)[64:])
         assert list(Path(directory_store.address, "tmp").iterdir()) != []
-    assert columns.store_trouble == f"{request.store}: the request expired before its pack was written"
+    assert invocation.store_trouble == f"{request.store}: the request expired before its pack was written"
     assert list(Path(directory_store.address, "tmp").iterdir()) == []
     assert len(directory_store.packs()) == 1
 
@@ -248,16 +248,15 @@ def test_a_disk_that_is_slower_than_the_function_is_spared(
     record, pace, troubles = raw_record(valkey, request, 0), Pace(), []
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     for _ in range(40):
-        columns = ResultColumns(request)
-        columns.outcomes[:] = [Outcome.CACHED] * len(GOOD)
+        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=1e12)
+        invocation.outcomes[:] = [Outcome.CACHED] * len(GOOD)
         clock = Clock(between / 2, between / 2, waiting)  # begun or checked; before a write; after it
-        settings = FunctionSettings.from_environment()
-        with PackSaver(request, meta, settings, columns, expires_at=1e12, pace=pace, clock=clock) as saver:
+        with PackSaver(invocation, meta, pace=pace, clock=clock) as saver:
             for n in range(len(GOOD)):
                 saver.add(n, record[:64], memoryview(record)[64:])
-        assert bool(columns.pack) != bool(columns.store_trouble)
-        if columns.store_trouble:
-            troubles.append(columns.store_trouble)
+        assert bool(invocation.pack) != bool(invocation.store_trouble)
+        if invocation.store_trouble:
+            troubles.append(invocation.store_trouble)
             break
     assert len(directory_store.packs()) - 1 == packs
     assert all("the store's disk is slower than the functions" in words for words in troubles)

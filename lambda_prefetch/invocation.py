@@ -1,7 +1,8 @@
-"""The result of every sample of a request, column by column, filled by all stages."""
+"""One invocation: its request, its deadline, and the result of every sample, which all stages fill."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.message_fields import clean_text
@@ -12,20 +13,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from superdl.lambda_prefetch.push import Pushed
+    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["ResultColumns"]
+__all__ = ["Invocation"]
 
 _MAX_MESSAGE = 2000  # characters; an error may quote input of any length
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 
 
-class ResultColumns:
-    """The result of every sample of a request, column by column, as the function returns it."""
+_COLUMNS = (
+    *("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes", "offsets", "lengths"),
+)
+_VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
 
-    def __init__(self, request: PrefetchRequest) -> None:
+
+class Invocation:
+    """A request in progress, and its results, column by column, as the function returns them.
+
+    ``expires_at`` is Unix time in seconds: nothing is begun after it.
+    """
+
+    def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
         count = len(request.ids)
-        self._request = request
+        self.request, self.settings, self.expires_at = request, settings, expires_at
         self.stuck = False
         """Whether a thread of this process still decodes a sample that was given up."""
         self.outcomes = [Outcome.EXPIRED] * count
@@ -42,12 +53,20 @@ class ResultColumns:
         self.store_trouble = ""
         self.store_requests = self.store_bytes = 0
 
+    def sample_id(self, index: int) -> bytes:
+        """Return the id of a sample."""
+        return bytes.fromhex(self.request.ids[index])
+
+    def expired(self, margin_s: float = 0.0) -> bool:
+        """Report whether the request expires within ``margin_s`` seconds."""
+        return time.time() >= self.expires_at - margin_s
+
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Note the outcome of a sample that is not cached; return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             why = f"{CHANGED_SINCE}: {why}"
-        message = clean_text(f"{self._request.bucket}/{self._request.name_of(index)}: {why}")[:_MAX_MESSAGE]
+        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 
@@ -74,8 +93,5 @@ class ResultColumns:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a ``PrefetchResult`` that are known here."""
-        return {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(self).items()
-            if name not in {"_request", "stuck"}
-        }
+        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
+        return columns | {name: getattr(self, name) for name in _VALUES}
