@@ -209,10 +209,8 @@ class Program:
 
 
 class _Drawing(NamedTuple):
-    """A step's random numbers, and the bound on its result in pixels."""
-
-    draws: Callable[[], SampleRandom]
-    limit_pixels: int
+    draws: Callable[[], SampleRandom]  # a step's random numbers
+    limit_pixels: int  # bound on its result
 
 
 def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from tests.architecture.import_scan import imports_of
 from tests.architecture.test_imports import PACKAGES, in_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (*PACKAGES, "benchmarks", "infra", "tools")
 
 
-def sources() -> dict[str, str]:
+def sources():
     """The text of each file by its path below the root; links are not followed."""
     files = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
     return {
@@ -26,7 +22,7 @@ def sources() -> dict[str, str]:
     }
 
 
-def file_imports(texts: Mapping[str, str]) -> dict[str, set[str]]:
+def file_imports(texts):
     """Which of these files each imports."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in texts}
     found: dict[str, set[str]] = {}
@@ -44,7 +40,7 @@ def file_imports(texts: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def folder_imports(files: Mapping[str, set[str]]) -> dict[str, set[str]]:
+def folder_imports(files):
     """Which folders the files of each folder import from, itself left out."""
     found: dict[str, set[str]] = {}
     for path, targets in files.items():
@@ -53,7 +49,7 @@ def folder_imports(files: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return {folder: targets - {folder} for folder, targets in found.items()}
 
 
-def circle(graph: Mapping[str, set[str]]) -> list[str]:
+def circle(graph):
     """One circle of the graph, its first at the end again; empty if it has none."""
     try:
         TopologicalSorter(graph).prepare()

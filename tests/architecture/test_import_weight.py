@@ -29,7 +29,7 @@ LIGHT = {
 }
 
 
-def loaded_by(module: str) -> set[str]:
+def loaded_by(module):
     """Names of all modules that a fresh interpreter has after importing ``module``."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module],

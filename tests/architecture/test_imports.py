@@ -144,23 +144,23 @@ LAZY = "def f():\n    {}\n"
 TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
 
 
-def within(name: str, prefixes: frozenset[str]) -> bool:
+def within(name, prefixes):
     """Whether the dotted ``name`` is one of ``prefixes`` or lies below one."""
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def in_tree(name: str) -> str:
+def in_tree(name):
     """A module's place in the tree: its name without ``superdl.`` where a folder beside superdl holds it."""
     below = name.removeprefix("superdl.")
     return below if below.partition(".")[0] in INSTALLED else name
 
 
-def room_of(path: str) -> str:
+def room_of(path):
     """The row of the table for a file, given as its path below the root."""
     return max((row for row in ROOMS if path == row or path.startswith(row + "/")), key=len)
 
 
-def violations(path: str, source: str) -> list[str]:
+def violations(path, source):
     """Every import of a package's file that the table forbids, with line and reason."""
     row = room_of(path)
     room = ROOMS[row]
@@ -180,7 +180,7 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR0911 # one return per rule, in order
+def _why_not(path, row, name, *, lazy):  # noqa: PLR0911 # one return per rule, in order
     room, top = ROOMS[row], name.partition(".")[0]
     if top in NOT_IN_WHEEL:
         allowed = lazy and top in LAZILY_NOT_IN_WHEEL.get(row, frozenset())
@@ -203,7 +203,7 @@ def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR
     return f"{row} may not import a sibling" if top in PACKAGES else f"not in the table for {row}"
 
 
-def past_faces(path: str, source: str) -> list[str]:
+def past_faces(path, source):
     """Every import of a file that reaches into another top-level package, past its faces."""
     own = path.partition("/")[0]
     found = []

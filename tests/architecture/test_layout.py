@@ -30,7 +30,7 @@ FILES = {
 }
 
 
-def faults(name: str, source: str) -> list[str]:
+def faults(name, source):
     """What is wrong with the shape of one file; ``name`` is its path below the root."""
     found = []
     lines = source.count("\n")
@@ -47,7 +47,7 @@ def faults(name: str, source: str) -> list[str]:
     return found
 
 
-def _has_public_names(module: ast.Module) -> bool:
+def _has_public_names(module):
     targets = [
         target
         for node in module.body

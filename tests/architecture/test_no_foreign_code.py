@@ -56,7 +56,7 @@ ALLOWED = {
 }
 
 
-def violations(path: str, source: str) -> list[str]:
+def violations(path, source):
     """What a file does that makes code or objects out of bytes, with its line."""
     found = []
     package = ".".join(Path(path).parent.parts)
@@ -69,7 +69,7 @@ def violations(path: str, source: str) -> list[str]:
     return [f"{path}:{line}: {said}" for line, what, said in sorted(found) if (path, what) not in ALLOWED]
 
 
-def _bad_call(node: ast.Call) -> list[str]:
+def _bad_call(node):
     name, words = ast.unparse(node.func), {word.arg: word.value for word in node.keywords}
     last = name.rpartition(".")[2]
     bad = []
@@ -86,11 +86,11 @@ def _bad_call(node: ast.Call) -> list[str]:
     return bad
 
 
-def _is(node: ast.expr | None, *, value: bool) -> bool:
+def _is(node, *, value):
     return isinstance(node, ast.Constant) and node.value is value
 
 
-def files() -> dict[str, str]:
+def files():
     """All files of the packages."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}

@@ -25,7 +25,7 @@ from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
 from superdl.super_wire.request import RequestKind
 from tests.fixtures.loopback_http import LoopbackServer
-from tests.fixtures.object_store import ObjectStore, object_store
+from tests.fixtures.object_store import object_store
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -168,7 +168,7 @@ class EndingContext(Context):
 
 
 @pytest.fixture
-def bucket(object_store: ObjectStore):
+def bucket(object_store):
     """300 small images, one in ten missing: keys and versions."""
     (object_store.directory / "data").mkdir()
     versions = {}

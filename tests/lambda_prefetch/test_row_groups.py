@@ -62,11 +62,8 @@ def tables(draw):
             values, kind = pa.array(contents, pa.binary()), "plain"
     columns = {"label": list(range(len(contents))), "image": values, "other": [b"beside"] * len(contents)}
     path = {"struct": "image.bytes", "nested": "image.inner.bytes"}.get(kind, "image")
-    codecs = [
-        codec
-        for codec in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
-        if codec == "none" or pa.Codec.is_available(codec)
-    ]
+    codecs = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
+    codecs = [codec for codec in codecs if codec == "none" or pa.Codec.is_available(codec)]
     options = {
         "row_group_size": draw(st.integers(1, 130)),
         "compression": draw(st.sampled_from(codecs)),
@@ -85,16 +82,10 @@ def rows_of(path, column, version=None):
     footer, rows = parquet.read_metadata(path), []
     for group in range(footer.num_row_groups):
         rows += [
-            {
-                "key": path.name,
-                "version": version or file_version(path),
-                "member": str(len(rows) + row),
-                "offset": group,
-                "length": row,
-                "encoding": f"parquet:{column}",
-            }
+            {"key": path.name, "version": version or file_version(path), "member": str(len(rows) + row),
+             "offset": group, "length": row, "encoding": f"parquet:{column}"}
             for row in range(footer.row_group(group).num_rows)
-        ]
+        ]  # fmt: skip
     return rows
 
 
@@ -189,14 +180,8 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
     for name in (*files, "paths"):
         path = tmp_path / f"{name}.parquet"
         cases.append(row | {"key": path.name, "version": file_version(path), "offset": int(name == "spoilt")})
-    cases += [
-        row | {"version": "5-1"},
-        row | {"key": "gone.parquet"},
-        row | {"offset": 3},
-        row | {"length": 2},
-        row | {"encoding": "parquet:picture"},
-        row,
-    ]
+    changes = [{"version": "5-1"}, {"key": "gone.parquet"}, {"offset": 3}, {"length": 2}]
+    cases += [row | change for change in [*changes, {"encoding": "parquet:picture"}, {}]]
     cases = [case | {"member": f"m{n}"} for n, case in enumerate(cases)]
     request = member_request(f"file://{tmp_path.resolve()}", cases, valkey.unix_url)
     result = run(request)
@@ -204,13 +189,8 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
     assert list(result.outcomes) == ends
     reasons = [tombstone_of(valkey, request, n).reason for n in range(6)]
     assert reasons == [*["undecodable"] * 5, "empty"]
-    for n, words in {
-        0: "no Parquet",
-        5: "name a file",
-        8: "no 3",
-        9: "no row 2",
-        10: "'picture'",
-    }.items():
+    said = {0: "no Parquet", 5: "name a file", 8: "no 3", 9: "no row 2", 10: "'picture'"}
+    for n, words in said.items():
         assert f"{cases[n]['key']}::m{n}" in result.messages[str(n)]
         assert words in result.messages[str(n)]
 

@@ -21,7 +21,7 @@ from superdl.super_wire.ids import digest_version
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Outcome
-from tests.fixtures.object_store import ObjectStore, object_store
+from tests.fixtures.object_store import object_store
 from tests.fixtures.ports import free_port
 from tests.lambda_prefetch.prefetching import file_version
 
@@ -72,9 +72,7 @@ def test_a_server_that_is_not_there_fails_within_bounds(s3, monkeypatch):
     assert "gateway endpoint" in away.why
 
 
-def test_a_server_cannot_pass_another_version_and_its_refusal_is_named(
-    object_store: ObjectStore, monkeypatch
-):
+def test_a_server_cannot_pass_another_version_and_its_refusal_is_named(object_store, monkeypatch):
     """rclone's S3 server checks signatures and ignores If-Match."""
     (object_store.directory / "data").mkdir()
     (object_store.directory / "data" / "one.jpg").write_bytes(b"one")
