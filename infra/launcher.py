@@ -1,13 +1,9 @@
 """``python -m infra.launcher``: one host's part of a training run. Start it on every host.
 
-- The first CPU host runs a cache and a coordinator, and every CPU host a worker. Without CPU hosts, the first
-  GPU host runs cache, coordinator and functions.
-- GPU hosts run ``torch.distributed.run`` with the training script.
-- After training, the first GPU host notifies the coordinator, whose goodbye ends the workers: all hosts exit
-  with training's code.
-
-Hosts come from SageMaker's variables and files, or from options if the script follows ``--``
-(docs/deploy/clusters.md).
+The first CPU host runs a cache and a coordinator, and every CPU host a worker; without CPU hosts, the first
+GPU host runs cache, coordinator and functions. GPU hosts run ``torch.distributed.run`` with the training
+script. After training, the first one notifies the coordinator, whose goodbye ends the workers: all hosts
+exit with training's code. docs/deploy/clusters.md says where hosts are named.
 """
 
 from __future__ import annotations
@@ -45,8 +41,6 @@ _DATA_GROUP = "data_group"
 _CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")  # SageMaker's
 _PORTS = "50051,50052,29500"
 _PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m")
-_CONNECT_S = "600"
-_GOODBYE_S = 20.0
 _SIGNAL = 128
 _PR_SET_PDEATHSIG = 1
 
@@ -154,7 +148,7 @@ def _preprocess(run: Run, directory: Path) -> int:
         code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *options], stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                coordinator.wait(_GOODBYE_S)  # it says goodbye to late workers
+                coordinator.wait(20.0)  # it says goodbye to late workers
         return code if code >= 0 else _SIGNAL - code
 
 
@@ -174,7 +168,7 @@ def _train(run: Run, directory: Path) -> int:
     with contextlib.ExitStack() as stack:
         if run.coordinator:
             os.environ["SUPER_COORDINATOR"] = run.coordinator
-            os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", _CONNECT_S)
+            os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", "600")
             if run.current == run.leader:
                 _start_services(run, directory, stack)
         code = _torchrun([*(word for option in options.items() for word in option), *script])

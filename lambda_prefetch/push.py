@@ -331,26 +331,22 @@ class Pusher:
         return records, False
 
     def _store(self, records: list[_Record]) -> None:
-        begun_ns = time.perf_counter_ns()
-        try:
-            refusals = self._exchange(records)
-        except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
-            self.broken = str(error) or type(error).__name__
-            refusals = [self.broken] * len(records)
+        begun_ns, refusals = time.perf_counter_ns(), [self.broken] * len(records)
+        if not self.broken:
+            try:
+                if self._cache is None:
+                    self._cache = self._lending.enter_context(cache_connections(self._url, self._settings))
+                commands = [record.command() for record in records]
+                refusals = list(map(_refusal, exchange(self._cache, commands, timeout_s=_TIMEOUT_S)))
+                self.broken = self._cache.all_broken
+            except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
+                self.broken = str(error) or type(error).__name__
+                refusals = [self.broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
         for record, refusal in zip(records, refusals, strict=True):
             self.results.append(Pushed(record.index, record.size_bytes, push_us, refusal))
             if self._stored is not None and not refusal:
                 self._stored(record.index, record.header, record.payload)
-
-    def _exchange(self, records: list[_Record]) -> list[str]:
-        if self.broken:
-            return [self.broken] * len(records)
-        if self._cache is None:
-            self._cache = self._lending.enter_context(cache_connections(self._url, self._settings))
-        replies = exchange(self._cache, [record.command() for record in records], timeout_s=_TIMEOUT_S)
-        self.broken = self._cache.all_broken
-        return list(map(_refusal, replies))
 
 
 def _refusal(reply: Reply | CacheError) -> str:

@@ -173,7 +173,17 @@ class PackSaver:
         """
         if self._pack is not None:
             with self._reporting():
-                self._commit(self._pack)
+                # A late answer costs more than the pack is worth, unless the records must be pushed then.
+                if self._invocation.expired() and not self._kept:
+                    words = "the request expired before its pack was written"
+                    raise StoreBusyError(f"{self._request.store}: {words}")
+                before_s = self._clock()
+                self._invocation.pack = self._pack.commit()
+                self._waited_s += self._clock() - before_s
+                self._invocation.offsets, self._invocation.lengths = self._offsets, self._lengths
+                self._invocation.store_bytes, self._pack = self._pack.size, None
+                if self._pace is not None:
+                    self._pace.add(self._waited_s, self._clock() - self._begun_s)
         pack, records, self._kept = self._invocation.pack, self._kept, {}
         if not pack:
             return [(index, *record) for index, record in records.items()]
@@ -200,19 +210,6 @@ class PackSaver:
                 self._pace.check(self._waited_s, self._clock() - self._begun_s)
             return True
         return False
-
-    def _commit(self, pack: PackInProgress) -> None:
-        # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
-        if self._invocation.expired() and not self._kept:
-            raise StoreBusyError(f"{self._request.store}: the request expired before its pack was written")
-        before_s = self._clock()
-        self._invocation.pack = pack.commit()
-        self._waited_s += self._clock() - before_s
-        self._invocation.offsets, self._invocation.lengths = self._offsets, self._lengths
-        self._pack = None
-        self._invocation.store_bytes = pack.size
-        if self._pace is not None:
-            self._pace.add(self._waited_s, self._clock() - self._begun_s)
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
