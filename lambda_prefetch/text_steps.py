@@ -33,7 +33,11 @@ _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
 
 
-@custom_step("1", check=lambda *, file, sha256, **_: _tokenizer(file, sha256))
+def _check(*, file: str, sha256: str, **_: object) -> None:
+    _tokenizer(file, sha256)
+
+
+@custom_step("1", check=_check)
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
