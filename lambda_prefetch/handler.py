@@ -259,11 +259,10 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open the source ``bucket``: ``s3://name``, another cloud's, or ``file://`` and an absolute directory.
+    """Open the source ``bucket``, such as ``s3://name``, or ``file://`` and an absolute directory.
 
     Raises:
-        ConfigError: the scheme is unknown, a package is missing, or the function's settings do not allow the
-            directory.
+        ConfigError: the scheme is unknown, a package is missing, or the settings do not allow it.
     """
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)

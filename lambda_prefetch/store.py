@@ -40,11 +40,7 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
 def own_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Return the request's store, which must be the function's own.
-
-    Raises:
-        StoreError: it is another, or cannot be opened.
-    """
+    """Return the request's store; :class:`StoreError` if it is not the function's, or cannot be opened."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(

@@ -220,12 +220,7 @@ def _slice(sample_id: bytes, start: int) -> Command:
 
 
 def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a record as long as its header declares, or as much as is cached; ``answer`` is its first slice.
-
-    Raises:
-        CacheError: the cache did not answer, or refused.
-        RecordError: it is not a record of that sample.
-    """
+    """Return a record as long as its header declares, or what is cached; ``answer`` is its first slice."""
     record = _bytes(answer)
     parts, size = [record], len(record)
     total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes

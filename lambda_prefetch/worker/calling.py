@@ -137,12 +137,7 @@ class _Call:
         self.heard_s: float | None = None  # loop time of the last message
 
     async def run(self, *, is_first: bool) -> None:
-        """Serve until this worker is to end, and has answered its running requests.
-
-        Raises:
-            CoordinatorError: the coordinator refuses this worker.
-            _BrokenError: the stream broke.
-        """
+        """Serve until this worker is to end, and has answered its running requests."""
         credentials = self._settings.credentials
         try:
             token, channel = credentials.current_token(), _channel(self._settings)

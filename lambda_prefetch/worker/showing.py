@@ -37,11 +37,7 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """Check the addresses to listen on, and that metrics beyond this machine are protected.
-
-    Raises:
-        ConfigError: an address is invalid, or certificate or token are missing.
-    """
+    """Raise :class:`ConfigError` for a bad address, or for metrics beyond this machine without protection."""
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
             raise ConfigError(f"{option} is host:port; not {address!r}")
@@ -60,11 +56,7 @@ def check_listening(settings: WorkerSettings) -> None:
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen at the addresses in the settings, until the stack is closed.
-
-    Raises:
-        ConfigError: an address cannot be listened on, or the certificate cannot be used.
-    """
+    """Listen at the addresses in the settings until the stack is closed, or raise :class:`ConfigError`."""
     if address := settings.metrics_listen:
         has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
         page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)

@@ -88,11 +88,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request in the next free slot; return its result. Both are JSON on one line.
-
-        Raises:
-            RequestFailedError: there is no result.
-        """
+        """Return the result of a request, both JSON on a line, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
