@@ -1,13 +1,9 @@
 """``python -m infra.launcher``: one host's part of a training run. Start it on every host.
 
-- The first CPU host runs a cache and a coordinator, and every CPU host a worker. Without CPU hosts, the first
-  GPU host runs cache, coordinator and functions.
-- GPU hosts run ``torch.distributed.run`` with the training script.
-- After training, the first GPU host notifies the coordinator, whose goodbye ends the workers: all hosts exit
-  with training's code.
-
-Hosts come from SageMaker's variables and files, or from options if the script follows ``--``
-(docs/deploy/clusters.md).
+The first CPU host runs a cache and a coordinator, and every CPU host a worker; without CPU hosts, the first
+GPU host runs cache, coordinator and functions. GPU hosts run ``torch.distributed.run`` with the training
+script. After training, the first one notifies the coordinator, whose goodbye ends the workers: all hosts
+exit with training's code. docs/deploy/clusters.md says where hosts are named.
 """
 
 from __future__ import annotations
@@ -45,33 +41,21 @@ _DATA_GROUP = "data_group"
 _CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")  # SageMaker's
 _PORTS = "50051,50052,29500"
 _PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m")
-_CONNECT_S = "600"
-_GOODBYE_S = 20.0
 _SIGNAL = 128
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The hosts of a run, and the training command.
+    """The hosts of a run, and the training command."""
 
-    Attributes:
-        data_hosts: hosts that preprocess; may be empty.
-        training_hosts: hosts that train.
-        current: this host.
-        ranks: number of training processes on this host; 0: one per GPU, or per core without GPUs.
-        name: the run's, the same on all hosts.
-        command: the script and its arguments; or ``-m``, a module and its arguments.
-        ports: of coordinator, cache and torch's rendezvous.
-    """
-
-    data_hosts: tuple[str, ...]
+    data_hosts: tuple[str, ...]  # that preprocess; may be empty
     training_hosts: tuple[str, ...]
-    current: str
-    ranks: int
-    name: str
-    command: tuple[str, ...]
-    ports: tuple[int, ...]
+    current: str  # this host
+    ranks: int  # training processes on this host; 0: one per GPU, or per core without GPUs
+    name: str  # the same on all hosts
+    command: tuple[str, ...]  # the script and its arguments; or -m, a module and its arguments
+    ports: tuple[int, ...]  # of coordinator, cache and torch's rendezvous
 
     @property
     def leader(self) -> str:
@@ -101,7 +85,12 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         options, command = _parser().parse_args([]), [known.train_script, *script_arguments]
     if not "".join(command[:1]):
         raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
-    data, training, current = _hosts(options, environment, config)
+    if options.training_hosts:
+        named = options.data_hosts, options.training_hosts
+        data, training = (tuple(filter(None, text.split(","))) for text in named)
+        current = options.host or socket.gethostname()
+    else:
+        data, training, current = _sagemaker_hosts(environment, config)
     if current not in (*data, *training) or not training:
         raise ConfigError(
             f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: one at "
@@ -120,45 +109,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _hosts(
-    options: argparse.Namespace, environment: Mapping[str, str], config: Path
+def _sagemaker_hosts(
+    environment: Mapping[str, str], config: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Return the hosts that preprocess, those that train, and this one."""
-    if options.training_hosts:
-        data, training = (
-            tuple(filter(None, text.split(","))) for text in (options.data_hosts, options.training_hosts)
-        )
-        return data, training, options.host or socket.gethostname()
     resources = _read(config / "resourceconfig.json")
     hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
     groups_json = environment.get("SM_INSTANCE_GROUPS_DICT")
     groups = json.loads(groups_json).values() if groups_json else resources.get("instance_groups") or ()
-    data_hosts = {
+    preprocessing = {
         host for group in groups if group["instance_group_name"] == _DATA_GROUP for host in group["hosts"]
     }
     hosts = sorted(hosts, key=lambda host: (len(host), host))  # algo-2 before algo-10
-    current = environment.get("SM_CURRENT_HOST") or resources.get("current_host", "")
-    data, training = (
-        tuple(host for host in hosts if (host in data_hosts) == is_data) for is_data in (True, False)
-    )
-    return data, training, current
+    data = tuple(host for host in hosts if host in preprocessing)
+    training = tuple(host for host in hosts if host not in preprocessing)
+    return data, training, environment.get("SM_CURRENT_HOST") or resources.get("current_host", "")
 
 
 def _read(file: Path) -> dict[str, Any]:
-    with contextlib.suppress(FileNotFoundError):
-        content: dict[str, Any] = json.loads(file.read_bytes())
-        return content
-    return {}
+    content: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+    return content
 
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
     """Turn hyper-parameters into a command line. SageMaker's SDK writes texts as JSON, and adds its own."""
-    pairs = sorted((name, value) for name, value in parameters.items() if not name.startswith("sagemaker_"))
-    return [
-        word
-        for name, value in pairs
-        for word in (f"--{name}", str(json.loads(value)) if value.startswith('"') else value)
-    ]
+    words = []
+    for name, value in sorted(parameters.items()):
+        if not name.startswith("sagemaker_"):
+            words += [f"--{name}", str(json.loads(value)) if value.startswith('"') else value]
+    return words
 
 
 def _preprocess(run: Run, directory: Path) -> int:
@@ -169,7 +148,7 @@ def _preprocess(run: Run, directory: Path) -> int:
         code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *options], stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                coordinator.wait(_GOODBYE_S)  # it says goodbye to late workers
+                coordinator.wait(20.0)  # it says goodbye to late workers
         return code if code >= 0 else _SIGNAL - code
 
 
@@ -189,13 +168,19 @@ def _train(run: Run, directory: Path) -> int:
     with contextlib.ExitStack() as stack:
         if run.coordinator:
             os.environ["SUPER_COORDINATOR"] = run.coordinator
-            os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", _CONNECT_S)
+            os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", "600")
             if run.current == run.leader:
                 _start_services(run, directory, stack)
         code = _torchrun([*(word for option in options.items() for word in option), *script])
         # Each failed host reports at once; a success is reported by the first host alone.
         if run.data_hosts and (code or is_first):
-            _tell_the_end(run.coordinator, code)
+            from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+            from superdl.super_wire import coordinator_pb2 as pb
+
+            try:
+                Client(run.coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
+            except SuperError as error:  # only training's exit code counts
+                _log.warning("the coordinator does not know that the run has ended: %s", error)
         return code
 
 
@@ -214,17 +199,6 @@ def _torchrun(words: Sequence[str]) -> int:
     except SignalException as error:
         return _SIGNAL + int(error.sigval)
     return 0
-
-
-def _tell_the_end(coordinator: str, code: int) -> None:
-    """Have the coordinator end the CPU hosts with training's exit code."""
-    from superdl.sampler.rpc.client import FIRST_CONTACT, Client
-    from superdl.super_wire import coordinator_pb2 as pb
-
-    try:
-        Client(coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
-    except SuperError as error:  # only training's exit code counts
-        _log.warning("the coordinator was not told that the run has ended: %s", error)
 
 
 def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:

@@ -63,20 +63,17 @@ def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
     return Pair(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
 
 
-def _loaded(cert: str) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(cert.encode())
-
-
 def days_left(cert: str) -> float:
     """Return the days until a certificate expires; below 0 if it has."""
-    return (_loaded(cert).not_valid_after_utc - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
+    expires = x509.load_pem_x509_certificate(cert.encode()).not_valid_after_utc
+    return (expires - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
     """Return whether a certificate lasts, is the authority's and names the host."""
-    loaded = _loaded(cert)
+    loaded, issuer = (x509.load_pem_x509_certificate(text.encode()) for text in (cert, authority))
     try:
-        loaded.verify_directly_issued_by(_loaded(authority))
+        loaded.verify_directly_issued_by(issuer)
         names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
         return False  # wrong key, name or kind of key, or no host
@@ -119,7 +116,6 @@ class Vault:
 
 
 def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
-    """Create what is missing or requested; return the stack's parameters."""
     authority, renew = _authority(vault), arguments.renew
     _certificate(vault, authority, "coordinator", renew=renew)
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
@@ -149,7 +145,6 @@ def _authority(vault: Vault) -> Pair:
 
 
 def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> None:
-    """Keep the certificate in a secret, or make a new one."""
     current, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
     if current and not renew and _is_good(current["cert"], authority.cert, host):
         return

@@ -43,7 +43,6 @@ def _stacks(client: Client, stack: str) -> dict[str, str]:
 
 
 def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str]:
-    """Yield the physical ids of everything CloudFormation deleted."""
     for identity in stacks:
         listed = _all(
             client("cloudformation"), "list_stack_resources", "StackResourceSummaries", StackName=identity
@@ -52,7 +51,6 @@ def _deleted_with_stacks(client: Client, stacks: dict[str, str]) -> Iterator[str
 
 
 def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
-    """Delete secrets and logs; yield their ARNs."""
     options = {"ForceDeleteWithoutRecovery": True} if forget else {"RecoveryWindowInDays": _RECOVERY_DAYS}
     for secret in _all(client("secretsmanager"), "list_secrets", "SecretList", IncludePlannedDeletion=True):
         if {"Key": TAG, "Value": stack} in secret.get("Tags", ()):

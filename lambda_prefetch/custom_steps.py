@@ -88,9 +88,7 @@ class CustomStep:
     def __init__(
         self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
     ) -> None:
-        self._name = name
-        self._params = params
-        self._random = random
+        self._name, self._params, self._random = name, params, random
         self._function = _find(name, allowed)
         if check := getattr(self._function, _CHECK, None):
             try:
@@ -110,10 +108,8 @@ class CustomStep:
         drawn = {"seed": seed} if self._random else {}
         try:
             result = self._function(array, **self._params, **drawn)
-        except SampleFailedError:
-            raise  # a shipped step reports a fault of the bytes
-        except MemoryError:
-            raise  # not the fault of these bytes
+        except (SampleFailedError, MemoryError):
+            raise  # a shipped step reports a fault of the bytes; memory is not their fault
         except Exception as error:  # the user's code may raise anything; other samples go on
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
@@ -125,17 +121,17 @@ class CustomStep:
             raise self._wrong_result(f"a dict with the keys {reprlib.repr(list(result))}")
         return {name: self._checked(array) for name, array in result.items()}
 
-    def _checked(self, made: object) -> NDArray[Any]:
-        if not isinstance(made, np.ndarray):
-            raise self._wrong_result(type(made).__name__)
-        if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
-            raise self._wrong_result(f"{made.dtype} of shape {made.shape}")
-        return made.copy()  # it waits to be stored, and the step may reuse its memory
+    def _checked(self, result: object) -> NDArray[Any]:
+        if not isinstance(result, np.ndarray):
+            raise self._wrong_result(type(result).__name__)
+        if result.dtype.name not in DTYPE_CODES or result.ndim > MAX_NDIM:
+            raise self._wrong_result(f"{result.dtype} of shape {result.shape}")
+        return result.copy()  # it waits to be stored, and the step may reuse its memory
 
-    def _wrong_result(self, found: str) -> SampleFailedError:
+    def _wrong_result(self, what: str) -> SampleFailedError:
         return SampleFailedError(
             Outcome.STEP_ERROR,
-            f"the custom step {self._name} gave {found}; a record holds a numpy array of up to {MAX_NDIM} "
+            f"the custom step {self._name} gave {what}; a record holds a numpy array of up to {MAX_NDIM} "
             f"dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by names",
         )
 
@@ -155,25 +151,24 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
             f"the custom step {name} cannot be imported: {type(error).__name__}: {error}; "
             "deploy it with the function"
         ) from error
-    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    function: Any = getattr(module, function_name, None)
+    home, declared = getattr(function, "__module__", None), getattr(function, _MARK, None)
     if not callable(function):
-        raise ConfigError(f"the custom step {name}: the module {module_name} has no function {function_name}")
-    home = getattr(function, "__module__", None)
+        why = f"{module_name} has no function {function_name}"
     # Else requests could call any imported function, such as pickle.loads.
-    if home != module_name:
-        raise ConfigError(
-            f"the custom step {name} is refused: {module_name} imports {function_name} from {home}, and only "
-            "what a module defines itself is a step"
+    elif home != module_name:
+        why = (
+            f"it is refused: {module_name} imports {function_name} from {home}, and only what a module "
+            "defines itself is a step"
         )
-    declared = getattr(function, _MARK, None)
-    if declared is None:
-        raise ConfigError(
-            f"the custom step {name} is refused: {function_name} is not marked as a step: write "
+    elif declared is None:
+        why = (
+            f"it is refused: {function_name} is not marked as a step: write "
             f'@custom_step("{version}") above it, from superdl.lambda_prefetch'
         )
-    if declared != version:
-        raise ConfigError(
-            f"the custom step {name}: version {declared} is deployed; "
-            f"deploy {version}, or name {declared} in the recipe"
-        )
-    return function
+    elif declared != version:
+        why = f"version {declared} is deployed; deploy {version}, or name {declared} in the recipe"
+    else:
+        step: Callable[..., Any] = function
+        return step
+    raise ConfigError(f"the custom step {name}: {why}")

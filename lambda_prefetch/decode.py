@@ -48,12 +48,10 @@ class _FillsHere:
 # Pillow has one switch for the whole process, which would change what other threads decode.
 ImageFile.LOAD_TRUNCATED_IMAGES = _FillsHere(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
-MAX_SCANS = 100
-"""Limit on a JPEG's scans. Encoders write about ten; each one costs the decoder a pass over all pixels."""
+MAX_SCANS = 100  # of a JPEG. Encoders write about ten; each one costs the decoder a pass over all pixels
 
 _MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
-_SCALES = {"L;2": 85, "L;4": 17}
-"""Pillow's multipliers for grey levels of two and four bits, which make white 255."""
+_SCALES = {"L;2": 85, "L;4": 17}  # Pillow's multipliers for grey levels of few bits, which make white 255
 _WHOLE = (255, 65535)
 
 _JPEGS = frozenset({"JPEG", "MPO"})
@@ -150,6 +148,25 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
         raise
     except Exception as error:  # broken bytes make Pillow raise anything; the tombstone names it
         raise _undecodable(error) from error
+
+
+def _open(data: bytes | bytearray) -> Image.Image:
+    try:  # only the header is read
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise spoiled("too_large", str(error)) from error
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        why = f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
+        raise spoiled("not_an_image", why) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # as in _decode()
+        raise _undecodable(error) from error
+
+
+def _undecodable(error: Exception) -> SampleFailedError:
+    return spoiled("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
@@ -265,26 +282,6 @@ def _marks(data: bytes | bytearray) -> int:
         block = array[at : at + _BLOCK + 1]  # one more: a mark may cross blocks
         marks += int(np.count_nonzero((block[:-1] == _SCAN[0]) & (block[1:] == _SCAN[1])))
     return marks
-
-
-def _open(data: bytes | bytearray) -> Image.Image:
-    """Read the header."""
-    try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise spoiled("too_large", str(error)) from error
-    except UnidentifiedImageError as error:
-        known = ", ".join(FORMATS)
-        why = f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
-        raise spoiled("not_an_image", why) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # as above
-        raise _undecodable(error) from error
-
-
-def _undecodable(error: Exception) -> Exception:
-    return spoiled("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
 
 
 def _orientation(image: Image.Image) -> int:

@@ -33,7 +33,6 @@ _RECIPES: tuple[list[dict[str, Any]], ...] = (
 # handles columns and rows. Pillow 13 does the cheaper one first, earlier versions always columns.
 _NOISE_SIZES = ((23, 61), (61, 23), (31, 33))
 
-
 # Filters that were added later. If they give these pixels, the fingerprint stays as it was before, so that
 # stores written back then remain usable.
 _FILTERS: tuple[list[dict[str, Any]], ...] = tuple(

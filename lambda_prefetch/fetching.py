@@ -1,7 +1,7 @@
 """Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes.
 
 A thread requests many objects ahead, if the source allows it, and reads each answer to its end once it
-begins. While the decoders have enough to do the thread rests, and then finds many answers at once. So two
+begins. While the decoders have enough to do the thread rests, and then finds many replies at once. So two
 small objects cost one thread switch, while a thread per object would cost two switches for one. Any failure
 of an object arrives in its place. Members of objects are read range by range, and arrive one by one.
 """
@@ -18,38 +18,27 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Self
 
-from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of
+from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of, read_rows
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
-from superdl.lambda_prefetch.row_groups import read_rows
 from superdl.lambda_prefetch.shard_cache import open_shard_cache
 from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    from superdl.lambda_prefetch.members import MemberRange
+    from superdl.lambda_prefetch.invocation import Invocation
+    from superdl.lambda_prefetch.members import MemberRange, Rows
     from superdl.lambda_prefetch.push import Pusher
-    from superdl.lambda_prefetch.row_groups import Rows
-    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.objects import Bucket, Pending, Span
-    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
 
-_ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4
-"""Numbers of arrived samples at which fetchers rest, and at which they resume."""
-
-_MAX_SILENCE_S = 20  # during which none of a thread's requested objects answers
-
-_AWAY_S = 1.0
-"""Once a source has been unavailable this long, this request reads no more from it."""
-
-_BLOCK_S = 20.0
-"""A request with less time left reads only its members, not whole blocks of shards."""
-
-_RANGES_IN_BUDGET = 4
-"""Ranges that fit into the byte budget, so that some are received while others are decoded."""
+_ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # arrived samples at which fetchers rest, and at which they resume
+_MAX_SILENCE_S = 20  # during which none of a thread's requested objects replies
+_AWAY_S = 1.0  # once a source has been unavailable this long, this request reads no more from it
+_BLOCK_S = 20.0  # a request with less time left reads only its members, not whole blocks of shards
+_RANGES_IN_BUDGET = 4  # so that some are received while others are decoded
 
 
 @dataclass(slots=True)
@@ -92,19 +81,7 @@ class Arrived:
         self.failure = SampleFailedError(outcome, why)
 
 
-def _share(rows: Rows, members: list[Arrived]) -> None:
-    """Hand out the rows that a row group's read produced."""
-    for member in members:
-        content = rows.contents[member.index]
-        if isinstance(content, SampleFailedError):
-            member.failure = content
-        else:
-            member.data = content
-    _share_out(rows.read_bytes, members)
-
-
 def _share_out(read_bytes: int, members: list[Arrived]) -> None:
-    """Divide the bytes read for all members among them."""
     share, remainder = divmod(read_bytes, len(members))
     for place, member in enumerate(members):
         # The first members take the remainder, so that the sum is exact.
@@ -117,26 +94,16 @@ class Fetchers:
     Use it as a context; leaving it ends the threads, after the reads in progress.
     """
 
-    def __init__(
-        self,
-        request: PrefetchRequest,
-        bucket: Bucket,
-        settings: FunctionSettings,
-        pusher: Pusher,
-        expires_at: float,
-    ) -> None:
-        self._request = request
-        self._bucket = bucket
-        self._pusher = pusher
-        self._expires_at = expires_at
+    def __init__(self, invocation: Invocation, bucket: Bucket, pusher: Pusher) -> None:
+        request, settings = invocation.request, invocation.settings
+        self._invocation, self._request, self._bucket, self._pusher = invocation, request, bucket, pusher
         self._budget = ByteBudget(settings.fetch_bytes)
         self._shards = open_shard_cache(settings.shard_cache, settings.shard_cache_bytes)
         self._trouble, self._away_since_s = "", math.inf
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
-        self._untaken = len(request.keys)
+        self._untaken = count = len(request.keys)
         self._enough_arrived = _ENOUGH_ARRIVED
-        pieces: Iterable[tuple[int, MemberRange | None]] = zip(range(self._untaken), repeat(None))
-        count = self._untaken
+        pieces: Iterable[tuple[int, MemberRange | None]] = zip(range(count), repeat(None))
         if request.members:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
@@ -147,17 +114,17 @@ class Fetchers:
             self._enough_arrived = sys.maxsize  # the budget bounds ranges instead
         if request.fields:  # a sample's parts together: decoded parts wait for the others
             pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
-        self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
+        self._pieces = iter(pieces)
         self.ranges_read = 0
         """Ranges and Parquet footers read; with fields, whole objects too."""
         self._lock = threading.Lock()
+        self._few = threading.Condition(self._lock)
+        self._resting = 0
         self._stopping = False
         self._error: Exception | None = None
-        self._resting = 0
-        self._few = threading.Condition(self._lock)
-        count = min(settings.fetch_threads or bucket.threads, count)
         self._threads = [
-            threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True) for n in range(count)
+            threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True)
+            for n in range(min(settings.fetch_threads or bucket.threads, count))
         ]
 
     def __enter__(self) -> Self:
@@ -221,13 +188,13 @@ class Fetchers:
             self._error = error
             self._arrived.put(None)
         finally:
-            # Requests whose answers will not be read.
+            # Requests whose replies will not be read.
             for _, pending in begun.values():
                 pending.close()
 
     def _fetch(self, begun: dict[int, tuple[Arrived, Pending]]) -> None:
-        """Request ahead what the source allows, and read answers as they come."""
-        answers = select.poll()
+        """Request ahead what the source allows, and read replies as they come."""
+        replies = select.poll()
         while True:
             while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
                 index, of_members = piece
@@ -237,31 +204,27 @@ class Fetchers:
                     self._finish(arrived, None)
                 else:
                     begun[pending.fileno()] = arrived, pending
-                    answers.register(pending, select.POLLIN)
+                    replies.register(pending, select.POLLIN)
             if not begun:
                 return
             if self._arrived.qsize() >= self._enough_arrived:
-                self._rest()
-            ready = [descriptor for descriptor, _ in answers.poll(1000 * _MAX_SILENCE_S)]
+                # Let replies gather while the decoders are busy, to read many in one go.
+                with self._lock:
+                    self._resting += 1
+                    self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
+                    self._resting -= 1
+            ready = [descriptor for descriptor, _ in replies.poll(1000 * _MAX_SILENCE_S)]
             # Nothing became ready in time: give up all of them.
             for descriptor in ready or list(begun):
                 arrived, pending = begun.pop(descriptor)
-                answers.unregister(descriptor)
+                replies.unregister(descriptor)
                 if not ready:
                     pending.close()
                     arrived.fail(Outcome.UNAVAILABLE, f"no answer came for {_MAX_SILENCE_S} s")
                 self._finish(arrived, pending)
 
     def _is_away(self) -> bool:
-        """Report whether the source has been unavailable too long to ask again."""
         return time.perf_counter() - self._away_since_s > _AWAY_S
-
-    def _rest(self) -> None:
-        """Let answers gather while the decoders are busy, to read many in one go."""
-        with self._lock:
-            self._resting += 1
-            self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
-            self._resting -= 1
 
     def _next_piece(self) -> tuple[int, MemberRange | None] | None:
         with self._lock:
@@ -269,21 +232,22 @@ class Fetchers:
 
     def _begin(self, arrived: Arrived) -> Pending | None:
         """Request an object ahead of reading it, unless it need not be read at all."""
-        if time.time() >= self._expires_at:
+        if self._invocation.expired():
             arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
             return None
         if self._pusher.broken:
-            why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
-            arrived.fail(Outcome.CACHE_ERROR, why)
+            arrived.fail(
+                Outcome.CACHE_ERROR, f"not tried, since the cache takes nothing: {self._pusher.broken}"
+            )
             return None
         if self._is_away():
             arrived.fail(Outcome.UNAVAILABLE, self._trouble)
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         span, limit_bytes = arrived.span, self._request.limits.object_bytes
-        is_in_time = time.time() < self._expires_at - _BLOCK_S
-        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes and is_in_time:
-            arrived.by_blocks = self._shards.has_or_wants(self._bucket, key, version, span)
+        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
+            is_in_time = not self._invocation.expired(_BLOCK_S)
+            arrived.by_blocks = is_in_time and self._shards.has_or_wants(self._bucket, key, version, span)
         # Only the file's footer locates a row group.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
             return None
@@ -334,7 +298,13 @@ class Fetchers:
             for member in members:  # one each: several threads raise them
                 member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
         elif arrived.rows is not None:
-            _share(arrived.rows, members)
+            for member in members:
+                content = arrived.rows.contents[member.index]
+                if isinstance(content, SampleFailedError):
+                    member.failure = content
+                else:
+                    member.data = content
+            _share_out(arrived.rows.read_bytes, members)
         elif of_members.span is not None:
             self._cut(arrived.data, of_members.span, members)
             if arrived.by_blocks:
@@ -349,7 +319,6 @@ class Fetchers:
             self._arrived.put(member)
 
     def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
-        """Give each member its slice of a range."""
         view, seen = memoryview(data), span.begin
         for member in members:
             begin = self._request.member_offsets[member.index]
@@ -375,25 +344,23 @@ class Fetchers:
             arrived.reserved_bytes = size_bytes
             waited_ns += time.perf_counter_ns() - began_ns
 
+        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
+        data: bytes | bytearray | None = None
         if arrived.range is not None and arrived.span is None:
             arrived.rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
-            arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
-            return
-        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
-        data = None
-        if self._shards is not None and arrived.span is not None and arrived.by_blocks:
+            data = b""
+        elif self._shards is not None and arrived.span is not None and arrived.by_blocks:
             blocks = self._shards.read(self._bucket, key, version, arrived.span, reserve)
             data, arrived.beside_bytes, arrived.requests = blocks
-        if data is not None:
-            arrived.data = data
-        else:
+        if data is None:
             arrived.requests += arrived.by_blocks
             arrived.by_blocks = False
-            arrived.data = read_object(
+            data = read_object(
                 *(self._bucket, key, version),
                 limit_bytes=self._request.limits.object_bytes,
                 reserve=reserve,
                 begun=pending,
                 span=arrived.span,
             )
+        arrived.data = data
         arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000

@@ -15,15 +15,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from superdl.lambda_prefetch.caches import keep_cache, take_cache, warm_connection
 from superdl.lambda_prefetch.decode import set_pillows_bounds
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+from superdl.lambda_prefetch.invocation import Invocation
+from superdl.lambda_prefetch.members import need_pyarrow
 from superdl.lambda_prefetch.pipeline import produce
-from superdl.lambda_prefetch.restoring import restore
-from superdl.lambda_prefetch.row_groups import need_pyarrow
-from superdl.lambda_prefetch.saving import save
+from superdl.lambda_prefetch.push import cache_connections
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
@@ -50,8 +50,7 @@ __all__ = ["WARM_VERSION", "handler", "open_source"]
 
 WARM_VERSION = 1
 
-_ANSWER_MARGIN_S = 2.0
-"""Reserved before the function's own time limit, to finish running work and to answer."""
+_ANSWER_MARGIN_S = 2.0  # before the function's own time limit, to finish running work and to answer
 
 _MAX_MESSAGE = 2000
 _MAX_ID = 256
@@ -107,8 +106,19 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
         result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
     except Exception as error:
         if reply_to is not None:
-            # The coordinator waits for the stream, not for this call.
-            _tell_failure(error, reply_to, context, settings, begun_ns)
+            # At once: the coordinator waits for the stream, not for this call.
+            failure = PrefetchFailure(
+                reply_to.request_id,
+                installed_version(),
+                error=type(error).__name__,
+                message=str(error)[:_MAX_MESSAGE],
+                duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
+                memory_mb=_memory_mb(context),
+            )
+            try:
+                reply_to.send(failure, settings)
+            except CacheError as unsent:  # it must not hide the error itself
+                error.add_note(f"The failure could not be reported: {unsent}")
         raise
     if reply_to is not None:
         reply_to.send(result, settings)
@@ -149,12 +159,8 @@ class _ReplyTo:
             )
         bound = (b"NOMKSTREAM", b"MAXLEN", b"~", b"%d" % OUTCOME_STREAM_MAXLEN)
         command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
-        nodes = take_cache(self.cache, settings)
-        (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
-        if not isinstance(reply, CacheError | ErrorReply):
-            keep_cache(self.cache, nodes)
-        else:
-            nodes.close()
+        with cache_connections(self.cache, settings) as nodes:
+            (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
         if isinstance(reply, CacheError):
             raise reply
         if reply is None:
@@ -168,24 +174,6 @@ class _ReplyTo:
             )
 
 
-def _tell_failure(
-    error: Exception, reply_to: _ReplyTo, context: Any, settings: FunctionSettings, begun_ns: int
-) -> None:
-    """Report a failure at once; an unreachable cache must not hide the error itself."""
-    failure = PrefetchFailure(
-        reply_to.request_id,
-        installed_version(),
-        error=type(error).__name__,
-        message=str(error)[:_MAX_MESSAGE],
-        duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
-        memory_mb=_memory_mb(context),
-    )
-    try:
-        reply_to.send(failure, settings)
-    except CacheError as untold:
-        error.add_note(f"The coordinator could not be told: {untold}")
-
-
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
         raise ConfigError(
@@ -196,7 +184,9 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
     if not isinstance(cache, str):
         raise ConfigError(f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}")
     if cache:
-        warm_connection(cache, settings)
+        with cache_connections(cache, settings) as nodes:
+            if not nodes.connected:
+                nodes.connect()
     golden = _own_fingerprint()
     gc.freeze()  # keeps full collections from scanning everything loaded so far
     telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
@@ -219,10 +209,11 @@ def _prefetch(
     remaining_s = context.get_remaining_time_in_millis() / 1000
     # Leave time to answer before the platform ends the function.
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
+    invocation = Invocation(request, settings, expires_at)
     if request.kind is RequestKind.RESTORE:
-        columns = restore(request, settings, expires_at=expires_at)
+        restore(invocation)
     elif request.kind is RequestKind.SAVE:
-        columns = save(request, settings, _pack_meta(request, recipe, settings), expires_at=expires_at)
+        save(invocation, _pack_meta(request, recipe, settings))
     else:
         program = Program(
             recipe,
@@ -236,15 +227,14 @@ def _prefetch(
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
         bucket = open_source(request.bucket, settings)
-        meta = _pack_meta(request, recipe, settings)
-        columns = produce(request, program, bucket, settings, expires_at=expires_at, meta=meta)
-    if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
+        produce(invocation, program, bucket, _pack_meta(request, recipe, settings))
+    if invocation.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        **columns.told(),
+        **invocation.fields(),
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
         clock_s=time.time(),
@@ -264,11 +254,10 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open the source ``bucket``: ``s3://name``, another cloud's, or ``file://`` and an absolute directory.
+    """Open the source ``bucket``, such as ``s3://name``, or ``file://`` and an absolute directory.
 
     Raises:
-        ConfigError: the scheme is unknown, a package is missing, or the function's settings do not allow the
-            directory.
+        ConfigError: the scheme is unknown, a package is missing, or the settings do not allow it.
     """
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)
@@ -283,12 +272,11 @@ def _memory_mb(context: Any) -> int:
 
 
 def _check_deployed(request: PrefetchRequest) -> None:
-    """Check that this is the function that the coordinator first met."""
-    expected = request.function_version
-    if expected and expected != installed_version():
+    expected, own = request.function_version[:80], installed_version()
+    if expected and expected != own:
         raise ConfigError(
-            f"this function is SUPER {installed_version()}, the coordinator is SUPER {expected[:80]}: deploy "
-            f"the function of {expected[:80]}, or start a coordinator of {installed_version()}"
+            f"this function is SUPER {own}, the coordinator is SUPER {expected}: deploy the function of "
+            f"{expected}, or start a coordinator of {own}"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(
@@ -300,14 +288,25 @@ def _check_deployed(request: PrefetchRequest) -> None:
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     """Derive every sample id again, to see that both sides mean the same samples."""
-    randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
     if request.fields != recipe.beside:
         raise ConfigError(
             f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "
             "of SUPER"
         )
+    count, parts = len(request.ids), []
+    keys, versions, members = (
+        [text.encode() for text in texts] for texts in (request.id_keys, request.versions, request.members)
+    )
+    for at in range(0, len(keys), count):
+        part = slice(at, at + count)
+        parts.append((keys[part], versions[part], members[part] if any(members[part]) else None))
+    fields = [FieldColumns(name, *part) for name, part in zip(request.fields, parts[1:], strict=True)]
+    randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
+    own_keys, own_versions, own_members = parts[0]
+    derived = sample_ids(
+        request.id_bucket, own_keys, own_versions, recipe.digest, randomness, own_members, fields
+    ).hex()
     # All ids in one comparison: much faster than one by one.
-    derived = _derived_ids(request, recipe.digest, randomness).hex()
     if derived != "".join(request.ids):
         # Name the first sample that differs.
         width = len(request.ids[0])
@@ -317,19 +316,3 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
             f"the request calls {request.bucket}/{request.name_of(at)} {request.ids[at]}, this function "
             f"calls it {derived_ids[at]}: deploy one version of SUPER"
         )
-
-
-def _derived_ids(request: PrefetchRequest, recipe_digest: bytes, randomness: tuple[int, int] | None) -> bytes:
-    """Derive the sample ids from the request's parts, as :func:`~superdl.super_wire.ids.sample_ids` does."""
-    count, columns = len(request.ids), []
-    keys, versions = ([text.encode() for text in texts] for texts in (request.id_keys, request.versions))
-    members = [member.encode() for member in request.members]
-    for at in range(0, len(keys), count):
-        end = at + count
-        part_members = members[at:end] if any(members[at:end]) else None
-        columns.append((keys[at:end], versions[at:end], part_members))
-    fields = [FieldColumns(name, *part) for name, part in zip(request.fields, columns[1:], strict=True)]
-    own_keys, own_versions, own_members = columns[0]
-    return sample_ids(
-        request.id_bucket, own_keys, own_versions, recipe_digest, randomness, own_members, fields
-    )

@@ -3,7 +3,7 @@
 Any failure of one sample becomes its outcome and leaves the others alone. The caller watches the decoders: a
 sample that takes longer than ``decode_timeout_s`` is abandoned, and samples not begun by then expire. All
 threads end with the invocation except the stuck one: only the end of its process ends that one, which
-:attr:`~superdl.lambda_prefetch.results.ResultColumns.stuck` requests.
+:attr:`~superdl.lambda_prefetch.invocation.Invocation.stuck` requests.
 
 The memory used, besides that of the interpreter, custom steps and sockets, is at most
 
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.push import Pusher
-from superdl.lambda_prefetch.results import ResultColumns
 from superdl.lambda_prefetch.settings import decoding_threads
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.lambda_prefetch.store import PackSaver
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from superdl.lambda_prefetch.custom_steps import Made
     from superdl.lambda_prefetch.fetching import Arrived
-    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.invocation import Invocation
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
@@ -53,44 +52,33 @@ __all__ = ["produce"]
 
 _T = TypeVar("_T")
 
+# Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing.
 _WORTH_A_THREAD_US = 500
-"""Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing."""
 
 
-def produce(
-    request: PrefetchRequest,
-    program: Program,
-    bucket: Bucket,
-    settings: FunctionSettings,
-    *,
-    expires_at: float,
-    meta: PackMeta | None = None,
-) -> ResultColumns:
-    """Fetch, decode and push the samples of a request; return the outcome of each.
+def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
+    """Fetch, decode and push the samples of a request.
 
-    ``expires_at`` is Unix time in seconds: samples are neither begun nor decoded after it. Cached means that
-    the cache acknowledged the record. With ``meta``, a pack of the cached records is written to the request's
-    store; where the cache points into the pack, the pack is written first.
+    Cached means that the cache acknowledged the record. With ``meta``, a pack of the cached records is
+    written to the request's store; where the cache points into the pack, the pack is written first.
     """
-    columns = ResultColumns(request)
+    request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), len(request.ids))
-    with PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver:
+    with PackSaver(invocation, meta) as saver:
         with (
             Pusher(request.cache, settings, saver.add) as pusher,
-            Fetchers(request, bucket, settings, pusher, expires_at) as fetchers,
+            Fetchers(invocation, bucket, pusher) as fetchers,
         ):
-            decoders = _Decoders(request, program, fetchers, pusher, saver, columns, expires_at)
-            decoders.run(count, settings.decode_timeout_s)
-            columns.source_requests = fetchers.ranges_read
+            _Decoders(invocation, program, fetchers, pusher, saver).run(count, settings.decode_timeout_s)
+            invocation.source_requests = fetchers.ranges_read
         results = pusher.results
         # Pointers reach the cache only once their pack is in the store.
         if (records := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
                 for index, header, payload in records:
-                    pusher.put(index, cache_key(bytes.fromhex(request.ids[index])), header, payload)
+                    pusher.put(index, cache_key(invocation.sample_id(index)), header, payload)
             results += pusher.results
-    columns.settle(results)
-    return columns
+    invocation.settle(results)
 
 
 class _Decoders:
@@ -98,26 +86,19 @@ class _Decoders:
 
     def __init__(
         self,
-        request: PrefetchRequest,
+        invocation: Invocation,
         program: Program,
         fetchers: Fetchers,
         pusher: Pusher,
         saver: PackSaver,
-        columns: ResultColumns,
-        expires_at: float,
     ) -> None:
-        self._request = request
-        self._program = program
-        self._fetchers = fetchers
-        self._pusher = pusher
-        self._saver = saver
-        self._columns = columns
-        self._expires_at = expires_at
+        self._invocation, self._request, self._program = invocation, invocation.request, program
+        self._fetchers, self._pusher, self._saver = fetchers, pusher, saver
         self._threads: list[threading.Thread] = []
         self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
         self._claiming = threading.Lock()  # a sample is either given up or finished
         self._errors: list[BaseException] = []
-        self._parts = _Parts(request) if request.fields else None
+        self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
         """Decode everything with up to ``count`` threads, each sample for ``timeout_s`` at most.
@@ -136,28 +117,28 @@ class _Decoders:
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for the threads to end, except one that takes too long."""
         while living := [thread for thread in list(self._threads) if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._making.values())]
             # Wait at most until the oldest running sample is overdue.
             living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
-            self._give_up(time.monotonic() - timeout_s, timeout_s)
+            self._give_up_overdue(timeout_s)
 
-    def _give_up(self, begun_before: float, timeout_s: float) -> None:
+    def _give_up_overdue(self, timeout_s: float) -> None:
+        begun_before = time.monotonic() - timeout_s
         with self._claiming:
             overdue = [item for item in self._making.items() if item[1][0] <= begun_before]
             for thread, _ in overdue:
                 del self._making[thread]
                 self._threads.remove(thread)
         for _, (_, index) in overdue:
-            self._columns.fail(
+            self._invocation.fail(
                 index,
                 Outcome.TIMED_OUT,
                 f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object",
             )
-            self._columns.stuck = True
+            self._invocation.stuck = True
             self._fetchers.stop()
 
     def _start(self, count: int, *, others: int = 0) -> None:
@@ -170,33 +151,27 @@ class _Decoders:
     def _run(self, others: int) -> None:
         """Decode until nothing more arrives; start ``others`` more threads once a sample has taken long."""
         try:
-            while (decode_us := self._decode_next()) is not None:
-                if others and decode_us >= _WORTH_A_THREAD_US:
+            while (arrived := self._fetchers.next()) is not None:
+                try:
+                    if arrived.failure is None and self._invocation.expired():
+                        arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
+                    took_us = self._finish(arrived)
+                finally:
+                    self._fetchers.release(arrived)
+                if others and took_us >= _WORTH_A_THREAD_US:
                     self._start(others)
                     others = 0
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
             self._fetchers.stop()
 
-    def _decode_next(self) -> int | None:
-        """Decode the next sample; return the microseconds taken, ``None`` after the last."""
-        arrived = self._fetchers.next()
-        if arrived is None:
-            return None
-        try:
-            if arrived.failure is None and time.time() >= self._expires_at:
-                arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
-            return self._finish(arrived)
-        finally:
-            self._fetchers.release(arrived)
-
     def _finish(self, arrived: Arrived) -> int:
         """Decode and push a sample, or note its failure; return the microseconds taken."""
         index = arrived.index % len(self._request.ids)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
-            self._columns.fetch_us[index] += arrived.fetch_us
-            self._columns.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
+            self._invocation.fetch_us[index] += arrived.fetch_us
+            self._invocation.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
             self._making[threading.current_thread()] = (time.monotonic(), index)
         result = _attempt(partial(self._make, arrived))
         took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
@@ -215,16 +190,16 @@ class _Decoders:
         if isinstance(packed, SampleFailedError):
             self._fail(index, packed)
         elif self._claim():
-            self._columns.decode_us[index] = decode_us
-            self._columns.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
+            self._invocation.decode_us[index] = decode_us
+            self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
             if not self._saver.take(index, *packed):
                 self._put(index, *packed)
         return took_us
 
     def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         """Return the record's header and payload; fail if it is too large for a cache."""
-        fetch_us = self._columns.fetch_us[index]
-        header, payload = pack_sample(made, self._sample_id(index), fetch_us=fetch_us, decode_us=decode_us)
+        sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
+        header, payload = pack_sample(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
             why = f"its record of {payload.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes"
             raise spoiled("too_large", why)
@@ -233,11 +208,11 @@ class _Decoders:
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():
             return
-        message = self._columns.fail(index, failure.outcome, failure.why)
+        message = self._invocation.fail(index, failure.outcome, failure.why)
         if failure.reason:
             name = self._request.name_of(index)
             tombstone = Tombstone(key=name, reason=failure.reason, message=message, permanent=True)
-            self._put(index, pack_tombstone(tombstone, self._sample_id(index)), memoryview(b""))
+            self._put(index, pack_tombstone(tombstone, self._invocation.sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
         """Claim the right to report this thread's sample; ``False`` if it was given up."""
@@ -245,13 +220,9 @@ class _Decoders:
             return self._making.pop(threading.current_thread(), None) is not None
 
     def _put(self, index: int, header: bytes, payload: memoryview) -> None:
-        self._pusher.put(index, cache_key(self._sample_id(index)), header, payload)
-
-    def _sample_id(self, index: int) -> bytes:
-        return bytes.fromhex(self._request.ids[index])
+        self._pusher.put(index, cache_key(self._invocation.sample_id(index)), header, payload)
 
     def _make(self, arrived: Arrived) -> Made:
-        """Return the sample's array or arrays, or raise its failure."""
         if arrived.failure is not None:
             raise arrived.failure
         data = arrived.data

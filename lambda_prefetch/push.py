@@ -1,4 +1,8 @@
-"""The pusher: a thread that sends finished records to the cache while the next samples are decoded.
+"""The function's cache: connections that outlive an invocation, and the thread that pushes records.
+
+If a secret of AWS Secrets Manager holds user and password, it is read when a connection first needs it, and
+again when the cache refuses them. Its content appears in no message, and in no exception that one of ours was
+raised from.
 
 Records that queue up during one exchange go out with the next: batches grow as the cache slows down, and a
 fast cache gets each record at once. A record counts as cached only once its SET is acknowledged. A broken
@@ -8,23 +12,41 @@ the rest of the invocation fails fast, in a cluster only the records for that no
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from superdl.lambda_prefetch.caches import keep_cache, take_cache
-from superdl.super_wire.cache import Command, ErrorReply, exchange
+from superdl.super_wire.cache import (
+    CacheAddress,
+    Command,
+    ErrorReply,
+    NodeConnections,
+    WrongPasswordError,
+    exchange,
+)
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.super_wire.cache import NodeConnections, Reply
+    from superdl.super_wire.cache import Credentials, Reply
 
-__all__ = ["MIN_PIECE_BYTES", "BudgetClosedError", "ByteBudget", "Pushed", "Pusher"]
+__all__ = [
+    "MIN_PIECE_BYTES",
+    "BudgetClosedError",
+    "ByteBudget",
+    "Pushed",
+    "Pusher",
+    "cache_connections",
+    "close_idle_connections",
+]
 
 MIN_PIECE_BYTES = 4096
 """Minimum counted size of a piece: about Python's overhead for keeping it."""
@@ -33,6 +55,121 @@ _TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection b
 _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
+
+_MAX_IDLE = 4
+_ARN_PARTS = 7  # arn:aws:secretsmanager:region:account:secret:name
+_FORM = 'a JSON object such as {"username": "super-function", "password": "..."}'
+_DENIED = (
+    "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if a key of your own "
+    "encrypts it"
+)
+_NO_ROUTE = (
+    "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), and a security "
+    "group that lets port 443 out to it and in there"
+)
+# Secrets Manager's codes, and boto3's exceptions.
+_REMEDIES = {
+    "AccessDeniedException": _DENIED,
+    "403": _DENIED,  # from something other than Secrets Manager, such as a proxy
+    "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
+    "InvalidRequestException": "restore it if it is marked for deletion",
+    "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",
+    "NoRegionError": "set AWS_REGION, or let SUPER_CACHE_SECRET be its ARN",
+    "NoCredentialsError": "give the function a role",
+    "PartialCredentialsError": "give the function a role",
+}
+
+# By process and address, least recently used first. A fork must not share its parent's sockets.
+_idle: dict[tuple[int, str], NodeConnections] = {}
+
+
+@contextmanager
+def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
+    """Lend this process's connections to a cache for the caller's sole use, and keep them for the next one.
+
+    Raises:
+        ConfigError: the address is invalid, or the certificates cannot be used.
+        CacheError: the secret that holds the password cannot be read.
+    """
+    place = os.getpid(), cache
+    if nodes := _idle.pop(place, None):
+        nodes.renew()
+    else:
+        nodes = _new_connections(CacheAddress.parse(cache), settings)
+    try:
+        yield nodes
+    except BaseException:
+        nodes.close()
+        raise
+    surplus: NodeConnections | None = nodes
+    if not nodes.all_broken:
+        surplus, _idle[place] = _idle.pop(place, None), nodes
+        if len(_idle) > _MAX_IDLE:
+            surplus = _idle.pop(next(iter(_idle)))
+    if surplus is not None:
+        surplus.close()
+
+
+def close_idle_connections() -> None:
+    """Close all kept connections; the next invocation opens its own."""
+    while _idle:
+        _idle.popitem()[1].close()
+
+
+def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeConnections:
+    def credentials() -> Credentials:
+        if not settings.cache_secret:
+            return settings.cache_credentials
+        username, password = _read_secret(settings.cache_secret)
+        return replace(settings.cache_credentials, username=username, password=password)
+
+    def renewed(refused: Credentials, error: WrongPasswordError) -> Credentials:
+        _read_secret.cache_clear()  # the secret may have changed
+        if (current := credentials()) == refused:
+            raise WrongPasswordError(
+                f"{error}; a function may also have them from the secret that SUPER_CACHE_SECRET names; "
+                "functions of the local executor have the coordinator's settings"
+            ) from error
+        return current
+
+    return NodeConnections(address, credentials(), renewed)
+
+
+@functools.lru_cache(maxsize=_MAX_IDLE)
+def _read_secret(name: str) -> tuple[str, str]:
+    """Read user and password from a secret, by its ARN or its name in the function's own region."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    # A secret named by its ARN may be in another region than the function.
+    parts = name.split(":")
+    region = parts[3] if len(parts) >= _ARN_PARTS and parts[0] == "arn" else None
+    retries: Any = {"mode": "standard", "total_max_attempts": 2}
+    config = Config(connect_timeout=3, read_timeout=5, retries=retries, max_pool_connections=1)
+    try:
+        session = boto3.session.Session()
+        with closing(session.client("secretsmanager", region_name=region, config=config)) as client:
+            text = client.get_secret_value(SecretId=name).get("SecretString", "")
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        remedy = _REMEDIES.get(code, "the function gets its cache password there")
+        raise CacheError(f"Secrets Manager refuses the secret {name} ({error}): {remedy}") from error
+    except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
+        remedy = _REMEDIES.get(type(error).__name__, _NO_ROUTE)
+        raise CacheError(
+            f"Secrets Manager did not answer for the secret {name} ({error}): {remedy}"
+        ) from error
+    try:
+        content = json.loads(text)
+    except ValueError:  # not chained: the error contains the text
+        content = None
+    if not isinstance(content, dict):
+        raise CacheError(f"the secret {name} is not {_FORM}")
+    username, password = content.get("username", ""), content.get("password", "")
+    if not (isinstance(username, str) and isinstance(password, str) and password):
+        raise CacheError(f"the secret {name} has no password: it is {_FORM}")
+    return username, password
 
 
 class BudgetClosedError(Exception):
@@ -49,7 +186,7 @@ class ByteBudget:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._closed = False
         self._turn = threading.Lock()
         self._changed = threading.Condition()
@@ -58,16 +195,22 @@ class ByteBudget:
         """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called."""
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
-            self._changed.wait_for(lambda: self._closed or self._fits(counted_bytes))
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or self.used_bytes == 0
+                    or self.used_bytes + counted_bytes <= self._capacity_bytes
+                )
+            )
             if self._closed:
                 raise BudgetClosedError
-            self._used_bytes += counted_bytes
+            self.used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
         """Return the room of pieces of these sizes."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._changed:
-            self._used_bytes -= counted_bytes
+            self.used_bytes -= counted_bytes
             self._changed.notify()
 
     def close(self) -> None:
@@ -75,9 +218,6 @@ class ByteBudget:
         with self._changed:
             self._closed = True
             self._changed.notify()  # at most one waits: _turn holds back the others
-
-    def _fits(self, size_bytes: int) -> bool:
-        return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
 @dataclass(slots=True)
@@ -99,8 +239,7 @@ class _Record:
     size_bytes: int
 
     def command(self) -> Command:
-        """Return the SET that stores it; the payload is not copied."""
-        # Encoded here, since the payload must stay a separate buffer.
+        # Encoded here, since the payload must stay a separate buffer that is not copied.
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, self.size_bytes)
         return Command(self.key, (head + self.header, self.payload, b"\r\n"))
 
@@ -121,6 +260,8 @@ class Pusher:
         stored: Callable[[int, bytes, memoryview], None] | None = None,
     ) -> None:
         self.results: list[Pushed] = []
+        self.broken = ""
+        """Why the cache takes no more records in this invocation; empty while it does."""
         self._stored = stored
         self._url = cache
         self._settings = settings
@@ -130,7 +271,7 @@ class Pusher:
         self._bundle_bytes = 0
         self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
         self._cache: NodeConnections | None = None
-        self._broken = ""
+        self._lending = ExitStack()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="super-push", daemon=True)
 
@@ -141,14 +282,8 @@ class Pusher:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._abandoned = kind is not None
         self._hand_over()
-        # An empty bundle ends the thread.
-        self._waiting.put([])
+        self._waiting.put([])  # ends the thread
         self._thread.join()  # every exchange has a deadline, so this ends
-
-    @property
-    def broken(self) -> str:
-        """Why the cache takes no more records in this invocation; empty while it does."""
-        return self._broken
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
         """Hand over a record; wait while too many bytes are waiting.
@@ -174,15 +309,12 @@ class Pusher:
 
     def _run(self) -> None:
         more = True
-        while more:
-            records, more = self._next_batch()
-            if records and not self._abandoned:
-                self._store(records)
-            self._budget.release(*[record.size_bytes for record in records])
-        if self._cache is not None and self._cache.all_broken:
-            self._cache.close()
-        elif self._cache is not None:
-            keep_cache(self._url, self._cache)
+        with self._lending:
+            while more:
+                records, more = self._next_batch()
+                if records and not self._abandoned:
+                    self._store(records)
+                self._budget.release(*[record.size_bytes for record in records])
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """Return the waiting records, at least one, and whether more may follow."""
@@ -199,33 +331,28 @@ class Pusher:
         return records, False
 
     def _store(self, records: list[_Record]) -> None:
-        begun_ns = time.perf_counter_ns()
-        try:
-            refusals = self._exchange(records)
-        except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
-            self._broken = str(error) or type(error).__name__
-            refusals = [self._broken] * len(records)
+        begun_ns, refusals = time.perf_counter_ns(), [self.broken] * len(records)
+        if not self.broken:
+            try:
+                if self._cache is None:
+                    self._cache = self._lending.enter_context(cache_connections(self._url, self._settings))
+                commands = [record.command() for record in records]
+                refusals = list(map(_refusal, exchange(self._cache, commands, timeout_s=_TIMEOUT_S)))
+                self.broken = self._cache.all_broken
+            except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
+                self.broken = str(error) or type(error).__name__
+                refusals = [self.broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
         for record, refusal in zip(records, refusals, strict=True):
             self.results.append(Pushed(record.index, record.size_bytes, push_us, refusal))
             if self._stored is not None and not refusal:
                 self._stored(record.index, record.header, record.payload)
 
-    def _exchange(self, records: list[_Record]) -> list[str]:
-        if self._broken:
-            return [self._broken] * len(records)
-        if self._cache is None:
-            self._cache = take_cache(self._url, self._settings)
-        commands = [record.command() for record in records]
-        answers = exchange(self._cache, commands, timeout_s=_TIMEOUT_S)
-        self._broken = self._cache.all_broken
-        return list(map(_refusal, answers))
 
-
-def _refusal(answer: Reply | CacheError) -> str:
+def _refusal(reply: Reply | CacheError) -> str:
     """Return the reason why a record was not stored; empty if it was acknowledged."""
-    if isinstance(answer, ErrorReply):
-        return answer.text
-    if isinstance(answer, CacheError):
-        return str(answer)
-    return "" if answer == b"OK" else f"the cache answered {answer!r:.60}, which is neither yes nor no"
+    if isinstance(reply, ErrorReply):
+        return reply.text
+    if isinstance(reply, CacheError):
+        return str(reply)
+    return "" if reply == b"OK" else f"the cache replied {reply!r:.60}, which is neither yes nor no"

@@ -28,59 +28,44 @@ _MIB = 2**20
 _LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
 _SWITCH = ("0", "false", "no", "1", "true", "yes")
 _NO_STORE = frozenset({"", "none", "auto"})  # the coordinator resolves auto
-_IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSettings:
-    """The function's settings.
-
-    ``decoders`` 0 means one per core on Lambda, elsewhere one. A sample whose decoding and steps take longer
-    than ``decode_timeout_s`` is abandoned for now. ``max_pixels`` 0 means the request's bound; ``text_bytes``
-    bounds each unpacked text in a PNG. ``fetch_threads`` 0 means the source's best number. ``fetch_bytes``
-    and ``push_bytes`` bound the encoded objects and the finished records that wait between the stages; a
-    single object or record may be larger. ``http_hosts`` are the web servers that may be read; for ``None``
-    see :mod:`superdl.super_wire.objects.web`. ``cache_secret`` names the secret of AWS Secrets Manager with
-    the cache's user and password; without one they are in ``cache_credentials``. ``store`` is the store's
-    address in its normal form, or empty; if it is ``store_read_only``, no pack is written to it. Blocks of
-    shards are kept in the directory ``shard_cache``, in up to ``shard_cache_bytes``; empty means nowhere.
-    """
+    """The function's settings, each of one ``SUPER_*`` variable."""
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
-    cache_secret: str = ""
+    cache_secret: str = ""  # of AWS Secrets Manager, with the cache's user and password
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
-    http_hosts: tuple[str, ...] | None = None
-    store: str = ""
-    store_read_only: bool = False
-    shard_cache: str = ""
+    http_hosts: tuple[str, ...] | None = None  # web servers that may be read; None: see objects.web
+    store: str = ""  # its address in normal form
+    store_read_only: bool = False  # no pack is written to it
+    shard_cache: str = ""  # a directory for blocks of shards
     shard_cache_bytes: int = 0
-    decoders: int = 0
-    decode_timeout_s: int = 20
-    max_pixels: int = 0
-    text_bytes: int = _MIB
-    fetch_threads: int = 0
+    decoders: int = 0  # one per core on Lambda, elsewhere one
+    decode_timeout_s: int = 20  # after which a sample is abandoned for now
+    max_pixels: int = 0  # the request's bound
+    text_bytes: int = _MIB  # of each unpacked text in a PNG
+    fetch_threads: int = 0  # the source's best number
+    # Bounds on encoded objects and finished records that wait between stages; a single one may be larger.
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
     log_level: str = "INFO"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> FunctionSettings:
-        """Read the ``SUPER_*`` variables.
-
-        Raises:
-            ConfigError: a variable has an invalid value.
-        """
+        """Read the variables; ``ConfigError`` for an invalid value."""
         variables = os.environ if environment is None else environment
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
         secret = variables.get("SUPER_CACHE_SECRET", "")
-        doubled = [name for name in _IN_CLEAR if secret and variables.get(name)]
-        if doubled:
-            raise ConfigError(
-                f"SUPER_CACHE_SECRET and {doubled[0]} are both set: leave out the one that the "
-                "cache's password is not to come from"
-            )
+        for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
+            if secret and variables.get(name):
+                raise ConfigError(
+                    f"SUPER_CACHE_SECRET and {name} are both set: leave out the one that the cache's "
+                    "password is not to come from"
+                )
         return cls(
             cache_credentials=Credentials.from_environment(variables),
             cache_secret=secret,
@@ -103,11 +88,7 @@ class FunctionSettings:
 
 
 def store_in(variables: Mapping[str, str]) -> str:
-    """Return the normal address of the store in ``SUPER_STORE``; empty for none.
-
-    Raises:
-        ConfigError: the address is invalid.
-    """
+    """Return the normal address of the store in ``SUPER_STORE``, empty for none; or raise ``ConfigError``."""
     text = variables.get("SUPER_STORE", "").strip()
     try:
         return "" if text.lower() in _NO_STORE else parse_store(text)

@@ -31,35 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_BYTES", "ShardCache", "open_shard_cache"]
 
 BLOCK_BYTES = 16 * 2**20
-
-_READ_ALONE = 2
-"""Reads of a block's members that go to the source before the whole block is fetched."""
-
-_IDLE_S = 600.0
-"""A block that was not read for this long makes room for others."""
-
-_FETCHED_AT_ONCE = 4
-"""Blocks that all processes fetch at a time, each into memory; more would crowd a slow link."""
-
-_FULL_S = 5.0
-"""Time for which a full cache is not checked for room again."""
-
-_SLOW_S, _ALONE_S = 5.0, 60.0
-"""A block that takes longer is slow; for the second time after it, members are read separately."""
-
-_ABANDONED_S = 120.0
-"""A process that fetches a block for longer than this was killed."""
-
+_READ_ALONE = 2  # reads of a block's members that go to the source before the whole block is fetched
+_IDLE_S = 600.0  # a block that was not read for this long makes room for others
+_FETCHED_AT_ONCE = 4  # by all processes, each into memory; more would crowd a slow link
+_FULL_S = 5.0  # for which a full cache is not checked for room again
+_SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, members are read separately for a while
+_ABANDONED_S = 120.0  # a process that fetches a block for longer than this was killed
 _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
 class ShardCache:
-    """The blocks in one directory, for any number of threads and processes.
-
-    Args:
-        directory: where the blocks are; it exists.
-        max_bytes: limit on their total size.
-    """
+    """The blocks in one existing directory, up to ``max_bytes``, for any number of threads and processes."""
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
@@ -76,21 +58,15 @@ class ShardCache:
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
         if missing and time.monotonic() < self._alone_until_s:
             return False
-        return all(self._count(path) > _READ_ALONE for path in missing)
+        return all(_count(path) > _READ_ALONE for path in missing)
 
     def read(
         self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
     ) -> tuple[bytes | None, int, int]:
         """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
 
-        The bytes are ``None`` if a block can neither be read nor fetched here.
-
-        Args:
-            bucket: the bucket of the shard.
-            key: the shard's.
-            version: as listed by the catalog.
-            span: fewer bytes are returned if the shard ends earlier.
-            reserve: called with the number of bytes before they are read; it may wait.
+        The bytes are ``None`` if a block can neither be read nor fetched here, and fewer than the span's if
+        the shard ends earlier. ``reserve`` is called with their number before they are read; it may wait.
 
         Raises:
             SampleFailedError: the shard is missing, changed or refused, or the source failed.
@@ -100,7 +76,7 @@ class ShardCache:
         for path, block in self._blocks((bucket.name, key, version), span):
             begin, end = max(span.begin, block.begin), min(span.end, block.end)
             place = slice(begin - block.begin, end - block.begin)
-            part = self._kept(path, place)
+            part = _kept(path, place)
             if part is None:
                 data = self._fetch(bucket, key, version, path, block)
                 if data is None:
@@ -115,34 +91,6 @@ class ShardCache:
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
-
-    def _count(self, path: Path) -> int:
-        """Count a read of a missing block; return the reads by all processes."""
-        try:
-            counter = os.open(f"{path}{_READS}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError:
-            return 0
-        try:
-            os.write(counter, b".")  # appended, so that no count of another process is lost
-            return os.fstat(counter).st_size
-        except OSError:
-            return 0
-        finally:
-            os.close(counter)
-
-    def _kept(self, path: Path, place: slice) -> bytes | None:
-        """Return a part of a cached block; ``None`` if it is not here."""
-        try:
-            block = os.open(path, os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            os.utime(block)  # _claim() removes idle blocks by this time
-            return os.pread(block, place.stop - place.start, place.start)
-        except OSError:
-            return None
-        finally:
-            os.close(block)
 
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
@@ -172,7 +120,7 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Claim room for a block by a file of its length; remove long idle blocks."""
+        """Claim room for a block by a sparse file of its length; remove long idle blocks."""
         with (self._directory / _LOCK).open("ab") as lock:  # the other lock is the coordinator's
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
@@ -196,9 +144,24 @@ class ShardCache:
                 self._alone_until_s = time.monotonic() + _FULL_S
                 return False
             with partial.open("wb") as claimed:
-                # A sparse file of full length reserves the room in the sums of other processes.
-                claimed.truncate(BLOCK_BYTES)
+                claimed.truncate(BLOCK_BYTES)  # other processes count it in their sums
             return True
+
+
+def _count(path: Path) -> int:
+    """Count a read of a missing block; return the reads by all processes."""
+    with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
+        counter.write(b".")  # appended, so that no count of another process is lost
+        return counter.tell()
+    return 0
+
+
+def _kept(path: Path, place: slice) -> bytes | None:
+    """Return a part of a cached block; ``None`` if it is not here."""
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as block:
+        os.utime(block.fileno())  # ShardCache removes idle blocks by this time
+        return os.pread(block.fileno(), place.stop - place.start, place.start)
+    return None
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,9 +24,7 @@ class SampleFailedError(Exception):
 
     def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
         super().__init__(why)
-        self.outcome = outcome
-        self.why = why
-        self.reason = reason
+        self.outcome, self.why, self.reason = outcome, why, reason
 
 
 def spoiled(reason: str, why: str) -> SampleFailedError:

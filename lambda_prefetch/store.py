@@ -12,6 +12,7 @@ pack for S3 is held in memory up to 32 MiB, then in a temporary file, and upload
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -26,11 +27,9 @@ from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from superdl.lambda_prefetch.results import ResultColumns
-    from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.super_wire.request import PrefetchRequest
+    from superdl.lambda_prefetch.invocation import Invocation
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
 __all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
@@ -38,37 +37,31 @@ __all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
 _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
-# For S3: an answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
-_SILENCE_S, _ATTEMPTS = 5, 2
 
 
-def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Store:
-    """Return the request's store, which must be the function's own.
-
-    Raises:
-        StoreError: it is another, or cannot be opened.
-    """
-    if address != settings.store:
-        own = f"is {settings.store}" if settings.store else "names none"
+def own_store(invocation: Invocation, *, writing: bool) -> Store:
+    """Return the request's store; :class:`StoreError` if it is not the function's, or cannot be opened."""
+    address, own = invocation.request.store, invocation.settings.store
+    if address != own:
         raise StoreRefusedError(
-            f"the request's store is {address[:200]}, and SUPER_STORE of the function {own}: give the "
-            "coordinator and its functions the same"
+            f"the request's store is {address[:200]}, and SUPER_STORE of the function "
+            f"{f'is {own}' if own else 'names none'}: give the coordinator and its functions the same"
         )
     if is_bucket(address):
         from superdl.super_wire.objects.s3_account import settings_of_s3
 
-        return _opened(address, os.getpid(), settings_of_s3())
+        return _open_bucket_store(address, os.getpid(), settings_of_s3())
     # Opened for each request: that costs less than decoding one image, and notices a removed store.
     return open_store(address, create=False, read_only=not writing)
 
 
 @functools.lru_cache(maxsize=4)
-def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
+def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
     """Open a store in S3, once per process and settings; opening sends requests."""
     from superdl.super_wire.objects.s3_connection import Patience
 
-    patience = Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
-    return open_store(address, create=False, patience=patience)
+    # An answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
+    return open_store(address, create=False, patience=Patience(silence_s=5, attempts=2))
 
 
 class Pace:
@@ -118,30 +111,23 @@ class PackSaver:
 
     def __init__(
         self,
-        request: PrefetchRequest,
+        invocation: Invocation,
         meta: PackMeta | None,
-        settings: FunctionSettings,
-        columns: ResultColumns,
         *,
-        expires_at: float,
         pace: Pace | None = _pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request = request
-        self._meta = meta
-        self._settings = settings
-        self._columns = columns
-        self._expires_at = expires_at
+        self._invocation, self._request, self._meta = invocation, invocation.request, meta
         self._store: Store | None = None
         self._requests_before = 0
         self._pack: PackInProgress | None = None
-        self._offsets = [0] * len(request.ids)
-        self._lengths = [0] * len(request.ids)
+        self._offsets = [0] * len(self._request.ids)
+        self._lengths = [0] * len(self._request.ids)
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()
         # S3 delays no record: it gets the pack once all are in the cache.
-        self._pace = None if is_bucket(request.store) else pace
+        self._pace = None if is_bucket(self._request.store) else pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
 
@@ -152,9 +138,9 @@ class PackSaver:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.commit()
-        self._end()
+        self._abandon()
         if self._store is not None:
-            self._columns.store_requests = self._store.requests - self._requests_before
+            self._invocation.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
         """Write and keep a record that gets a pointer in the cache; from any thread."""
@@ -162,7 +148,7 @@ class PackSaver:
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
         with self._writing:
-            if self._kept_bytes + payload.nbytes > self._settings.push_bytes:
+            if self._kept_bytes + payload.nbytes > self._invocation.settings.push_bytes:
                 return False
             if not self._write(index, header, payload):
                 return False
@@ -172,7 +158,7 @@ class PackSaver:
 
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
         """Write a record that the cache has acknowledged, if it is data; from any thread."""
-        if self._columns.outcomes[index] is Outcome.CACHED:
+        if self._invocation.outcomes[index] is Outcome.CACHED:
             with self._writing:
                 self._write(index, header, payload)
 
@@ -182,66 +168,56 @@ class PackSaver:
         They are pointers into the pack, or the records themselves if there is no pack.
         """
         if self._pack is not None:
-            self._commit(self._pack)
-        pack, records, self._kept = self._columns.pack, self._kept, {}
+            with self._reporting():
+                # A late answer costs more than the pack is worth, unless the records must be pushed then.
+                if self._invocation.expired() and not self._kept:
+                    words = "the request expired before its pack was written"
+                    raise StoreBusyError(f"{self._request.store}: {words}")
+                before_s = self._clock()
+                self._invocation.pack = self._pack.commit()
+                self._waited_s += self._clock() - before_s
+                self._invocation.offsets, self._invocation.lengths = self._offsets, self._lengths
+                self._invocation.store_bytes, self._pack = self._pack.size, None
+                if self._pace is not None:
+                    self._pace.add(self._waited_s, self._clock() - self._begun_s)
+        pack, records, self._kept = self._invocation.pack, self._kept, {}
         if not pack:
             return [(index, *record) for index, record in records.items()]
         pointers = []
         for index in records:
             place = Pointer(pack, self._offsets[index], self._lengths[index])
-            header = pack_pointer(place, bytes.fromhex(self._request.ids[index]))
+            header = pack_pointer(place, self._invocation.sample_id(index))
             pointers.append((index, header, memoryview(b"")))
         return pointers
 
     def _write(self, index: int, header: bytes, payload: memoryview) -> bool:
         if self._meta is None:
             return False
-        try:
+        with self._reporting():
             if self._pack is None:
-                self._pack = self._begin(self._meta)
-            sample_id = bytes.fromhex(self._request.ids[index])
+                self._store = own_store(self._invocation, writing=True)
+                self._requests_before = self._store.requests
+                self._pack = self._store.begin_pack(self._meta)
             before_s = self._clock()
-            self._offsets[index] = self._pack.add(sample_id, header, payload)
+            self._offsets[index] = self._pack.add(self._invocation.sample_id(index), header, payload)
             self._lengths[index] = HEADER_BYTES + payload.nbytes
             self._waited_s += self._clock() - before_s
             if self._pace is not None:
                 self._pace.check(self._waited_s, self._clock() - self._begun_s)
-        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
-            self._fail(error)
-            return False
-        return True
+            return True
+        return False
 
-    def _begin(self, meta: PackMeta) -> PackInProgress:
-        self._store = own_store(self._request.store, self._settings, writing=True)
-        self._requests_before = self._store.requests
-        return self._store.begin_pack(meta)
-
-    def _commit(self, pack: PackInProgress) -> None:
-        # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
-        if time.time() >= self._expires_at and not self._kept:
-            words = f"{self._request.store}: the request expired before its pack was written"
-            self._fail(StoreBusyError(words))
-            return
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report a failure in the result, and write nothing more: the samples are cached all the same."""
         try:
-            before_s = self._clock()
-            self._columns.pack = pack.commit()
-            self._waited_s += self._clock() - before_s
-        except Exception as error:  # noqa: BLE001  # reported; the samples are cached
-            self._fail(error)
-        else:
-            self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
-            self._pack = None
-            self._columns.store_bytes = pack.size
-            if self._pace is not None:
-                self._pace.add(self._waited_s, self._clock() - self._begun_s)
+            yield
+        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
+            self._invocation.store_trouble = trouble_in_words(error)
+            self._meta = None
+            self._abandon()
 
-    def _fail(self, error: Exception) -> None:
-        self._columns.store_trouble = trouble_in_words(error)
-        self._meta = None
-        self._end()
-
-    def _end(self) -> None:
-        """Remove a pack that was not committed."""
+    def _abandon(self) -> None:
         if self._pack is not None:
             self._pack.abandon()
             self._pack = None

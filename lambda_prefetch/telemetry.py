@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Telemetry", "telemetry"]
 
 _SERVICE = "super-prefetch"
-_MAX_MESSAGES = 3
 
 
 class Telemetry:
@@ -51,16 +50,14 @@ class Telemetry:
                 "cold_start": result.cold_start,
                 "outcomes": dict(counts),
                 "duration_ms": result.duration_us // 1000,
-                "messages": list(result.messages.values())[:_MAX_MESSAGES],
+                "messages": list(result.messages.values())[:3],
                 "store_trouble": result.store_trouble,
             },
         )
-        if self._is_metering:
-            self._meter(result, counts, context)
-
-    def _meter(self, result: PrefetchResult, counts: Counter[str], context: Any) -> None:
-        self._metrics.set_default_dimensions(function_name=context.function_name)
+        if not self._is_metering:
+            return
         samples, cached = len(result.outcomes), counts[Outcome.CACHED]
+        self._metrics.set_default_dimensions(function_name=context.function_name)
         for name, unit, value in (
             ("ColdStart", MetricUnit.Count, int(result.cold_start)),
             ("SamplesCached", MetricUnit.Count, cached),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.custom_steps import Made
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Program", "SampleRandom", "center_crop_box", "random_crop_box", "resized_size"]
+__all__ = ["Program", "SampleRandom", "random_crop_box"]
 
 Picture: TypeAlias = "Image.Image | Made"
 
@@ -116,10 +116,8 @@ class Program:
         ] or [self]
         self._whole_digest = whole_digest
         self._of_mask = bool(recipe.steps) and recipe.steps[0]["op"] == "mask"
-        self._decodes = recipe.decodes
-        self._recipe = recipe
-        self._bucket, self._prefix = bucket, prefix
-        self._epoch = epoch
+        self._recipe, self._decodes = recipe, recipe.decodes
+        self._bucket, self._prefix, self._epoch = bucket, prefix, epoch
         self._limit_pixels = limit_pixels
         self._custom = {
             number: CustomStep(step["name"], step["params"], random=step["random"], allowed=step_modules)
@@ -211,18 +209,20 @@ class Program:
 
 
 class _Drawing(NamedTuple):
-    """A step's random numbers, and the bound on its result in pixels."""
-
-    draws: Callable[[], SampleRandom]
-    limit_pixels: int
+    draws: Callable[[], SampleRandom]  # a step's random numbers
+    limit_pixels: int  # bound on its result
 
 
 def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
-    size = step["size"]
-    if isinstance(size, int):
-        target = resized_size(*image.size, size, step.get("max_size"))
-    else:
-        target = (size[1], size[0])
+    if not isinstance(step["size"], int):
+        height, width = step["size"]
+        return _resized(image, (width, height), step, to.limit_pixels)
+    # The dependent side is rounded down; both are less if the longer one would exceed max_size.
+    shorter, longest = step["size"], step.get("max_size")
+    longer = int(shorter * max(image.size) / min(image.size))
+    if longest is not None and longer > longest:
+        shorter, longer = int(longest * shorter / longer), longest
+    target = (shorter, longer) if image.width <= image.height else (longer, shorter)
     return _resized(image, target, step, to.limit_pixels)
 
 
@@ -243,8 +243,14 @@ def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> I
     height, width = sides_of(step["size"])
     # A crop larger than the image pads it, possibly beyond the limit.
     check_pixels(width, height, to.limit_pixels)
-    box = center_crop_box(*image.size, width, height)
+    left, top = _centred(image.width, width), _centred(image.height, height)
+    box = left, top, left + width, top + height
     return image if box == (0, 0, *image.size) else image.crop(box)
+
+
+def _centred(length: int, side: int) -> int:
+    # As in torchvision: padding puts the smaller half first, cropping rounds to even.
+    return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
 def _pad(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
@@ -279,14 +285,8 @@ def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> I
     return image.crop((left, top, left + width, top + height))
 
 
-def _horizontal_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
-    flips = to.draws().uniform() < step["p"]
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips else image
-
-
-def _vertical_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
-    flips = to.draws().uniform() < step["p"]
-    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if flips else image
+def _flip(how: Image.Transpose, image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    return image.transpose(how) if to.draws().uniform() < step["p"] else image
 
 
 # step -> its function; custom steps are imported, and decode() does those that decode
@@ -298,32 +298,10 @@ _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.
         "grayscale": _grayscale,
         "random_resized_crop": _random_resized_crop,
         "random_crop": _random_crop,
-        "horizontal_flip": _horizontal_flip,
-        "vertical_flip": _vertical_flip,
+        "horizontal_flip": partial(_flip, Image.Transpose.FLIP_LEFT_RIGHT),
+        "vertical_flip": partial(_flip, Image.Transpose.FLIP_TOP_BOTTOM),
     }
 )
-
-
-def resized_size(width: int, height: int, shorter: int, longest: int | None = None) -> tuple[int, int]:
-    """Return (width, height) once the shorter side is ``shorter``.
-
-    It is less if the longer side would exceed ``longest``. The dependent side is rounded down.
-    """
-    longer = int(shorter * max(width, height) / min(width, height))
-    if longest is not None and longer > longest:
-        shorter, longer = int(longest * shorter / longer), longest
-    return (shorter, longer) if width <= height else (longer, shorter)
-
-
-def center_crop_box(width: int, height: int, crop_width: int, crop_height: int) -> tuple[int, int, int, int]:
-    """Return (left, top, right, bottom) of the central part; a smaller image is padded with zeros."""
-    left, top = _centred(width, crop_width), _centred(height, crop_height)
-    return left, top, left + crop_width, top + crop_height
-
-
-def _centred(length: int, side: int) -> int:
-    # As in torchvision: padding puts the smaller half first, cropping rounds to even.
-    return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
 def random_crop_box(
@@ -357,17 +335,15 @@ def _as_image(picture: Picture, number: int, op: str, *, of_mask: bool) -> Image
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, dict):
-        raise _no_image(number, op, f"arrays named {', '.join(picture)}")
-    if of_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS:
+        what = f"arrays named {', '.join(picture)}"
+    elif (of_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS) or (
+        picture.dtype == np.uint8 and picture.ndim == _CHANNELS and picture.shape[2] == _CHANNELS
+    ):
         return Image.fromarray(np.ascontiguousarray(picture))
-    if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
-        raise _no_image(number, op, f"{picture.dtype} of shape {picture.shape}")
-    return Image.fromarray(np.ascontiguousarray(picture))
-
-
-def _no_image(number: int, op: str, found: str) -> SampleFailedError:
-    return SampleFailedError(
+    else:
+        what = f"{picture.dtype} of shape {picture.shape}"
+    raise SampleFailedError(
         Outcome.STEP_ERROR,
         f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it gave "
-        f"{found}",
+        f"{what}",
     )

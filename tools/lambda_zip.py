@@ -22,9 +22,8 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +33,8 @@ __all__ = ["ROOT", "BundleError", "Platform", "lay_out", "main", "project_versio
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "infra" / "function" / "requirements.txt"
 
-LAMBDA_PYTHON = "3.13"
-"""Lambda's runtime ``python3.13``: Amazon Linux 2023, glibc 2.34, supported until 2029; all wheels exist."""
-
-MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
-"""Lambda's names of architectures, and those of wheels."""
+LAMBDA_PYTHON = "3.13"  # Amazon Linux 2023, glibc 2.34, supported until 2029; all wheels exist
+MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}  # Lambda's names of architectures, and those of wheels
 
 _GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # versions that wheels are built for, up to Lambda's own
 _TIME_LIMIT_S = 300.0
@@ -64,23 +60,16 @@ class BundleError(Exception):
     """The package cannot be built; the message gives the reason and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """A Python, such as ``3.13``, and a machine as wheels name it, such as ``aarch64``."""
 
     python: str
     machine: str
 
-    @classmethod
-    def here(cls) -> Self:
-        """Return this process's platform."""
-        return cls(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
-
     def pip_options(self) -> list[str]:
         """Return the options that make pip select only wheels, and only this target's."""
-        tag = f"cp{self.python.replace('.', '')}"
         options = ["--only-binary", ":all:", "--python-version", self.python, "--implementation", "cp"]
-        for abi in (tag, "abi3", "none"):
+        for abi in (f"cp{self.python.replace('.', '')}", "abi3", "none"):
             options += ["--abi", abi]
         for glibc in ("2014", *(f"_2_{minor}" for minor in _GLIBC_MINORS)):
             options += ["--platform", f"manylinux{glibc}_{self.machine}"]
@@ -92,11 +81,8 @@ def lay_out(
 ) -> None:
     """Put all files of the package into an empty ``folder``.
 
-    Args:
-        folder: the destination.
-        target: its Python and machine.
-        modules: packages (folders) or modules (files) of custom steps.
-        requirements: files besides SUPER's own, for packages of its extras or custom steps.
+    ``modules`` are packages (folders) or modules (files) of custom steps, ``requirements`` files besides
+    SUPER's own, for packages of its extras or custom steps.
 
     Raises:
         BundleError: a wheel is unavailable, a file would exist twice, or an argument is no module.
@@ -181,30 +167,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.lambda_zip", description="Build the function's package for AWS Lambda."
     )
-    parser.add_argument("--arch", action="append", choices=list(MACHINES), help="default: both")
-    parser.add_argument(
-        "--unpacked", type=Path, metavar="FOLDER", help="no zips: the files, for this Python and machine"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the zips (dist)")
-    parser.add_argument(
-        "--module",
-        type=Path,
-        action="append",
-        default=[],
-        help="a package or module of custom steps to deploy with the function; may be repeated",
-    )
-    parser.add_argument(
-        "--requirements",
-        type=Path,
-        action="append",
-        default=[],
-        help="a file of further packages, each with version and hash, as for an extra; may be repeated",
-    )
+    add = parser.add_argument
+    add("--arch", action="append", choices=list(MACHINES), help="default: both")
+    words = "no zips: the files, for this Python and machine"
+    add("--unpacked", type=Path, metavar="FOLDER", help=words)
+    add("--out", type=Path, default=ROOT / "dist", help="folder for the zips (dist)")
+    words = "a package or module of custom steps to deploy with the function; may be repeated"
+    add("--module", type=Path, action="append", default=[], help=words)
+    words = "a file of further packages, each with version and hash, as for an extra; may be repeated"
+    add("--requirements", type=Path, action="append", default=[], help=words)
     arguments = parser.parse_args(argv)
     additions = (arguments.module, arguments.requirements)
     try:
         if arguments.unpacked:
-            lay_out(arguments.unpacked, Platform.here(), *additions)
+            here = Platform(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
+            lay_out(arguments.unpacked, here, *additions)
             return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"

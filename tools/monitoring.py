@@ -98,7 +98,9 @@ Calls, 99 of 100 [s]
 
 def files() -> dict[Path, str]:
     """Return the expected content of each file."""
-    tables = {"metrics": _metrics(), "alerts": _alerts()}
+    rows = [f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |\n" for metric in METRICS]
+    metrics = "".join(["| metric | labels | what it says |\n|---|---|---|\n", *rows])
+    tables = {"metrics": metrics, "alerts": _alerts()}
     page = PAGE.read_text(encoding="utf-8")
     return {
         PAGE: _TABLE.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", page),
@@ -124,11 +126,6 @@ def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
             title, _, unit = line[:-1].partition(" [")
             specs.append((title, unit, []))
     return specs
-
-
-def _metrics() -> str:
-    rows = [f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |\n" for metric in METRICS]
-    return "".join(["| metric | labels | what it says |\n|---|---|---|\n", *rows])
 
 
 def _alerts() -> str:

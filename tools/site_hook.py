@@ -61,7 +61,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _uri(target: Path) -> str:
-    """Return the path of a file in the site."""
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS).as_posix()
     return f"{COPIES}/{target.relative_to(ROOT).as_posix()}"

@@ -148,7 +148,6 @@ def _cell(arms: Mapping[str, Any], figure: str, arm: str, other: str | None) -> 
 
 
 def _study(study: Mapping[str, Any]) -> str:
-    """Return the table of one study's arms."""
     arms = study["arms"]
     rows = [
         (figure.title, figure.unit, *(_values(arm, figure.key) for arm in arms.values()))

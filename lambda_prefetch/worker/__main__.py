@@ -9,17 +9,11 @@ from superdl.lambda_prefetch.worker.command import add_arguments, run
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.redaction import shown_lines
 
-
-def main() -> int:
-    """Work until SIGTERM; return the exit code."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)
     try:
-        return run(parser.parse_args())
+        sys.exit(run(parser.parse_args()))
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl worker: {error}\n"))
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit(1)

@@ -41,7 +41,6 @@ from superdl.super_wire.store import is_bucket, open_store
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.worker.settings import WorkerSettings
     from superdl.lambda_prefetch.worker.slots import Slots
-    from superdl.super_wire.credentials import CoordinatorCredentials
 
 __all__ = ["serve"]
 
@@ -60,6 +59,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+# Errors that another attempt would meet again.
 _FATAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -67,7 +67,6 @@ _FATAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""Errors that another attempt would meet again."""
 
 
 class _BrokenError(Exception):
@@ -78,9 +77,8 @@ async def serve(
     settings: WorkerSettings,
     slots: Slots,
     stop: asyncio.Event,
-    trouble: str = "",
-    *,
-    connected: asyncio.Event | None = None,
+    trouble: str,
+    connected: asyncio.Event,
 ) -> int:
     """Connect and run requests until ``stop`` is set or the coordinator says goodbye.
 
@@ -95,10 +93,9 @@ async def serve(
     loop = asyncio.get_running_loop()
     answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
-        call = _Call(settings, slots, stop, trouble, connected or asyncio.Event(), is_first=is_first)
-        is_first = False
+        call = _Call(settings, slots, stop, trouble, connected)
         try:
-            await call.run()
+            await call.run(is_first=is_first)
         except _BrokenError as error:
             if call.heard_s is not None:
                 # It had answered: back off from the start, and log this loss.
@@ -110,6 +107,7 @@ async def serve(
             if not is_logged:
                 _log.warning("waiting for the coordinator at %s: %s", settings.coordinator, error)
                 is_logged = True
+        is_first = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await stop.wait()
@@ -129,33 +127,26 @@ class _Call:
         stop: asyncio.Event,
         trouble: str,
         connected: asyncio.Event,
-        *,
-        is_first: bool,
     ) -> None:
-        self._trouble, self._connected, self._is_first = trouble, connected, is_first
         self._settings, self._slots, self._stop = settings, slots, stop
+        self._trouble, self._connected = trouble, connected
         self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_silent = False
-        self.exit_code: int | None = None
-        """The exit code in the coordinator's goodbye."""
-        self.heard_s: float | None = None
-        """Loop time of the last message; ``None`` before the first."""
+        self.exit_code: int | None = None  # in the coordinator's goodbye
+        self.heard_s: float | None = None  # loop time of the last message
 
-    async def run(self) -> None:
-        """Serve until this worker is to end, and has answered its running requests.
-
-        Raises:
-            CoordinatorError: the coordinator refuses this worker.
-            _BrokenError: the stream broke.
-        """
+    async def run(self, *, is_first: bool) -> None:
+        """Serve until this worker is to end, and has answered its running requests."""
+        credentials = self._settings.credentials
         try:
-            metadata, channel = _metadata(self._settings.credentials), _channel(self._settings)
+            token, channel = credentials.current_token(), _channel(self._settings)
         except ConfigError as error:
-            if self._is_first:
+            if is_first:
                 raise
             raise _BrokenError(str(error)) from error  # its file may be half written
         async with channel:
+            metadata = ((TOKEN_METADATA_KEY, f"Bearer {token}"),) if token else ()
             stream = CoordinatorStub(channel).Work(metadata=metadata)
             beside = [
                 asyncio.create_task(work) for work in (self._write(stream), self._beat(stream), self._drain())
@@ -184,7 +175,7 @@ class _Call:
             if message.HasField("request"):
                 call = message.request.call
                 self._running[call] = task = asyncio.create_task(self._answer(message.request))
-                task.add_done_callback(partial(self._forget, call))
+                task.add_done_callback(partial(self._running.pop, call))
             elif message.HasField("cancel") and message.cancel in self._running:
                 self._running[message.cancel].cancel()
             elif message.HasField("goodbye"):
@@ -193,9 +184,6 @@ class _Call:
         if self._stop.is_set():
             return
         raise _BrokenError("the coordinator ended the stream")
-
-    def _forget(self, call: int, _: asyncio.Task[None]) -> None:
-        del self._running[call]
 
     async def _write(self, stream: Any) -> None:
         settings = self._settings
@@ -282,11 +270,6 @@ def _channel(settings: WorkerSettings) -> grpc.aio.Channel:
         grpc.ssl_channel_credentials(*credentials.for_grpc()),
         options=(*_OPTIONS, *named),
     )
-
-
-def _metadata(credentials: CoordinatorCredentials) -> tuple[tuple[str, str], ...]:
-    token = credentials.current_token()
-    return ((TOKEN_METADATA_KEY, f"Bearer {token}"),) if token else ()
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:

@@ -1,16 +1,29 @@
-"""``superdl worker``: run functions for a coordinator, on this machine or any other that reaches it."""
+"""``superdl worker``: run functions for a coordinator, on this machine or any other that reaches it.
+
+With ``--ray``, workers are actors of a Ray cluster, which places them on its nodes. Ray restarts an actor
+elsewhere when its node dies, and runs its only call again (``max_task_retries``). Each worker has its
+credentials in its own environment: they do not pass through Ray.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import platform
+import signal
+import socket
 import sys
-from typing import TYPE_CHECKING
+import time
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
+from superdl.lambda_prefetch.settings import store_in
 from superdl.lambda_prefetch.worker.settings import WorkerSettings
-from superdl.lambda_prefetch.worker.working import work
-from superdl.super_wire.errors import ConfigError
+from superdl.lambda_prefetch.worker.showing import check_listening, show
+from superdl.super_wire.credentials import CoordinatorCredentials
+from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
 from superdl.super_wire.protocol import host_and_port, socket_path
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
@@ -20,47 +33,41 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_log = logging.getLogger(__name__)
+
 _FUNCTION = "superdl.lambda_prefetch.handler:handler"
 _MAX_SLOTS = 1024
+_REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # of Ray's head, its actors, and that they wait for a node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--coordinator", help="host:port or unix:/path (SUPER_COORDINATOR)")
-    add(
-        "--slots",
-        type=int,
-        help="requests at once, each in a process of its own (SUPER_SLOTS, else the cores)",
-    )
+    words = "requests at once, each in a process of its own (SUPER_SLOTS, else the cores)"
+    add("--slots", type=int, help=words)
     add("--name", help="what the coordinator's log calls it (host and process id)")
     add("--nice", type=int, default=0, help="niceness of the slots: 19 gives way to all else (0)")
-    add(
-        "--linger",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="end once no coordinator answers for so long (300)",
-    )
+    words = "end once no coordinator answers for so long (300)"
+    add("--linger", type=float, default=300.0, metavar="S", help=words)
     add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
     add("--function", default=_FUNCTION, help=f"module:attribute that the slots run ({_FUNCTION})")
     add("--store", default="", help="the coordinator's store, if this host sees it (SUPER_STORE)")
     add("--store-only", action="store_true", help="restore and save alone, for functions elsewhere")
     add("--metrics-listen", default="", help="host:port where Prometheus finds metrics (nowhere)")
     add("--health-listen", default="", help="host:port, in plain text, for probes of /healthz and /livez")
-    add(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS",
-        help="run workers on a Ray cluster: HEAD:6379 (the one that this machine is a node of)",
-    )
+    words = "run workers on a Ray cluster: HEAD:6379 (the one that this machine is a node of)"
+    add("--ray", nargs="?", const="auto", metavar="ADDRESS", help=words)
     add("--num", type=int, default=1, help="with --ray: the number of workers (1)")
     add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Connect and work until SIGTERM, or let a Ray cluster do so; return the exit code."""
+    """Connect and work until SIGTERM, or let a Ray cluster do so; return the exit code.
+
+    Raises:
+        SuperError: the coordinator refuses this worker, or was unreachable for too long.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
@@ -83,16 +90,142 @@ def run(arguments: argparse.Namespace) -> int:
         metrics_listen=arguments.metrics_listen,
         health_listen=arguments.health_listen,
     )
-    return work(settings) if arguments.ray is None else _run_on_ray(arguments, settings)
-
-
-def _run_on_ray(arguments: argparse.Namespace, settings: WorkerSettings) -> int:
-    from superdl.lambda_prefetch.worker.on_ray import run_on_ray
-
+    if arguments.ray is None:
+        return _work(settings)
     if settings.metrics_listen or settings.health_listen:
         raise ConfigError(
             "--metrics-listen and --health-listen are one worker's: with --ray there are several"
         )
     if arguments.num < 1 or arguments.num_cpus <= 0:
         raise ConfigError("--num is 1 or more, and --num-cpus above 0")
-    return run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)
+    return _run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)
+
+
+def _work(settings: WorkerSettings) -> int:
+    """Work until SIGTERM or the coordinator's goodbye, whose exit code this returns.
+
+    Token and certificates come from the environment.
+    """
+    credentials = CoordinatorCredentials.from_environment(os.environ)
+    credentials.check_suffices(host_and_port(settings.coordinator)[0])
+    settings = replace(settings, credentials=credentials)
+    check_listening(settings)
+    if settings.store:
+        os.environ["SUPER_STORE"] = settings.store  # for the slots
+    store = store_in(os.environ)
+    if settings.store_only and not store:
+        raise ConfigError(
+            "a worker that only restores and saves has a store: name it by --store (SUPER_STORE)"
+        )
+    return asyncio.run(_serve(replace(settings, store=store)))
+
+
+async def _serve(settings: WorkerSettings) -> int:
+    from superdl.lambda_prefetch.worker.slots import Slots
+
+    stop, connected, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    slots, trouble = Slots(settings.function, settings.slots, nice=settings.nice), ""
+    starting, stack = asyncio.create_task(slots.start()), contextlib.ExitStack()
+    try:
+        await asyncio.sleep(0)  # the slots start while gRPC is imported
+        from superdl.lambda_prefetch.worker.calling import serve
+
+        await show(settings, slots, connected, stack)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            return 0
+        try:
+            starting.result()
+        except SuperError as error:
+            trouble = str(error)
+        return await serve(settings, slots, stop, trouble, connected)
+    finally:
+        stack.close()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await slots.close()
+
+
+class RayWorker:
+    """The actor: a worker in one of Ray's processes."""
+
+    def host(self) -> str:
+        """Return the name of its host, once it is placed."""
+        return socket.gethostname()
+
+    def work(self, settings: dict[str, Any]) -> str:
+        """Work until the coordinator is gone or refuses; return the reason, or empty text."""
+        logging.basicConfig(level=logging.INFO)
+        host = socket.gethostname()
+        try:
+            _work(WorkerSettings(**{**settings, "name": f"{host}-{os.getpid()}"}))
+        except SuperError as error:  # as text: no error of ours is pickled
+            return f"{host}: {error}"
+        return ""
+
+
+def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) -> int:
+    """Run ``count`` workers of ``cpus`` CPUs each, until they end or this process gets SIGTERM or SIGINT.
+
+    They have these settings, except name and credentials, which are their own.
+    """
+    ray = _connect_to_ray(address)
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda given, _: stopped.append(given))
+    try:
+        actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=cpus)(RayWorker)
+        shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        del shared["credentials"]
+        actors = [actor_type.remote() for _ in range(count)]
+        placing = {actor.host.remote() for actor in actors}
+        working = {actor.work.remote(shared) for actor in actors}
+        warned_s, code = time.monotonic(), 0
+        while working and not stopped:
+            ended, _ = ray.wait([*working, *placing], timeout=_POLL_S)
+            for reference in ended:
+                try:
+                    host, reason = ray.get(reference), ""
+                    if reference in working:
+                        host, reason = "", host
+                except Exception as error:  # noqa: BLE001  # a dozen types, such as for a node without SUPER
+                    host, reason = "", f"{type(error).__name__}: {error}"
+                if host:
+                    _log.info("a worker runs on %s", host)
+                if reason:
+                    _log.error("a worker ended: %s", reason)
+                    code = 1
+            placing, working = placing - set(ended), working - set(ended)
+            if placing and time.monotonic() - warned_s >= _REMIND_S:
+                warned_s = time.monotonic()
+                words = "%d of %d workers wait for a node of the Ray cluster with %g free CPUs"
+                _log.warning(words, len(placing), count, cpus)
+    finally:
+        ray.shutdown()  # the actors end with their driver
+    return code
+
+
+def _connect_to_ray(address: str) -> Any:
+    """Connect to the cluster, and return Ray's module."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"--ray needs Ray ({error}): pip install 'superdl[ray]'") from error
+    try:
+        # Fail fast if the address cannot be reached: Ray itself would retry for minutes.
+        place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+        host, _, port = place.rpartition(":")
+        if host and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    except Exception as error:  # its own types, and Python's
+        raise ConfigError(
+            f"no connection to the Ray cluster at {address} ({type(error).__name__}: {error}): start one, or "
+            "name it as --ray HEAD:6379; this machine must be one of its nodes (ray start "
+            "--address=HEAD:6379 --num-cpus=0 makes it one), with the cluster's versions of Ray and Python"
+        ) from error
+    return ray

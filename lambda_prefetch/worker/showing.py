@@ -21,6 +21,7 @@ from superdl.super_wire.protocol import host_and_port, installed_version
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
     from contextlib import ExitStack
 
     from superdl.lambda_prefetch.worker.settings import WorkerSettings
@@ -36,11 +37,7 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """Check the addresses to listen on, and that metrics beyond this machine are protected.
-
-    Raises:
-        ConfigError: an address is invalid, or certificate or token are missing.
-    """
+    """Raise :class:`ConfigError` for a bad address, or for metrics beyond this machine without protection."""
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
             raise ConfigError(f"{option} is host:port; not {address!r}")
@@ -59,32 +56,29 @@ def check_listening(settings: WorkerSettings) -> None:
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen at the addresses in the settings, until the stack is closed.
-
-    Raises:
-        ConfigError: an address cannot be listened on, or the certificate cannot be used.
-    """
+    """Listen at the addresses in the settings until the stack is closed, or raise :class:`ConfigError`."""
     if address := settings.metrics_listen:
-        has_token = bool(settings.credentials.current_token())
+        has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
+        page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)
         server = await listen_for_gets(
             address,
             _METRICS,
-            {
-                "/metrics": Page(
-                    lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS
-                )
-            },
-            tls=_tls() if _has_certificate() else None,
+            {"/metrics": page},
+            tls=_tls() if has_certificate else None,
             accepts=partial(_accept, settings.credentials) if has_token else None,
         )
         stack.callback(server.close)
-        _log.info("metrics at %s://%s/metrics", "https" if _has_certificate() else "http", address)
+        _log.info("metrics at %s://%s/metrics", "https" if has_certificate else "http", address)
     if address := settings.health_listen:
         pages = {
             "/healthz": Page(lambda: _healthy if connected.is_set() else None),
             "/livez": Page(lambda: _healthy),
         }
         stack.callback((await listen_for_gets(address, _HEALTH, pages)).close)
+
+
+def _healthy() -> bytes:
+    return b"SERVING\n"
 
 
 def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
@@ -96,37 +90,23 @@ def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
         return False
 
 
-def _healthy() -> bytes:
-    return b"SERVING\n"
-
-
 def metrics_text(slots: Slots, *, is_connected: bool) -> str:
     """Return the figures as OpenMetrics."""
-    version = installed_version()
-    rows: list[tuple[str, str, str, dict[str, float]]] = [
+    ended = {f'{{outcome="{outcome}"}}': count for outcome, count in sorted(slots.ended.items())}
+    build = {f'{{version="{installed_version()}"}}': 1}
+    rows: list[tuple[str, str, str, Mapping[str, float]]] = [
         ("slots", "gauge", "Requests that it runs at once.", {"": slots.count}),
         ("busy_slots", "gauge", "Requests that run now.", {"": slots.busy}),
         ("connected", "gauge", "1 while its stream to the coordinator is up.", {"": int(is_connected)}),
-        (
-            "requests",
-            "counter",
-            "Requests that ended: answered, or by the kind of failure.",
-            {f'{{outcome="{outcome}"}}': count for outcome, count in sorted(slots.ended.items())},
-        ),
-        ("slot_restarts", "counter", "Slots that ended and were started anew.", {"": slots.restarts}),
+        ("requests", "counter", "Requests that ended: answered, or by the kind of failure.", ended),
+        ("slot_restarts", "counter", "Slots that ended and were restarted.", {"": slots.restarts}),
         ("cpu_seconds", "counter", "CPU seconds of it and its slots.", {"": slots.cpu_s}),
-        (
-            "build_info",
-            "gauge",
-            "Always 1; the label names SUPER's version.",
-            {f'{{version="{version}"}}': 1},
-        ),
+        ("build_info", "gauge", "Always 1; the label names SUPER's version.", build),
     ]
     lines = []
     for name, kind, text, values in rows:
-        full = f"super_worker_{name}"
+        full, suffix = f"super_worker_{name}", "_total" if kind == "counter" else ""
         lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-        suffix = "_total" if kind == "counter" else ""
         lines += [f"{full}{suffix}{labels} {value}" for labels, value in values.items()]
     return "\n".join([*lines, "# EOF", ""])
 

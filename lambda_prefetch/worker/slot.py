@@ -33,9 +33,7 @@ MAX_LINE_BYTES = 64 * 2**20
 RESULT, RAISED, ENDS = b"result", b"raised", b"!"
 """Kinds of answer: the function's result, or its error; and a mark if the process must end."""
 
-_OVERTIME_S = 5.0
-"""Delay after which a process over its time ends itself, if its worker has not."""
-
+_OVERTIME_S = 5.0  # after which a process over its time ends itself, if its worker has not
 _STDERR = 2
 
 

@@ -52,30 +52,22 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """A fixed number of slots, used from one event loop.
+    """``count`` slots that run the function ``module:attribute``, used from one event loop.
 
-    Args:
-        function: the function to run, ``module:attribute``.
-        count: the number of slots.
-        nice: niceness of their processes.
-        environment: variables for them, in addition to this process's own.
+    ``nice`` is the niceness of their processes.
     """
 
-    def __init__(
-        self, function: str, count: int, *, nice: int = 0, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
         self.function, self.count, self._nice = function, count, nice
         self.fingerprint = ""
-        self._environment = {**_QUIET, **os.environ, **(environment or {})}
+        self._environment = {**_QUIET, **os.environ}
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         self._living: set[_Slot] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
-        self.busy = self.restarts = 0
-        """Running requests; restarts of slots that ended."""
-        self.ended: Counter[str] = Counter()
-        """Requests that ended so far: ``answered``, or by the kind of failure."""
+        self.busy = self.restarts = 0  # running requests; restarts of slots that ended
+        self.ended: Counter[str] = Counter()  # requests so far: answered, or by the kind of failure
 
     @property
     def cpu_s(self) -> float:
@@ -96,11 +88,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request in the next free slot; return its result. Both are JSON on one line.
-
-        Raises:
-            RequestFailedError: there is no result.
-        """
+        """Return the result of a request, both JSON on a line, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
@@ -129,7 +117,6 @@ class Slots:
             await slot.ended()
 
     async def _next_free(self) -> _Slot:
-        """Wait for a free slot."""
         try:
             # The coordinator counts a slot as free that ended with its request and is restarting.
             async with asyncio.timeout(_FREE_WAIT_S):
@@ -153,7 +140,10 @@ class Slots:
                 await slot.ended()
                 pause_s = _FIRST_PAUSE_S
             except SuperError as error:
-                self._note_failure(str(error))
+                _log.warning("a slot failed and is replaced: %s", error)
+                self._failures, self._last_failure = self._failures + 1, str(error)
+                if self._failures >= self.count:
+                    self._warm.set()  # start() fails then if no slot became warm
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             finally:
                 if slot is not None:
@@ -177,13 +167,6 @@ class Slots:
                 "so that all slots run what is installed now"
             )
         self._warm.set()
-
-    def _note_failure(self, reason: str) -> None:
-        _log.warning("a slot failed and is replaced: %s", reason)
-        self._failures, self._last_failure = self._failures + 1, reason
-        # Wake start(), which then fails if no slot became warm.
-        if self._failures >= self.count:
-            self._warm.set()
 
 
 class _Slot:
@@ -274,13 +257,11 @@ class _Slot:
         await self._process.wait()
 
     def kill(self) -> None:
-        """End the process; it must not be used any more."""
         self._given_up = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def _end(self) -> str:
-        """Wait for the process to end, and describe how it did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self._process.wait()

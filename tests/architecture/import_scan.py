@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)
@@ -22,14 +18,14 @@ class Import:
     lazy: bool  # inside a function, or for the type checker only: importing the file does not run it
 
 
-def imports_of(source: str, package: str) -> list[Import]:
+def imports_of(source, package):
     """All imports of ``source``, a module of the dotted ``package``; relative ones are resolved."""
     visitor = _Visitor(package)
     visitor.visit(ast.parse(source))
     return visitor.found
 
 
-def builtin_calls_of(source: str) -> Iterator[tuple[str, int]]:
+def builtin_calls_of(source):
     """Name and line of each call of a plain name, such as ``open(...)``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -37,16 +33,16 @@ def builtin_calls_of(source: str) -> Iterator[tuple[str, int]]:
 
 
 class _Visitor(ast.NodeVisitor):
-    def __init__(self, package: str) -> None:
+    def __init__(self, package):
         self.package = package.split(".")
         self.lazy_depth = 0
         self.found: list[Import] = []
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node):
         for alias in node.names:
             self._add(alias.name, node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+    def visit_ImportFrom(self, node):
         base = node.module or ""
         if node.level:
             parents = self.package[: len(self.package) - node.level + 1]
@@ -54,7 +50,7 @@ class _Visitor(ast.NodeVisitor):
         for alias in node.names:
             self._add(f"{base}.{alias.name}", node)
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Call(self, node):
         function = node.func
         called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         first = node.args[0] if node.args else None
@@ -62,18 +58,18 @@ class _Visitor(ast.NodeVisitor):
             self._add(str(first.value), node)
         self.generic_visit(node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit_FunctionDef(self, node):
         for eager in (*node.decorator_list, node.args):
             self.visit(eager)
         self._visit_lazily(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 # the name that ast.NodeVisitor looks for
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:
+    def visit_Lambda(self, node):
         self.visit(node.args)
         self._visit_lazily([node.body])
 
-    def visit_If(self, node: ast.If) -> None:
+    def visit_If(self, node):
         if "TYPE_CHECKING" in {getattr(node.test, "id", ""), getattr(node.test, "attr", "")}:
             self._visit_lazily(node.body)
             for statement in node.orelse:
@@ -81,11 +77,11 @@ class _Visitor(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def _visit_lazily(self, nodes: list[ast.stmt] | list[ast.expr]) -> None:
+    def _visit_lazily(self, nodes):
         self.lazy_depth += 1
         for node in nodes:
             self.visit(node)
         self.lazy_depth -= 1
 
-    def _add(self, name: str, node: ast.stmt | ast.expr) -> None:
+    def _add(self, name, node):
         self.found.append(Import(name, node.lineno, lazy=self.lazy_depth > 0))

@@ -29,7 +29,7 @@ LIGHT = {
 }
 
 
-def loaded_by(module: str) -> set[str]:
+def loaded_by(module):
     """Names of all modules that a fresh interpreter has after importing ``module``."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module],
@@ -51,6 +51,4 @@ def test_importing_is_light(module):
 
 
 def test_the_probe_sees_what_is_loaded():
-    assert {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"} <= loaded_by(
-        "superdl.super_wire.coordinator_pb2_grpc"
-    )
+    assert loaded_by("superdl.super_wire.coordinator_pb2_grpc") >= GRPC

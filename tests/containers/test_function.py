@@ -10,7 +10,7 @@ import json
 import queue
 import time
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,14 +21,6 @@ from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.object_store import KEY, SECRET
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.containers import ContainerHost
-    from tests.fixtures.loopback_http import Request
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
-
 pytestmark = [pytest.mark.slow, pytest.mark.containers, pytest.mark.timeout(1200)]
 
 ANSWER_TIMEOUT_S = 60.0
@@ -37,20 +29,20 @@ ANSWER_TIMEOUT_S = 60.0
 class RuntimeApi:
     """Gives events to one runtime client, one at a time, and takes its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._server = LoopbackServer(self._answer)
         self.address = f"127.0.0.1:{self._server.port}"
 
-    def invoke(self, event: str) -> Any:
+    def invoke(self, event):
         """What the function answers; a failure of it fails the test."""
         self._events.put(event)
         path, answer = self._answers.get(timeout=ANSWER_TIMEOUT_S)
         assert path.endswith("/response"), answer
         return answer
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request):
         if not request.path.endswith("/invocation/next"):
             self._answers.put((request.path, json.loads(request.read_body())))
             request.answer(202, {}, b"")
@@ -68,21 +60,19 @@ class RuntimeApi:
         }
         request.answer(200, headers, event.encode())
 
-    def close(self) -> None:
+    def close(self):
         self._events.put(None)
         self._server.close()
 
 
 @pytest.fixture
-def runtime_api() -> Iterator[RuntimeApi]:
+def runtime_api():
     api = RuntimeApi()
     yield api
     api.close()
 
 
-def test_it_answers_warm_events_and_makes_the_same_records(
-    container_host: ContainerHost, runtime_api: RuntimeApi, object_store: ObjectStore, valkey: Valkey
-) -> None:
+def test_it_answers_warm_events_and_makes_the_same_records(container_host, runtime_api, object_store, valkey):
     content = encode(pixels(seed=1))  # PNG: what is decoded is what was drawn
     (object_store.directory / "data").mkdir()
     (object_store.directory / "data" / "a.png").write_bytes(content)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -26,12 +25,6 @@ from tests.fixtures.object_store import KEY, SECRET
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for, run
 from tools.lambda_zip import project_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
 
 pytestmark = pytest.mark.timeout(300)  # pip may have to download all that the locks pin
 
@@ -53,7 +46,7 @@ print(json.dumps(sorted(absent)))
 """
 
 
-def absent_of(image: LaidOut, home: Path, folders: tuple[str, ...]) -> set[str]:
+def absent_of(image, home, folders):
     """What files of these folders of superdl import anywhere, and the image has not."""
     files = [(folder, file) for folder in folders for file in (home / "superdl" / folder).rglob("*.py")]
     imported = {
@@ -67,14 +60,12 @@ def absent_of(image: LaidOut, home: Path, folders: tuple[str, ...]) -> set[str]:
     return set(json.loads(image.run(["python", "-c", IMPORT_ALL], text)))
 
 
-def absent_of_coordinator(image: LaidOut) -> set[str]:
+def absent_of_coordinator(image):
     (home,) = image.root.glob("opt/super/lib/python3*/site-packages")
     return absent_of(image, home, ("coordinator", "lambda_prefetch", "super_wire"))
 
 
-def test_the_coordinators_image_serves_and_lacks_nothing(
-    valkey: Valkey, cache: pytest.Cache, tmp_path: Path
-) -> None:
+def test_the_coordinators_image_serves_and_lacks_nothing(valkey, cache, tmp_path):
     locks = ("infra/docker/build-requirements.txt", "infra/docker/coordinator-requirements.txt")
     wheels = [pinned_wheels(lock, cache.mkdir("wheels")) for lock in locks]
     image = LaidOut("coordinator", tmp_path / "image", wheels)
@@ -101,9 +92,7 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
     assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow"}
 
 
-def test_the_functions_image_answers_lambda_and_lacks_nothing(
-    valkey: Valkey, object_store: ObjectStore, cache: pytest.Cache, tmp_path: Path
-) -> None:
+def test_the_functions_image_answers_lambda_and_lacks_nothing(valkey, object_store, cache, tmp_path):
     locks = ("infra/function/requirements.txt", "infra/function/runtime-requirements.txt")
     wheels = [pinned_wheels(lock, cache.mkdir("wheels")) for lock in locks]
     image = LaidOut("function", tmp_path / "image", wheels)

@@ -23,8 +23,7 @@ from PIL import Image
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
-from superdl.lambda_prefetch.members import content_of
-from superdl.lambda_prefetch.row_groups import read_rows
+from superdl.lambda_prefetch.members import content_of, read_rows
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.objects.directory import Directory

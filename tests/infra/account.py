@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
 
 import boto3
 
 
-def client(service: str) -> Any:
+def client(service):
     """A client of a service of the account; making one takes longer than using it."""
     return _client(service, os.environ["AWS_ENDPOINT_URL"])
 
 
 @functools.cache
-def _client(service: str, url: str) -> Any:
+def _client(service, url):
     session = boto3.session.Session("testing", "testing", region_name="us-east-1")
     return session.client(service, endpoint_url=url)

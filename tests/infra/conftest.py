@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
+def moto_url():
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -22,7 +17,7 @@ def moto_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def aws(moto_url, monkeypatch):
     """An empty account; all of boto3 leads there. The region is us-east-1."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "testing",

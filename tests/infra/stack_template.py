@@ -9,7 +9,6 @@ import re
 from ipaddress import IPv4Network
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import boto3
 from samtranslator.parser.parser import Parser
@@ -40,7 +39,7 @@ VERSION = "arn:aws:lambda:us-east-1:123456789012:function:super-1-prefetch:1"
 _NOTHING = object()
 
 
-def written() -> dict[str, Any]:
+def written():
     return yaml_parse(FILE.read_text(encoding="utf-8"))
 
 
@@ -50,7 +49,7 @@ class WorkedOut:
     A resource that is referred to is ``<Name>``, its attributes are ``<Name.Attribute>``.
     """
 
-    def __init__(self, **parameters: str) -> None:
+    def __init__(self, **parameters):
         template = written()
         template["Resources"]["Prefetch"]["Properties"]["CodeUri"] = {"Bucket": "artifacts", "Key": "f.zip"}
         session = boto3.session.Session(region_name="us-east-1")
@@ -72,7 +71,7 @@ class WorkedOut:
             if self.holds(output.get("Condition"))
         }
 
-    def of_type(self, kind: str) -> dict[str, Any]:
+    def of_type(self, kind):
         """The resources of a type, by their names."""
         return {
             name: properties
@@ -80,7 +79,7 @@ class WorkedOut:
             if self._template["Resources"][name]["Type"] == kind
         }
 
-    def holds(self, condition: Any) -> bool:
+    def holds(self, condition):
         """Whether a condition, by its name or as an expression, is true."""
         if condition is None or isinstance(condition, str):
             return condition is None or self.holds(self._template["Conditions"][condition])
@@ -96,7 +95,7 @@ class WorkedOut:
             "Fn::Or": lambda: any(values),
         }[function]()
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value):
         """A value without functions of CloudFormation's; what is AWS::NoValue is left out."""
         if isinstance(value, list):
             return [item for item in map(self.plain, value) if item is not _NOTHING]
@@ -109,7 +108,7 @@ class WorkedOut:
         items = {name: self.plain(item) for name, item in value.items()}
         return {name: item for name, item in items.items() if item is not _NOTHING}
 
-    def _function(self, name: str, operand: Any) -> Any:
+    def _function(self, name, operand):
         if name == "If":
             return self.plain(operand[1] if self.holds(operand[0]) else operand[2])
         if name == "Ref":
@@ -136,7 +135,7 @@ class WorkedOut:
             ],
         }[name]()
 
-    def _reference(self, name: str) -> Any:
+    def _reference(self, name):
         if name == "AWS::NoValue":
             return _NOTHING
         if name in self._values:

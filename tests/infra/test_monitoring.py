@@ -66,7 +66,7 @@ CALM = {
 }
 
 
-def expressions() -> list[str]:
+def expressions():
     drawn = [expr for _, _, lines in panels() for _, expr in lines]
     return drawn + [rule["expr"] for rule in alerts()]
 

@@ -11,7 +11,6 @@ import runpy
 import shlex
 import sys
 from importlib import import_module
-from typing import Any
 
 import pytest
 import yaml
@@ -41,13 +40,13 @@ class Parsed(Exception):  # noqa: N818 # no failure
     """Ends a program when it has parsed its words; its argument is what the parser made of them."""
 
 
-def of_image(name: str, instruction: str) -> list[str]:
+def of_image(name, instruction):
     """Read the words of an instruction in a Dockerfile; an indented ``CMD`` is the health check's."""
     line = re.search(rf"(?m)^{instruction} (\[.*\])$", IMAGES[name])
     return json.loads(line[1]) if line else []
 
 
-def shipped() -> dict[str, list[str]]:
+def shipped():
     """Every command that is not another project's, by where it is written."""
     commands = {f"{name}.Dockerfile": of_image(name, "ENTRYPOINT") + of_image(name, "CMD") for name in IMAGES}
     commands["coordinator.Dockerfile: health"] = of_image("coordinator", " +CMD")
@@ -65,10 +64,10 @@ def shipped() -> dict[str, list[str]]:
     return commands
 
 
-def parsed(command: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def parsed(command, monkeypatch):
     """What the program's own parser makes of its words."""
 
-    def parse(parser: argparse.ArgumentParser, words: Any = None, namespace: Any = None) -> Any:
+    def parse(parser, words=None, namespace=None):
         parsed, unknown = parser.parse_known_args(words, namespace)
         assert not unknown
         raise Parsed(parsed)
@@ -83,7 +82,7 @@ def parsed(command: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # it is imported by other tests
 @pytest.mark.parametrize("where", shipped())
-def test_a_command_is_there_and_takes_its_words(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_there_and_takes_its_words(where, monkeypatch):
     match [word for word in shipped()[where] if word not in {"CMD", "-P"}]:
         case ["python", "-c", program]:
             imports = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
@@ -103,13 +102,13 @@ def test_a_command_is_there_and_takes_its_words(where: str, monkeypatch: pytest.
             pytest.fail(f"unknown kind of command: {other}")
 
 
-def test_all_commands_are_seen() -> None:
+def test_all_commands_are_seen():
     # Of images, with a health check; compose; the chart, coordinator and workers; its job; the template.
     assert len(shipped()) == 4 + 3 + 2 + 1 + 1, "find the new command, or leave out the old one"
 
 
 @pytest.mark.parametrize("file", TEXTS)
-def test_every_variable_is_read_somewhere(file: str) -> None:
+def test_every_variable_is_read_somewhere(file):
     named = set(re.findall(r"\bSUPER_[A-Z][A-Z_]*[A-Z]\b", TEXTS[file])) - SETTINGS
     code = "".join(
         path.read_text("utf-8") for folder in OTHER_FOLDERS for path in (ROOT / folder).rglob("*.py")

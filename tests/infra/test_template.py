@@ -13,14 +13,12 @@ from contextlib import redirect_stdout
 from types import SimpleNamespace
 
 import pytest
-from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import Core, CoreSettings
 from superdl.coordinator.server import engine as engine_module
 from superdl.coordinator.server import server
 from superdl.coordinator.server.metrics import EmfLines
-from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.request import PrefetchResult
@@ -69,14 +67,6 @@ def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
     ]
     assert len(watched) == 7
     assert set(watched) <= set(told)
-
-
-def test_defaults_of_the_template_are_the_coordinators():
-    defaults = {name: parameter.get("Default") for name, parameter in PARAMETERS.items()}
-    own = Settings()
-    assert defaults["FunctionMemory"] == own.function_memory_mb
-    assert defaults["Concurrency"] == own.lambda_concurrency
-    assert (defaults["Warm"], defaults["Invocation"]) == (own.lambda_warm, own.lambda_invocation)
 
 
 def test_times_and_memory_suffice():
@@ -129,25 +119,9 @@ def test_users_of_the_cache_may_what_the_documentation_says(resource, secret, us
     assert json.loads(made) == {"username": user}
 
 
-def test_a_changed_parameter_of_the_function_makes_another_version():
-    """SAM sees code and properties, not the values of parameters: the description carries these."""
-    described = re.findall(r"\$\{(\w+)\}", FUNCTION["VersionDescription"]["Fn::Sub"])
-    of_a_version = {name: value for name, value in FUNCTION.items() if name != "ReservedConcurrentExecutions"}
-    used = set(re.findall(r'"Ref": "(\w+)"', json.dumps(of_a_version))) & PARAMETERS.keys()
-    assert used - {"PrivateSubnetIds"} == set(described)  # subnets stay for the stack's life
-
-
 def test_metrics_are_those_that_the_function_writes():
-    times = dict.fromkeys(("fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes"), (1,))
-    result = PrefetchResult(
-        request_id="r",
-        function_version="v",
-        cold_start=True,
-        outcomes=("cached",),
-        messages={},
-        duration_us=1,
-        **times,
-    )
+    columns = dict.fromkeys(("fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes"), (1,))
+    result = PrefetchResult("r", "v", cold_start=True, outcomes=("cached",), duration_us=1, **columns)
     logging.disable(logging.CRITICAL)
     try:
         with redirect_stdout(io.StringIO()) as shown:
@@ -170,31 +144,6 @@ def test_metrics_are_those_that_the_function_writes():
         assert metric["MetricName"] in written_names
         names = {dimension["Name"]: dimension["Value"] for dimension in metric["Dimensions"]}
         assert names == {"function_name": {"Ref": "Prefetch"}, "service": "super-prefetch"}
-
-
-def test_starts_are_counted_by_the_line_that_the_coordinator_logs():
-    pattern = RESOURCES["CoordinatorStarts"]["Properties"]["FilterPattern"]
-    logger, message = re.fullmatch(r'\{ \$\.logger = "(.+)" && \$\.message = "(.+) \*" \}', pattern).groups()
-    assert logger == server._log.name
-    source = (ROOT / "coordinator" / "server" / "server.py").read_text(encoding="utf-8")
-    assert f'_log.info("{message} ' in source
-    record = logging.LogRecord(logger, logging.INFO, "", 0, f"{message} here", None, None)
-    assert {"logger": logger, "message": f"{message} here"}.items() <= json.loads(
-        LINE_FORMATS["json"]().format(record)
-    ).items()
-    assert {"Name": "SUPER_LOG_FORMAT", "Value": "json"} in CONTAINER["Environment"]
-    assert "INFO" in PARAMETERS["LogLevel"]["AllowedValues"]
-
-
-def test_everything_that_can_be_is_tagged():
-    untagged = []
-    for name, resource in RESOURCES.items():
-        kind = resource["Type"].replace("AWS::Serverless::", "AWS::Lambda::")
-        known = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema["properties"]
-        field = next((field for field in ("Tags", "ResourceTags") if field in known), None)
-        if field and "super:stack" not in json.dumps(resource["Properties"].get(field, [])):
-            untagged.append(name)
-    assert not untagged
 
 
 def test_a_file_system_for_catalogs_is_mounted_and_reached_by_the_coordinator_alone():

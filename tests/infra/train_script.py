@@ -12,7 +12,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--source", required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -35,7 +34,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
 
-    def save(*_: object) -> NoReturn:
+    def save(*_):
         (given.output / f"saved-{rank}").touch()
         raise SystemExit(1)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.lambda_prefetch.caches import close_idle_connections
+from superdl.lambda_prefetch.push import close_idle_connections
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.objects.s3 import close_connections
@@ -19,14 +18,11 @@ from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import valkey
 from tests.lambda_prefetch.prefetching import encode, file_version, pixels
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["valkey"]
 
 
 @pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
+def moto_url():
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -35,7 +31,7 @@ def moto_url() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_connection_outlives_a_test() -> Iterator[None]:
+def no_connection_outlives_a_test():
     yield
     close_idle_connections()
     close_connections()
@@ -93,14 +89,14 @@ def spoil_s3(s3_store, monkeypatch):
     with contextlib.ExitStack() as servers:
 
         def spoil(status, code):
-            asked = []
+            requests = []
 
             def answer(request):
-                asked.append((request.command, request.path))
+                requests.append((request.command, request.path))
                 request.read_body()
                 if request.path.endswith("/store.json"):
-                    told = {"Content-Range": f"bytes 0-{len(mark) - 1}/{len(mark)}", "ETag": "e"}
-                    request.answer(206, told, mark)
+                    headers = {"Content-Range": f"bytes 0-{len(mark) - 1}/{len(mark)}", "ETag": "e"}
+                    request.answer(206, headers, mark)
                 elif status:
                     request.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
                 else:
@@ -108,7 +104,7 @@ def spoil_s3(s3_store, monkeypatch):
 
             server = servers.enter_context(contextlib.closing(LoopbackServer(answer)))
             monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-            return asked
+            return requests
 
         yield spoil
 

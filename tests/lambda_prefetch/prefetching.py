@@ -6,13 +6,13 @@ import io
 import json
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
@@ -20,15 +20,6 @@ from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
 from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult, RequestKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from superdl.super_wire.record import Tombstone
-    from tests.fixtures.valkey import Valkey
 
 PLAIN = Recipe([])
 
@@ -39,14 +30,14 @@ class Context:
     function_name = "super-prefetch"
     aws_request_id = "request-1"
 
-    def __init__(self, remaining_s: float = 60.0) -> None:
+    def __init__(self, remaining_s=60.0):
         self.remaining_s = remaining_s
 
-    def get_remaining_time_in_millis(self) -> int:
+    def get_remaining_time_in_millis(self):
         return int(self.remaining_s * 1000)
 
 
-def pixels(height: int = 37, width: int = 53, seed: int = 0) -> NDArray[np.uint8]:
+def pixels(height=37, width=53, seed=0):
     """A smooth picture with some noise, uint8 of shape (height, width, 3)."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
@@ -54,7 +45,7 @@ def pixels(height: int = 37, width: int = 53, seed: int = 0) -> NDArray[np.uint8
     return np.clip(waves + random.normal(0, 4, waves.shape), 0, 255).astype(np.uint8)
 
 
-def encode(image: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:
+def encode(image, kind="PNG", **options):
     """An image in a file format."""
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     buffer = io.BytesIO()
@@ -62,24 +53,24 @@ def encode(image: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options:
     return buffer.getvalue()
 
 
-def file_version(path: Path) -> str:
+def file_version(path):
     """As the catalog tells it."""
     status = path.stat()
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def request_for(
-    bucket: str,
-    versions: dict[str, str],
-    cache: str,
-    recipe: Recipe = PLAIN,
+    bucket,
+    versions,
+    cache,
+    recipe=PLAIN,
     *,
-    epoch: int = 0,
-    limits: Limits | None = None,
-    expires_in_s: float = 60.0,
-    alias: str = "",
-    prefix: str = "",
-) -> PrefetchRequest:
+    epoch=0,
+    limits=None,
+    expires_in_s=60.0,
+    alias="",
+    prefix="",
+):
     """A request for keys in given versions, with their true ids."""
     randomness = (recipe.augment_seed, epoch) if recipe.random else None
     keys = [key.removeprefix(prefix).encode() for key in versions]
@@ -101,9 +92,7 @@ def request_for(
     )
 
 
-def member_request(
-    bucket: str, rows: Sequence[dict[str, Any]], cache: str, recipe: Recipe = PLAIN, **options: Any
-) -> PrefetchRequest:
+def member_request(bucket, rows, cache, recipe=PLAIN, **options):
     """A request for members: rows as a key list has them, with versions, and with their true ids."""
     plain = request_for(bucket, {}, cache, recipe, **options)
     columns = {
@@ -125,9 +114,7 @@ def member_request(
     )
 
 
-def file_request(
-    root: Path, keys: list[str], cache: str, recipe: Recipe = PLAIN, **options: Any
-) -> PrefetchRequest:
+def file_request(root, keys, cache, recipe=PLAIN, **options):
     """A request for files below ``root``; one that is missing is listed all the same."""
     versions = {
         key: file_version(root / key) if (root / key).exists() else "10-1234567890123456789" for key in keys
@@ -135,9 +122,7 @@ def file_request(
     return request_for(f"file://{root.resolve()}", versions, cache, recipe, **options)
 
 
-def restore_of(
-    request: PrefetchRequest, packs: Sequence[str], pack_of: Sequence[int], results: Sequence[PrefetchResult]
-) -> PrefetchRequest:
+def restore_of(request, packs, pack_of, results):
     """The restore of all samples of a request: sample ``n`` out of ``packs[pack_of[n]]``.
 
     ``results`` are of requests that wrote these packs, each for the same samples.
@@ -153,14 +138,14 @@ def restore_of(
     )
 
 
-def run(request: PrefetchRequest, context: Context | None = None) -> PrefetchResult:
+def run(request, context=None):
     """What the handler answers, read as the coordinator reads it."""
     event = json.loads(request.to_json())
     answer = json.loads(json.dumps(handler(event, context or Context())))
     return PrefetchResult.from_mapping(answer)
 
 
-def wait_until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
+def wait_until(condition, patience_s=20.0):
     """Poll for what another thread or process is about to do; fails after ``patience_s``."""
     deadline = time.monotonic() + patience_s
     while not condition():
@@ -168,21 +153,21 @@ def wait_until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
         time.sleep(0.002)
 
 
-def raw_record(valkey: Valkey, request: PrefetchRequest, index: int) -> bytes | None:
+def raw_record(valkey, request, index):
     """The record's bytes as they lie in the cache."""
     with valkey.client() as client:
         value: bytes | None = client.get(f"super:r1:{request.ids[index]}")
     return value
 
 
-def array_of(valkey: Valkey, request: PrefetchRequest, index: int) -> NDArray[Any]:
+def array_of(valkey, request, index):
     """The sample that the cache holds."""
     record = raw_record(valkey, request, index)
     assert record is not None
     return unpack(record)[1]
 
 
-def tombstone_of(valkey: Valkey, request: PrefetchRequest, index: int) -> Tombstone:
+def tombstone_of(valkey, request, index):
     """The tombstone that the cache holds."""
     record = raw_record(valkey, request, index)
     assert record is not None
@@ -195,8 +180,8 @@ class _Pusher:
 
 def fetched(request_, source):
     """What arrives of a request: content or failure by place; the ranges that were read."""
-    settings, found = FunctionSettings.from_environment(), {}
-    with Fetchers(request_, source, settings, _Pusher(), time.time() + 60) as fetchers:
+    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.time() + 60), {}
+    with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
             assert arrived.index not in found
             try:
@@ -206,7 +191,7 @@ def fetched(request_, source):
             except SampleFailedError as failure:
                 found[arrived.index] = failure
             fetchers.release(arrived)
-        assert fetchers._budget._used_bytes == 0
+        assert fetchers._budget.used_bytes == 0
     return found, fetchers.ranges_read
 
 

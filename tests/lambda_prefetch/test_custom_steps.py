@@ -15,6 +15,7 @@ from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import pixels
 
+NAME = "step_module_of_tests"
 MODULE = """
 import numpy as np
 from pickle import loads
@@ -22,52 +23,46 @@ from superdl.experiments.augmentations.heavy import heavy
 from superdl.lambda_prefetch import custom_step
 
 __version__ = "1"
+not_callable = 3
 
-@custom_step("2.1")
-def invert(array, amount=255):
-    return amount - array
-@custom_step("2.1")
-def noise(array, *, seed):
-    return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
-@custom_step("2.1")
-def floats(array):
-    return array.astype(np.float32) / 255
-@custom_step("2.1")
-def tokens(array, *, offset=0):
-    return np.frombuffer(array.tobytes().lower(), dtype=np.uint8).astype(np.int32) + offset
-@custom_step("2.1")
-def fails(array):
-    raise RuntimeError("no such luck")
-@custom_step("2.1")
-def gives_text(array):
-    return "text"
-@custom_step("2.1")
-def gives_objects(array):
-    return np.array([None])
-@custom_step("2.1")
-def halves(array):
-    return {"left": array[:, :3], "mask": array[:, 3:, 0]}
-@custom_step("2.1")
-def swapped(arrays):
-    return {"left": arrays["mask"], "mask": arrays["left"]}
-@custom_step("2.1")
-def gives_no_names(array):
-    return {"": array}
-@custom_step("2.1")
-def gives_text_in_a_dict(array):
-    return {"a": array, "b": "text"}
 def helper(array):
     return array
-not_callable = 3
+
+def step(function):
+    return custom_step("2.1")(function)
+
+@step
+def invert(array, amount=255):
+    return amount - array
+@step
+def noise(array, *, seed):
+    return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
+@step
+def tokens(array, *, offset=0):
+    return np.frombuffer(array.tobytes().lower(), dtype=np.uint8).astype(np.int32) + offset
+@step
+def fails(array):
+    raise RuntimeError("no such luck")
+@step
+def halves(array):
+    return {"left": array[:, :3], "mask": array[:, 3:, 0]}
+@step
+def swapped(arrays):
+    return {"left": arrays["mask"], "mask": arrays["left"]}
+floats = step(lambda array: array.astype(np.float32) / 255)
+gives_text = step(lambda array: "text")
+gives_objects = step(lambda array: np.array([None]))
+gives_no_names = step(lambda array: {"": array})
+gives_text_in_a_dict = step(lambda array: {"a": array, "b": "text"})
 """
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    (tmp_path / "step_module_of_tests.py").write_text(MODULE)
+    (tmp_path / f"{NAME}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield "step_module_of_tests"
-    sys.modules.pop("step_module_of_tests", None)
+    yield NAME
+    sys.modules.pop(NAME, None)
 
 
 def custom(name, *, random=False, **params):
@@ -106,16 +101,16 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
     ("name", "allowed", "words"),
     [
         ("{module}:invert@2.1", [], "SUPER_STEP_MODULES does not list step_module_of_tests; it allows none"),
-        ("os:getcwd@1", ["step_module_of_tests"], "SUPER_STEP_MODULES does not list os"),
-        ("{module}:invert@2.2", ["step_module_of_tests"], "version 2.1 is deployed"),
-        ("{module}:absent@2.1", ["step_module_of_tests"], "has no function absent"),
-        ("{module}:not_callable@2.1", ["step_module_of_tests"], "has no function not_callable"),
+        ("os:getcwd@1", [NAME], "SUPER_STEP_MODULES does not list os"),
+        ("{module}:invert@2.2", [NAME], "version 2.1 is deployed"),
+        ("{module}:absent@2.1", [NAME], "has no function absent"),
+        ("{module}:not_callable@2.1", [NAME], "has no function not_callable"),
         ("no_such_module_here:f@1", ["no_such_module_here"], "cannot be imported: ModuleNotFoundError"),
-        ("{module}:helper@1", ["step_module_of_tests"], r'not marked as a step: write @custom_step\("1"\)'),
+        ("{module}:helper@1", [NAME], r'not marked as a step: write @custom_step\("1"\)'),
         ("colorsys:rgb_to_hsv@1", ["colorsys"], "not marked as a step"),
-        ("{module}:loads@1", ["step_module_of_tests"], "imports loads from _pickle"),
-        ("{module}:heavy@1", ["step_module_of_tests"], "imports heavy from superdl.experiments"),
-        ("{module}:custom_step@1", ["step_module_of_tests"], "imports custom_step from superdl"),
+        ("{module}:loads@1", [NAME], "imports loads from _pickle"),
+        ("{module}:heavy@1", [NAME], "imports heavy from superdl.experiments"),
+        ("{module}:custom_step@1", [NAME], "imports custom_step from superdl"),
     ],
 )
 def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):

@@ -1,4 +1,5 @@
-"""The whole function: real files and objects in, records in a real cache out, an honest answer for each."""
+"""The whole function: real files in, records in a real cache out, an honest answer for each; or a typed
+refusal."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ import pytest
 from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecipeError
+from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Limits, PrefetchResult
+from superdl.super_wire.request import Limits, Outcome, PrefetchFailure, PrefetchResult
+from superdl.super_wire.stream_entries import read_outcome
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -31,9 +35,12 @@ from tests.lambda_prefetch.prefetching import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 GOOD = [f"{n}.png" for n in range(5)]
+STREAM = outcome_stream("5e" * 16)
+
+
+def event_of(root, valkey, keys=GOOD, **changes):
+    return json.loads(file_request(root, list(keys), valkey.unix_url).to_json()) | changes
 
 
 def test_a_name_in_place_of_a_path_gives_equal_ids_and_random_pixels(root, tmp_path_factory, valkey):
@@ -59,6 +66,7 @@ SPOILED = {
     "truncated.jpg": (WHOLE[: len(WHOLE) // 2], "undecodable"),
     "zero.jpg": (b"", "empty"),
     "text.jpg": (b"this is no image", "not_an_image"),
+    "of_another_format.jpg": (encode(pixels(), "PDF"), "not_an_image"),
     "bomb.png": (encode(Image.new("1", (3000, 3000))), "too_large"),
     "heavy.bmp": (encode(pixels(400, 400), "BMP"), "too_large"),
 }
@@ -194,3 +202,129 @@ def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
     assert set(result.outcomes) == {"expired"}
     assert "before it was decoded" in result.messages["0"]
     assert "before it was begun" in result.messages["1"]
+
+
+def streamed(valkey, root, **changes):
+    """An event whose outcome goes to a stream, which has an entry that is none."""
+    with valkey.client() as client:
+        client.xadd(STREAM, {"x": ""})
+    return event_of(root, valkey, ["0.png", "none.png"], answer_to=STREAM, **changes)
+
+
+def outcomes(valkey):
+    with valkey.client() as client:
+        return [read_outcome(entry) for _, entry in client.xrange(STREAM) if b"x" not in entry]
+
+
+def lambda_context(memory="1769"):
+    context = Context()
+    context.memory_limit_in_mb = memory  # a text, as awslambdaric has it
+    return context
+
+
+def test_the_outcome_lies_in_the_stream_and_is_returned_too(valkey, root):
+    returned = handler(streamed(valkey, root), lambda_context())
+    (outcome,) = outcomes(valkey)
+    assert outcome == PrefetchResult.from_mapping(returned)
+    assert outcome.outcomes == (Outcome.CACHED, Outcome.MISSING)
+    assert outcome.memory_mb == 1769
+    assert outcome.duration_us > 0
+
+
+def test_a_request_that_cannot_be_meant_is_answered_and_raised(valkey, root):
+    event = streamed(valkey, root, recipe="{}")
+    with pytest.raises(RecipeError) as caught:
+        handler(event, lambda_context())
+    (outcome,) = outcomes(valkey)
+    assert isinstance(outcome, PrefetchFailure)
+    assert (outcome.request_id, outcome.memory_mb) == (event["request_id"], 1769)
+    assert (outcome.error, outcome.message) == ("RecipeError", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"answer_to": "super:lock"}, {"answer_to": 5}, {"answer_to": None}, {"cache": 5}, {"request_id": None}],
+)
+def test_an_answer_goes_to_no_other_place(valkey, root, changes):
+    with pytest.raises(ConfigError, match="answer_to"):
+        handler(event_of(root, valkey, answer_to=STREAM) | changes, Context())
+    with valkey.client() as client:
+        assert client.keys() == []
+
+
+@pytest.mark.parametrize("stream", ["another kind", "gone"])
+def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root, stream):
+    with valkey.client() as client:
+        if stream == "another kind":
+            client.set(STREAM, "no stream")
+        with pytest.raises(CacheError, match="outcome of request test"):
+            handler(event_of(root, valkey, answer_to=STREAM), Context())
+        assert client.exists(STREAM) == (stream == "another kind")  # nobody would ever delete a new one
+
+
+def test_a_failure_that_cannot_be_reported_does_not_hide_the_error(valkey, tmp_path, root):
+    event = event_of(root, valkey, answer_to=STREAM, cache=f"unix://{tmp_path}/none.sock", recipe="{}")
+    with pytest.raises(RecipeError) as caught:
+        handler(event, Context())
+    assert "none.sock" in caught.value.__notes__[0]
+
+
+def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
+    event = event_of(root, valkey)
+    event["ids"][3] = "0" * 32
+    with pytest.raises(ConfigError, match=r"3\.png 0{32}, this function calls it"):
+        handler(event, Context())
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+
+
+def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
+    assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
+    recipe = Recipe([{"op": "horizontal_flip"}])
+    event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
+    with pytest.raises(ConfigError, match="this function calls it"):
+        handler({**event, "epoch": 5}, Context())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"super_request": 1}, ConfigError),
+        ({"recipe": "{}"}, RecipeError),
+        ({"bucket": "ftp://x"}, ConfigError),
+        ({"keys": []}, ConfigError),
+        ({"packs": ["0.pack"], "store": "/store"}, ConfigError),
+        ({"alias": "pets"}, ConfigError),
+        ({"alias": "pets", "prefix": "1"}, ConfigError),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
+    with pytest.raises(error):
+        handler(event_of(root, valkey, **changes), Context())
+
+
+def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
+    with pytest.raises(ConfigError, match="deploy one version"):
+        handler({"super_warm": 2, "cache": ""}, Context())
+    with pytest.raises(CacheUnreachableError):
+        handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
+
+
+def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valkey):
+    warmed = handler({"super_warm": 1, "cache": ""}, Context())
+    golden, version = warmed["golden"], warmed["function_version"]
+    for wanted, words in (
+        ({"golden": "0" * 32}, f"decodes the reference images to {golden}, the request wants 0{{32}}"),
+        ({"function_version": "9.9.9"}, f"is SUPER {version}, the coordinator is SUPER 9.9.9: deploy the"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            handler(event_of(root, valkey, **wanted), Context())
+    with valkey.client() as client:
+        assert client.dbsize() == 0
+    event = event_of(root, valkey, golden=golden, function_version=version)
+    assert handler(event, Context())["outcomes"] == ("cached",) * 5
+
+
+@pytest.mark.parametrize(("limit", "memory_mb"), [(512, 512), (None, 0), ("plenty", 0)])
+def test_a_result_has_the_memory_that_is_billed(root, valkey, limit, memory_mb):
+    assert handler(event_of(root, valkey), lambda_context(limit))["memory_mb"] == memory_mb

@@ -47,26 +47,25 @@ def requests(draw):
             length = draw(st.sampled_from([1, 1600, MIB, 3 * MIB, 20 * MIB]))
             rows.append({"key": key, "version": "v", "member": str(number), "offset": at, "length": length})
             at += length
-    one = {"key": "a", "version": "v", "member": "0", "offset": 0, "length": 1}
-    rows = draw(st.permutations(rows or [one]))
+    first = {"key": "a", "version": "v", "member": "0", "offset": 0, "length": 1}
+    rows = draw(st.permutations(rows or [first]))
     return member_request("file:///x", rows, "redis://h:1")
 
 
 @given(requests(), st.sampled_from([MIB, 4 * MIB, 16 * MIB]))
 def test_neighbours_share_a_range_which_is_bounded(request_, most_bytes):
     ranges = ranges_of(request_, most_bytes)
-    assert sorted(index for one in ranges for index in one.indices) == list(range(len(request_.keys)))
-    assert [min(one.indices) for one in ranges] == sorted(min(one.indices) for one in ranges)
+    assert sorted(index for members in ranges for index in members.indices) == list(range(len(request_.keys)))
+    assert [min(members.indices) for members in ranges] == sorted(min(members.indices) for members in ranges)
     spans = []
-    for one in ranges:
-        begins = [request_.member_offsets[index] for index in one.indices]
-        ends = [request_.member_offsets[index] + request_.member_lengths[index] for index in one.indices]
-        assert (one.span.begin, one.span.end) == (begins[0], ends[-1])
+    for indices, span in ((members.indices, members.span) for members in ranges):
+        begins = [request_.member_offsets[index] for index in indices]
+        ends = [request_.member_offsets[index] + request_.member_lengths[index] for index in indices]
+        assert (span.begin, span.end) == (begins[0], ends[-1])
         assert all(begin - end <= MAX_GAP_BYTES for begin, end in zip(begins[1:], ends[:-1], strict=True))
-        assert len({request_.keys[index] for index in one.indices}) == 1
-        assert one.span.size_bytes <= most_bytes or len(one.indices) == 1
-        first_bytes = request_.member_lengths[one.indices[0]]
-        spans.append((request_.keys[one.indices[0]], *one.span, one.span.begin + first_bytes))
+        assert len({request_.keys[index] for index in indices}) == 1
+        assert span.size_bytes <= most_bytes or len(indices) == 1
+        spans.append((request_.keys[indices[0]], *span, ends[0]))
     # Two that follow one another are apart, or would be too large with but one more member.
     for (key, begin, end, _), (next_key, next_begin, _, first_end) in pairwise(sorted(spans)):
         apart = key != next_key or next_begin - end > MAX_GAP_BYTES

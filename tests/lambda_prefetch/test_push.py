@@ -1,38 +1,59 @@
-"""The pusher acknowledges what the cache acknowledged, mends one broken connection, and then fails fast."""
+"""The pusher acknowledges what the cache acknowledged, mends one broken connection, and then fails fast.
+
+The cache's password may come from Secrets Manager (moto's server): it follows a rotation, and what is wrong
+with the secret is said without a word of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import queue
 import threading
+import traceback
 
+import boto3
 import pytest
 
-from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget, Pusher
+from superdl.lambda_prefetch.push import (
+    BudgetClosedError,
+    ByteBudget,
+    Pusher,
+    cache_connections,
+    close_idle_connections,
+)
 from superdl.lambda_prefetch.settings import FunctionSettings
-from tests.lambda_prefetch.prefetching import wait_until
+from superdl.super_wire.cache import WrongPasswordError
+from superdl.super_wire.errors import CacheError
+from tests.fixtures.loopback_http import LoopbackServer
+from tests.fixtures.ports import free_port
 
 HEADER = b"h" * 64
 SETTINGS = FunctionSettings(push_bytes=2**20)
+PATIENCE_S = 10
+
+NAME, USER = "stack/function", "super-function"
+FIRST, SECOND = "first-password-0123", "second-password-4567"
 
 
-def push(cache, payloads, settings=SETTINGS):
+def push(cache, payloads, settings=SETTINGS, name="k"):
     with Pusher(cache, settings) as pusher:
         for index, payload in enumerate(payloads):
-            pusher.put(index, b"k%d" % index, HEADER, memoryview(payload))
-    return sorted(pusher.results, key=lambda pushed: pushed.index)
+            pusher.put(index, b"super:r1:%b%d" % (name.encode(), index), HEADER, memoryview(payload))
+    return [pushed.refusal for pushed in sorted(pusher.results, key=lambda pushed: pushed.index)]
 
 
 def test_records_larger_than_the_budget_pass_between_small_ones(valkey):
     payloads = [b"s", b"L" * 3_000_000, b"s", b"s", b"L" * 1_100_000, b"s"] * 5
-    assert not any(pushed.refusal for pushed in push(valkey.unix_url, payloads))
+    assert not any(push(valkey.unix_url, payloads))
 
 
 def test_a_cache_that_is_gone_refuses_everything_and_says_why(valkey):
     push(valkey.unix_url, [b"x"])
     valkey.kill()
-    results = push(valkey.unix_url, [b"y" * 200_000] * 40)
-    assert len(results) == 40
-    assert all(valkey.unix_url in pushed.refusal for pushed in results)
+    refusals = push(valkey.unix_url, [b"y" * 200_000] * 40)
+    assert len(refusals) == 40
+    assert all(valkey.unix_url in refusal for refusal in refusals)
 
 
 def test_the_pusher_says_that_it_is_broken(tmp_path):
@@ -42,11 +63,8 @@ def test_the_pusher_says_that_it_is_broken(tmp_path):
         assert "none.sock" in pusher.broken
 
 
-PATIENCE_S = 10
-
-
-def in_thread(budget, size, served, name):
-    def ask():
+def acquiring(budget, size, served, name):
+    def acquire():
         try:
             budget.acquire(size)
         except BudgetClosedError:
@@ -54,33 +72,120 @@ def in_thread(budget, size, served, name):
         else:
             served.put((name, "served"))
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=acquire, daemon=True)
     thread.start()
-    return thread
-
-
-def test_a_large_piece_is_not_overtaken_by_small_ones_for_ever():
-    budget, served = ByteBudget(100_000), queue.SimpleQueue()
-    budget.acquire(50_000)
-    large = in_thread(budget, 1_000_000, served, "large")
-    wait_until(budget._turn.locked)
-    small = in_thread(budget, 10_000, served, "small")
-    assert served.empty()
-    budget.release(50_000)
-    assert served.get(timeout=PATIENCE_S) == ("large", "served")
-    assert budget._used_bytes == 1_000_000
-    budget.release(1_000_000)
-    assert served.get(timeout=PATIENCE_S) == ("small", "served")
-    large.join(PATIENCE_S)
-    small.join(PATIENCE_S)
 
 
 def test_closing_turns_away_those_who_wait_and_those_who_come():
     budget, served = ByteBudget(100_000), queue.SimpleQueue()
     budget.acquire(100_000)
-    waiting = in_thread(budget, 10_000, served, "waiting")
+    acquiring(budget, 10_000, served, "waiting")
     budget.close()
     assert served.get(timeout=PATIENCE_S) == ("waiting", "closed")
-    waiting.join(PATIENCE_S)
     with pytest.raises(BudgetClosedError):
         budget.acquire(1)
+
+
+@pytest.fixture
+def manager(moto_url, monkeypatch):
+    """A client of Secrets Manager; the function's own boto3 leads to the same."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL_SECRETS_MANAGER": moto_url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.session.Session().client("secretsmanager")
+    yield client
+    for secret in client.list_secrets(IncludePlannedDeletion=True)["SecretList"]:
+        client.delete_secret(SecretId=secret["ARN"], ForceDeleteWithoutRecovery=True)
+    client.close()
+
+
+def content(password):
+    return json.dumps({"username": USER, "password": password})
+
+
+@pytest.fixture
+def secret(manager):
+    """The ARN of a secret with the first password."""
+    return manager.create_secret(Name=NAME, SecretString=content(FIRST))["ARN"]
+
+
+def read_secret(name):
+    with cache_connections("redis://127.0.0.1:1", FunctionSettings(cache_secret=name)) as nodes:
+        assert not nodes.connected
+    close_idle_connections()
+
+
+def let_in(valkey, *passwords):
+    """Make the ACL user have these passwords and no others."""
+    with valkey.client() as client:
+        rules = ["on", "resetpass", "resetkeys", "-@all", "%W~super:r1:*", "+set", "+ping", "+cluster|slots"]
+        client.execute_command("ACL", "SETUSER", USER, *rules, *(f">{password}" for password in passwords))
+
+
+def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, secret):
+    settings = FunctionSettings(cache_secret=secret)
+    let_in(valkey, FIRST)
+    assert push(valkey.unix_url, [b"x"], settings, "a") == [""]
+    let_in(valkey, SECOND)
+    manager.put_secret_value(SecretId=secret, SecretString=content(SECOND))
+    assert push(valkey.unix_url, [b"x"], settings, "b") == [""]  # the open connection stays let in
+    with valkey.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert push(valkey.unix_url, [b"x"], settings, "c") == [""]
+    with valkey.client() as client:
+        assert client.exists("super:r1:a0", "super:r1:b0", "super:r1:c0") == 3
+
+
+def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, secret):
+    let_in(valkey, SECOND)
+    settings = FunctionSettings(cache_secret=secret)
+    with (
+        pytest.raises(WrongPasswordError, match="SUPER_CACHE_SECRET"),
+        cache_connections(valkey.unix_url, settings) as nodes,
+    ):
+        nodes.connect()
+
+
+def test_a_secret_is_read_once_and_found_once_it_is_there(manager):
+    with pytest.raises(CacheError, match="ResourceNotFoundException"):
+        read_secret(f"{NAME}-later")
+    arn = manager.create_secret(Name=f"{NAME}-later", SecretString=content(FIRST))["ARN"]
+    read_secret(f"{NAME}-later")
+    manager.delete_secret(SecretId=arn, ForceDeleteWithoutRecovery=True)
+    read_secret(f"{NAME}-later")
+
+
+@pytest.mark.parametrize(
+    "text", ["hunter2-not-json", '["hunter2"]', '{"username": "hunter2"}', '{"password": ["hunter2"]}']
+)
+def test_a_secret_of_another_form_is_named_and_not_told(manager, text):
+    arn = manager.create_secret(Name=NAME, SecretString=text)["ARN"]
+    with pytest.raises(CacheError) as caught:
+        read_secret(arn)
+    assert arn in str(caught.value)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in repr(vars(caught.value)) + repr(caught.value.__context__)
+
+
+def test_a_refusal_and_a_missing_route_name_the_remedy(manager, monkeypatch):
+    said = json.dumps({"__type": "AccessDeniedException", "Message": "User: fn is not authorized"}).encode()
+    with contextlib.closing(LoopbackServer(lambda request: request.answer(400, {}, said))) as server:
+        for port, remedy in ((server.port, "GetSecretValue on it"), (free_port(), "interface endpoint")):
+            monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{port}")
+            with pytest.raises(CacheError, match=remedy):
+                read_secret(f"{NAME}-refused")
+
+
+def test_the_region_is_the_arns_own(manager, secret, monkeypatch):
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    read_secret(secret)
+    with pytest.raises(CacheError, match="set AWS_REGION"):
+        read_secret(f"{NAME}-elsewhere")

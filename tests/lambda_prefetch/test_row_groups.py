@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from superdl.lambda_prefetch import row_groups
+from superdl.lambda_prefetch import members
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Limits, Outcome
@@ -38,7 +38,7 @@ CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(m
 
 @pytest.fixture(autouse=True)
 def no_footer_is_known(monkeypatch):
-    monkeypatch.setattr(row_groups, "_kept", type(row_groups._kept)())
+    monkeypatch.setattr(members, "_kept", type(members._kept)())
 
 
 @st.composite
@@ -62,11 +62,8 @@ def tables(draw):
             values, kind = pa.array(contents, pa.binary()), "plain"
     columns = {"label": list(range(len(contents))), "image": values, "other": [b"beside"] * len(contents)}
     path = {"struct": "image.bytes", "nested": "image.inner.bytes"}.get(kind, "image")
-    codecs = [
-        codec
-        for codec in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
-        if codec == "none" or pa.Codec.is_available(codec)
-    ]
+    codecs = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
+    codecs = [codec for codec in codecs if codec == "none" or pa.Codec.is_available(codec)]
     options = {
         "row_group_size": draw(st.integers(1, 130)),
         "compression": draw(st.sampled_from(codecs)),
@@ -85,35 +82,29 @@ def rows_of(path, column, version=None):
     footer, rows = parquet.read_metadata(path), []
     for group in range(footer.num_row_groups):
         rows += [
-            {
-                "key": path.name,
-                "version": version or file_version(path),
-                "member": str(len(rows) + row),
-                "offset": group,
-                "length": row,
-                "encoding": f"parquet:{column}",
-            }
+            {"key": path.name, "version": version or file_version(path), "member": str(len(rows) + row),
+             "offset": group, "length": row, "encoding": f"parquet:{column}"}
             for row in range(footer.row_group(group).num_rows)
-        ]
+        ]  # fmt: skip
     return rows
 
 
 def test_a_footer_that_two_threads_want_is_read_once(tmp_path, monkeypatch):
     parquet.write_table(pa.table({"image": [b"a"] * 4}), tmp_path / "x.parquet", row_group_size=1)
-    other_comes, read, read_end = threading.Event(), [], row_groups._read_end
+    other_comes, read, read_end = threading.Event(), [], members._read_end
 
     def read_once_the_other_comes(*arguments):
         assert other_comes.wait(20)
         read.append(arguments[0])
         return read_end(*arguments)
 
-    monkeypatch.setattr(row_groups, "_read_end", read_once_the_other_comes)
+    monkeypatch.setattr(members, "_read_end", read_once_the_other_comes)
     place = ("file:///x", "x.parquet", file_version(tmp_path / "x.parquet"))
     with ThreadPoolExecutor(1) as first:
-        found = row_groups.Rows(), row_groups.Rows()
-        footer = first.submit(row_groups._footer, place, Directory(str(tmp_path)), found[0])
+        found = members.Rows(), members.Rows()
+        footer = first.submit(members._footer, place, Directory(str(tmp_path)), found[0])
         other_comes.set()
-        assert row_groups._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
+        assert members._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
     assert read == [place]
     assert sum(one.requests for one in found) == 1
 
@@ -189,14 +180,8 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
     for name in (*files, "paths"):
         path = tmp_path / f"{name}.parquet"
         cases.append(row | {"key": path.name, "version": file_version(path), "offset": int(name == "spoilt")})
-    cases += [
-        row | {"version": "5-1"},
-        row | {"key": "gone.parquet"},
-        row | {"offset": 3},
-        row | {"length": 2},
-        row | {"encoding": "parquet:picture"},
-        row,
-    ]
+    changes = [{"version": "5-1"}, {"key": "gone.parquet"}, {"offset": 3}, {"length": 2}]
+    cases += [row | change for change in [*changes, {"encoding": "parquet:picture"}, {}]]
     cases = [case | {"member": f"m{n}"} for n, case in enumerate(cases)]
     request = member_request(f"file://{tmp_path.resolve()}", cases, valkey.unix_url)
     result = run(request)
@@ -204,13 +189,8 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
     assert list(result.outcomes) == ends
     reasons = [tombstone_of(valkey, request, n).reason for n in range(6)]
     assert reasons == [*["undecodable"] * 5, "empty"]
-    for n, words in {
-        0: "no Parquet",
-        5: "name a file",
-        8: "no 3",
-        9: "no row 2",
-        10: "'picture'",
-    }.items():
+    said = {0: "no Parquet", 5: "name a file", 8: "no 3", 9: "no row 2", 10: "'picture'"}
+    for n, words in said.items():
         assert f"{cases[n]['key']}::m{n}" in result.messages[str(n)]
         assert words in result.messages[str(n)]
 

@@ -22,7 +22,7 @@ SHARD_BYTES = 2 * BLOCK_BYTES + 5 * MEMBER_BYTES
 class Shards:
     """A server that has shards, and counts what is read of them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.bodies = {f"{name}.tar": random.Random(name).randbytes(SHARD_BYTES) for name in "ab"}
         self.version = "e"
         self.spans: list[tuple[str, int, int]] = []
@@ -41,7 +41,7 @@ class Shards:
         request.answer(206, {"ETag": f'"{self.version}"', "Content-Range": told}, body)
 
     @property
-    def blocks(self) -> list[tuple[str, int]]:
+    def blocks(self):
         """Which blocks were fetched, by shard and place."""
         return [(key, begin) for key, begin, end in self.spans if end - begin == BLOCK_BYTES]
 

@@ -10,25 +10,30 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
-from superdl.lambda_prefetch.results import ResultColumns
+from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.store import Pace, PackSaver
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Outcome, RequestKind
+from superdl.super_wire.record import read_tombstone, unpack
+from superdl.super_wire.record_kinds import Pointer, read_pointer
+from superdl.super_wire.request import Outcome, PrefetchResult, RequestKind
 from superdl.super_wire.store import DirectoryStore, PackMeta, check_record, collection_of
 from tests.lambda_prefetch.prefetching import PLAIN, encode, file_request, pixels, raw_record, run
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = (10, 200, 37, 150, 64)
+KINDS = [RequestKind.DECODE_TO_STORE, RequestKind.DECODE_TO_POINTERS]
 GOOD = [f"{n}.png" for n in range(len(SIDES))]
 ALL = [GOOD[0], "text.png", *GOOD[1:3], "none.png", *GOOD[3:]]
 OUTCOMES = ("cached", "tombstone", "cached", "cached", "missing", "cached", "cached")
+LARGE = [n for n, key in enumerate(ALL) if key in ("1.png", "3.png")]  # worth a pointer
 
 
 @pytest.fixture
@@ -45,9 +50,18 @@ def images_in(folder):
     return folder
 
 
-def saving(root, valkey, store, keys=ALL, recipe=PLAIN, cache=None, **named):
-    request = file_request(root, keys, cache or valkey.unix_url, recipe, **named)
-    return replace(request, kind=RequestKind.DECODE_TO_STORE, store=store.address)
+def saving(root, valkey, store, keys=ALL, recipe=PLAIN, kind=RequestKind.DECODE_TO_STORE, **options):
+    request = file_request(root, keys, options.pop("cache", valkey.unix_url), recipe, **options)
+    return replace(request, kind=kind, store=store.address)
+
+
+pointing = partial(saving, kind=RequestKind.DECODE_TO_POINTERS)
+
+
+def records_of(valkey, request):
+    """The pixels that the cache holds, and how many bytes."""
+    records = [raw_record(valkey, request, n) for n in range(len(request.keys))]
+    return [record and unpack(record)[1].tobytes() for record in records], tuple(map(len, records))
 
 
 def files_of(folder):
@@ -95,11 +109,15 @@ def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):
             assert offset == 0
 
 
-def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
-    keys = [f"{n}.png" for n in range(60)]
+def many_images(root, count=60, side=150):
+    keys = [f"{n}.png" for n in range(count)]
     for n, key in enumerate(keys):
-        (root / key).write_bytes(encode(pixels(150, 150, seed=n)))
-    request = saving(root, valkey, directory_store, keys)
+        (root / key).write_bytes(encode(pixels(side, side, seed=n)))
+    return keys
+
+
+def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
+    request = saving(root, valkey, directory_store, many_images(root))
     with valkey.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**21)
     result = run(request)
@@ -110,34 +128,94 @@ def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
     assert {request.ids[n] for n, offset in enumerate(result.offsets) if offset} == cached
 
 
+def test_the_cache_gets_pointers_that_lead_to_the_records(root, valkey, directory_store):
+    request = pointing(root, valkey, directory_store)
+    run(replace(request, store="", kind=RequestKind.DECODE))
+    whole = [raw_record(valkey, request, n) for n in range(len(ALL))]
+    with valkey.client() as client:
+        client.flushall()
+    result = run(request)
+    assert (result.outcomes, result.store_trouble) == (OUTCOMES, "")
+    assert len(assert_whole(directory_store, result.pack).entries) == len(GOOD)
+    for n, outcome in enumerate(OUTCOMES):
+        record = raw_record(valkey, request, n)
+        assert result.record_bytes[n] == len(record or b"")
+        assert (result.offsets[n] > 0) == (outcome == "cached")
+        assert result.lengths[n] == (len(whole[n]) if outcome == "cached" else 0)
+        if n in LARGE:
+            place = read_pointer(record, sample_id=bytes.fromhex(request.ids[n]))
+            assert place == Pointer(result.pack, result.offsets[n], result.lengths[n])
+            record = directory_store.read(place.pack, place.offset, place.length)
+            check_record(record, bytes.fromhex(request.ids[n]))
+        if outcome == "cached":
+            assert unpack(record)[1].tobytes() == unpack(whole[n])[1].tobytes()
+        elif outcome == "tombstone":
+            assert read_tombstone(record) == read_tombstone(whole[n])
+
+
+def test_what_is_beyond_the_bound_is_pushed_and_kept(root, valkey, directory_store, monkeypatch):
+    keys = many_images(root)
+    monkeypatch.setenv("SUPER_PUSH_BYTES", str(2**20))
+    request = pointing(root, valkey, directory_store, keys)
+    result = run(request)
+    assert set(result.outcomes) == {"cached"}
+    pointed = [n for n in range(60) if result.record_bytes[n] < result.lengths[n]]
+    assert len(pointed) == 2**20 // (150 * 150 * 3)
+    assert len(assert_whole(directory_store, result.pack).entries) == 60
+    for n in range(60):
+        place = Pointer(result.pack, result.offsets[n], result.lengths[n])
+        record = raw_record(valkey, request, n)
+        if n in pointed:
+            assert read_pointer(record) == place
+        else:
+            assert record == directory_store.read(place.pack, place.offset, place.length)
+
+
+def test_a_cache_that_takes_no_pointer_leaves_the_record_stored(root, valkey, directory_store):
+    request = pointing(root, valkey, directory_store, ["1.png", "3.png"])
+    with valkey.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            result = run(request)
+        finally:
+            client.config_set("maxmemory", 0)
+    assert result.outcomes == ("cache_full",) * 2
+    assert set(result.record_bytes) == {0}
+    assert len(assert_whole(directory_store, result.pack).entries) == len(set(result.offsets)) == 2
+    assert not list(Path(directory_store.address, "tmp").iterdir())
+
+
 def test_s3_gets_one_put_before_the_answer(root, valkey, s3_store):
     first, second = run(saving(root, valkey, s3_store)), run(saving(root, valkey, s3_store))
     assert first.store_requests == second.store_requests == 1  # the mark is read once in a process
     assert set(s3_store.packs()) == {first.pack, second.pack}
 
 
-def test_what_is_never_wanted_again_is_not_kept(root, valkey, directory_store, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_never_wanted_again_is_not_kept(root, valkey, directory_store, monkeypatch, kind):
     flip = Recipe([{"op": "horizontal_flip"}])
     nothing = ("", (), "", 0)
     for recipe, keys, read_only in ((flip, GOOD, ""), (PLAIN, ["text.png"], ""), (PLAIN, GOOD, "1")):
         monkeypatch.setenv("SUPER_STORE_READ_ONLY", read_only)
-        result = run(saving(root, valkey, directory_store, keys, recipe))
+        request = saving(root, valkey, directory_store, keys, recipe, kind)
+        result = run(request)
         assert not set(result.outcomes) - {"cached", "tombstone"}
         assert (result.pack, result.offsets, result.store_trouble, result.store_bytes) == nothing
+        assert all(raw_record(valkey, request, n) for n in range(len(keys)))
     assert files_of(Path(directory_store.address)) == []
 
 
 def test_a_pack_that_would_come_late_is_left(root, valkey, directory_store):
     request = saving(root, valkey, directory_store, GOOD)
-    columns = ResultColumns(request)
-    columns.outcomes[0] = Outcome.CACHED
+    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=0)
+    invocation.outcomes[0] = Outcome.CACHED
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     run(request)
     record = raw_record(valkey, request, 0)
-    with PackSaver(request, meta, FunctionSettings.from_environment(), columns, expires_at=0) as saver:
+    with PackSaver(invocation, meta) as saver:
         saver.add(0, record[:64], memoryview(record)[64:])
         assert list(Path(directory_store.address, "tmp").iterdir()) != []
-    assert columns.store_trouble == f"{request.store}: the request expired before its pack was written"
+    assert invocation.store_trouble == f"{request.store}: the request expired before its pack was written"
     assert list(Path(directory_store.address, "tmp").iterdir()) == []
     assert len(directory_store.packs()) == 1
 
@@ -170,58 +248,70 @@ def test_a_disk_that_is_slower_than_the_function_is_spared(
     record, pace, troubles = raw_record(valkey, request, 0), Pace(), []
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     for _ in range(40):
-        columns = ResultColumns(request)
-        columns.outcomes[:] = [Outcome.CACHED] * len(GOOD)
+        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=1e12)
+        invocation.outcomes[:] = [Outcome.CACHED] * len(GOOD)
         clock = Clock(between / 2, between / 2, waiting)  # begun or checked; before a write; after it
-        settings = FunctionSettings.from_environment()
-        with PackSaver(request, meta, settings, columns, expires_at=1e12, pace=pace, clock=clock) as saver:
+        with PackSaver(invocation, meta, pace=pace, clock=clock) as saver:
             for n in range(len(GOOD)):
                 saver.add(n, record[:64], memoryview(record)[64:])
-        assert bool(columns.pack) != bool(columns.store_trouble)
-        if columns.store_trouble:
-            troubles.append(columns.store_trouble)
+        assert bool(invocation.pack) != bool(invocation.store_trouble)
+        if invocation.store_trouble:
+            troubles.append(invocation.store_trouble)
             break
     assert len(directory_store.packs()) - 1 == packs
     assert all("the store's disk is slower than the functions" in words for words in troubles)
     assert not list(Path(directory_store.address, "tmp").iterdir())
 
 
-def assert_delivered_with_trouble(result, words):
+def assert_delivered_with_trouble(result, words, valkey, request):
     assert result.outcomes == ("cached",) * len(GOOD)
     assert words in result.store_trouble
-    assert (result.pack, result.offsets, result.store_bytes) == ("", (), 0)
+    assert (result.pack, result.offsets, result.lengths, result.store_bytes) == ("", (), (), 0)
+    whole, sizes = records_of(valkey, request)
+    assert whole == [pixels(side, side + 3, seed=side).tobytes() for side in SIDES]
+    assert result.record_bytes == sizes
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_is_not_the_functions_own_is_not_touched(
-    root, valkey, directory_store, tmp_path, monkeypatch
+    root, valkey, directory_store, tmp_path, monkeypatch, kind
 ):
     other = DirectoryStore.open(tmp_path / "other", create=True)
-    for setting, words in (
-        ("", "names none"),
-        (other.address, f"is {other.address}"),
-        ("s3://bucket/p", "is s3://bucket/p"),
-    ):
+    request = saving(root, valkey, directory_store, GOOD, kind=kind)
+    for setting in ("", other.address, "s3://bucket/p"):
         monkeypatch.setenv("SUPER_STORE", setting)
-        result = run(saving(root, valkey, directory_store, GOOD))
-        assert_delivered_with_trouble(result, f"the request's store is {directory_store.address}, and")
-        assert_delivered_with_trouble(result, f"SUPER_STORE of the function {words}: give the coordinator")
+        words = f"the request's store is {directory_store.address}, and SUPER_STORE of the function "
+        words += f"is {setting}: give" if setting else "names none: give"
+        assert_delivered_with_trouble(run(request), words, valkey, request)
     assert files_of(Path(directory_store.address)) == files_of(Path(other.address)) == []
 
 
-def test_a_directory_that_is_gone_or_replaced_and_there_again(root, valkey, directory_store):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_directory_that_is_gone_or_replaced_and_there_again(root, valkey, directory_store, kind):
     path = Path(directory_store.address)
-    request = saving(root, valkey, directory_store, GOOD)
+    request = saving(root, valkey, directory_store, GOOD, kind=kind)
     assert run(request).pack
     shutil.rmtree(path)
-    assert_delivered_with_trouble(run(request), str(path))
+    assert_delivered_with_trouble(run(request), str(path), valkey, request)
     path.write_bytes(b"")
-    assert_delivered_with_trouble(run(request), f"{path} is no directory")
+    assert_delivered_with_trouble(run(request), f"{path} is no directory", valkey, request)
     path.unlink()
     path.mkdir()
-    assert_delivered_with_trouble(run(request), str(path))
+    assert_delivered_with_trouble(run(request), str(path), valkey, request)
     again = DirectoryStore.open(path, create=True)
     result = run(request)
     assert set(again.packs()) == {result.pack}
+
+
+def test_a_directory_that_goes_before_the_pack_appears(root, valkey, directory_store, monkeypatch):
+    request, commit = pointing(root, valkey, directory_store, GOOD), PackSaver.commit
+
+    def committed(self):
+        shutil.rmtree(directory_store.address, ignore_errors=True)
+        return commit(self)
+
+    monkeypatch.setattr(PackSaver, "commit", committed)
+    assert_delivered_with_trouble(run(request), "No such file", valkey, request)
 
 
 def test_a_directory_without_permission(valkey, monkeypatch):
@@ -234,15 +324,16 @@ def test_a_directory_without_permission(valkey, monkeypatch):
         )
         Path(store.address).chmod(0o755 if os.geteuid() == 0 else 0o555)
         monkeypatch.setenv("SUPER_STORE", store.address)
+        request = saving(root, valkey, store, GOOD, cache=valkey.url)
         try:
             if os.geteuid() == 0:
                 os.seteuid(65534)
-            result = run(saving(root, valkey, store, GOOD, cache=valkey.url))
+            result = run(request)
         finally:
             if os.getuid() == 0:
                 os.seteuid(0)
             Path(store.address).chmod(0o755)
-        assert_delivered_with_trouble(result, "Permission denied")
+        assert_delivered_with_trouble(result, "Permission denied", valkey, request)
         assert files_of(Path(store.address)) == []
 
 
@@ -270,14 +361,14 @@ def program(source, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", [100, 60_000, 130_000])
-def test_a_full_disk_costs_the_pack_and_no_sample(root, valkey, directory_store, room):
+def test_a_full_disk_costs_the_pack_and_no_sample(root, valkey, directory_store, room, kind):
     """A limit on a file's size stands for the disk: the kernel refuses the write in the midst of it."""
-    request = saving(root, valkey, directory_store, GOOD)
-    (result,) = program(_FULL, request.to_json(), str(room))
-    assert result["outcomes"] == ["cached"] * len(GOOD)
-    assert "File too large" in result["store_trouble"]
-    assert result["pack"] == ""
+    request = saving(root, valkey, directory_store, GOOD, kind=kind)
+    (answer,) = program(_FULL, request.to_json(), str(room))
+    result = PrefetchResult.from_mapping(answer)
+    assert_delivered_with_trouble(result, "File too large", valkey, request)
     assert files_of(Path(directory_store.address)) == []
 
 
@@ -288,69 +379,6 @@ def test_a_full_disk_costs_the_pack_and_no_sample(root, valkey, directory_store,
 def test_s3_that_does_not_take_a_pack(root, valkey, s3_store, spoil_s3, status, code, puts):
     """It is tried twice at most, whatever is answered, or if nothing is."""
     request, asked = saving(root, valkey, s3_store, GOOD), spoil_s3(status, code)
-    assert_delivered_with_trouble(run(request), code or f"{s3_store.address}/packs/")
+    assert_delivered_with_trouble(run(request), code or f"{s3_store.address}/packs/", valkey, request)
     assert [command for command, _ in asked] == ["GET", *["PUT"] * puts]
     assert s3_store.packs() == {}
-
-
-_KILLED = """
-import glob, json, os, signal, sys, threading
-from tests.lambda_prefetch.prefetching import Context
-from superdl.lambda_prefetch.handler import handler
-
-WATCHED = ("/super_wire/store/", "/lambda_prefetch/store.py", "/lambda_prefetch/saving.py")
-event, every, packs = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-handler({"super_warm": 1, "cache": ""}, Context())
-last = 0
-
-def produce():
-    steps = 0
-    def trace(frame, what, _):
-        nonlocal steps
-        if any(part in frame.f_code.co_filename for part in WATCHED):
-            steps += what == "line"
-            if steps == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-    threading.settrace(trace)
-    sys.settrace(trace)
-    os._exit(0 if handler(event, Context())["pack"] else 1)
-
-ended = -signal.SIGKILL
-while ended == -signal.SIGKILL:
-    last += every
-    child = os.fork()
-    if child == 0:
-        produce()
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(json.dumps({"step": last, "ended": ended, "packs": len(glob.glob(packs + "/*"))}), flush=True)
-"""
-
-
-@pytest.mark.parametrize("kind", [RequestKind.DECODE_TO_STORE, RequestKind.DECODE_TO_POINTERS])
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
-def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(
-    root, valkey, directory_store, every, kind
-):
-    """A process is killed before a line of the store's code that it runs, the next before a later one, ..."""
-    request = replace(saving(root, valkey, directory_store, GOOD[1:3]), kind=kind)
-    killed_at_each_step(request, directory_store, every)
-
-
-def killed_at_each_step(request, store, every):
-    """A function that is to write a pack is killed at every so many lines; it leaves none, or a whole one."""
-    folder = Path(store.address)
-    tried = program(_KILLED, request.to_json(), str(every), str(folder / "packs"))
-    killed, done = tried[:-1], tried[-1]
-    assert done["ended"] == 0
-    assert len(killed) * every > 100
-    before = [one["packs"] for one in killed]
-    assert before[0] == 0
-    assert before == sorted(before)  # none was changed or removed
-    # Only where a pack was whole did it stay, and those kills were the last.
-    first_whole = before.index(1) if 1 in before else len(before)
-    assert first_whole > len(killed) // 2
-    assert len(files_of(folder / "tmp")) > len(killed) // 4  # killed in the midst of writing; swept one day
-    assert len(store.packs()) == done["packs"]
-    for name in store.packs():
-        assert len(assert_whole(store, name).entries) == len(request.keys)

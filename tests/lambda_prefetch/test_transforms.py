@@ -1,9 +1,9 @@
-"""Steps give torchvision's pixels: geometry, resampling, and chance by its law."""
+"""Steps give torchvision's own pixels on PIL images, chance by its law, and refuse what cannot be."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
+import warnings
 
 import numpy as np
 import pytest
@@ -12,92 +12,87 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box, resized_size
+from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.recipe_steps import INTERPOLATIONS, PADDING_MODES
 from superdl.super_wire.request import Outcome
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import encode, pixels
 
-ROOT = Path(__file__).resolve().parents[2]
-SIDES = st.integers(1, 400)
+v1 = torchvision_transforms()
+torchvision = pytest.mark.skipif(v1 is None, reason="torchvision is not installed")
 SCALE, RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
-
-
-def run(steps, array, *, seed=0, epoch=0, key="k", limit_pixels=10**6):
-    program = Program(
-        Recipe(steps, augment_seed=seed),
-        bucket="s3://data",
-        epoch=epoch,
-        limit_pixels=limit_pixels,
-        step_modules=frozenset(),
-    )
-    return program.run(Image.fromarray(array), key)
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "shorter", "longest", "expected"),
-    [
-        # What torchvision.transforms.functional.resize gives for an int size.
-        (500, 375, 256, None, (341, 256)),
-        (375, 500, 256, None, (256, 341)),
-        (333, 500, 256, None, (256, 384)),
-        (256, 256, 256, None, (256, 256)),
-        (300, 300, 64, None, (64, 64)),
-        (1, 7, 3, None, (3, 21)),
-        (640, 427, 232, None, (347, 232)),
-        (101, 67, 67, None, (101, 67)),
-        # And with max_size.
-        (500, 375, 256, 341, (341, 256)),
-        (500, 375, 256, 300, (300, 225)),
-        (375, 500, 256, 257, (192, 257)),
-        (7, 3, 5, 10, (10, 4)),
+SIDES = st.integers(1, 70)
+FILTERS, MODES = INTERPOLATIONS, PADDING_MODES
+SAME = [  # a step, and the name and arguments of torchvision's transform; filters by their names
+    *[({"op": "resize", "size": 31, "interpolation": n}, "Resize", (31, n)) for n in FILTERS],
+    *[
+        ({"op": "resize", "size": [23, 9], "interpolation": n}, "Resize", ((23, 9), n))
+        for n in INTERPOLATIONS
     ],
-)
-def test_resize_rounds_down_what_it_is_not_told(width, height, shorter, longest, expected):
-    assert resized_size(width, height, shorter, longest) == expected
+    ({"op": "resize", "size": [31, 31]}, "Resize", ((31, 31),)),
+    ({"op": "resize", "size": 31, "max_size": 40}, "Resize", (31, "bilinear", 40)),
+    ({"op": "center_crop", "size": [30, 17]}, "CenterCrop", ((30, 17),)),
+    ({"op": "center_crop", "size": [16, 41]}, "CenterCrop", ((16, 41),)),
+    ({"op": "pad", "padding": [1, 2]}, "Pad", ((1, 2),)),
+    *[
+        ({"op": "pad", "padding": [5, 1, 0, 9], "mode": m}, "Pad", ([5, 1, 0, 9], 0, m))
+        for m in PADDING_MODES
+    ],
+    ({"op": "grayscale"}, "Grayscale", ()),
+    ({"op": "grayscale", "channels": 3}, "Grayscale", (3,)),
+]
 
 
-def test_resize_is_pillows_antialiased_bilinear():
-    array = run([{"op": "resize", "size": 20}], pixels(37, 53))
-    reference = Image.fromarray(pixels(37, 53)).resize((28, 20), Image.Resampling.BILINEAR)
-    assert np.array_equal(array, np.asarray(reference))
+def program(recipe, *, epoch=0, limit_pixels=10**6):
+    return Program(recipe, bucket="b", epoch=epoch, limit_pixels=limit_pixels, step_modules=frozenset())
 
 
-def reference_center_crop(array, side):
-    """torchvision's rule: pad what is too small, the smaller half first; then crop, half pixels to even."""
-    for axis in (0, 1):
-        missing = side - array.shape[axis]
-        if missing > 0:
-            padding = [(0, 0)] * 3
-            padding[axis] = (missing // 2, (missing + 1) // 2)
-            array = np.pad(array, padding)
-        at = round((array.shape[axis] - side) / 2.0)
-        array = np.take(array, range(at, at + side), axis=axis)
-    return array
+def run(steps, array, **options):
+    return program(Recipe(steps), **options).run(Image.fromarray(array), "k")
 
 
-@given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 80))
-def test_center_crop_is_torchvisions(height, width, side):
-    array = pixels(height, width)
-    assert np.array_equal(
-        run([{"op": "center_crop", "size": side}], array), reference_center_crop(array, side)
-    )
+@torchvision
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize(("step", "name", "arguments"), SAME, ids=lambda value: str(value)[:60])
+@given(height=SIDES, width=SIDES)
+def test_every_pixel_is_torchvisions(step, name, arguments, grey, height, width):
+    from torchvision.transforms import v2
+
+    image, steps = Image.fromarray(pixels(height, width)), [step]
+    if grey:
+        steps, image = [{"op": "grayscale"}, step], image.convert("L")
+    if name == "Resize" and len(arguments) > 1:
+        arguments = (arguments[0], v1.InterpolationMode(arguments[1]), *arguments[2:])
+    for version in (v1, v2):
+        try:
+            expected = np.asarray(getattr(version, name)(*arguments)(image))
+        except ValueError:  # a side would have no pixel
+            with pytest.raises(SampleFailedError, match="become"):
+                run(steps, pixels(height, width))
+            continue
+        made = run(steps, pixels(height, width))
+        assert np.array_equal(made, expected if expected.ndim == made.ndim else expected[..., None])
 
 
-@given(width=SIDES, height=SIDES, key=st.text(max_size=8))
-def test_a_random_crop_lies_inside_and_keeps_scale_and_ratio(width, height, key):
-    draws = SampleRandom(bytes(16), 1, 0, 0, "b", key)
-    left, top, right, bottom = random_crop_box(width, height, SCALE, RATIO, draws)
-    assert 0 <= left < right <= width
-    assert 0 <= top < bottom <= height
+@torchvision
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+def test_a_random_resized_crop_is_torchvisions_of_the_drawn_box(name):
+    from torchvision.transforms import functional
+
+    recipe = Recipe([{"op": "random_resized_crop", "size": [20, 31], "interpolation": name}])
+    image = Image.fromarray(pixels(60, 90))
+    draws = SampleRandom(recipe.digest, 1, 0, 0, "b", "k")
+    left, top, right, bottom = random_crop_box(90, 60, SCALE, RATIO, draws)
+    box = (top, left, bottom - top, right - left)
+    with warnings.catch_warnings(action="error"):
+        expected = functional.resized_crop(image, *box, [20, 31], v1.InterpolationMode(name))
+    assert np.array_equal(program(recipe).run(image, "k"), np.asarray(expected))
 
 
 def test_random_crops_follow_their_law():
-    boxes = np.array(
-        [
-            random_crop_box(1000, 1000, SCALE, RATIO, SampleRandom(bytes(16), 1, 0, n, "b", "k"))
-            for n in range(4000)
-        ]
-    )
+    streams = [SampleRandom(bytes(16), 1, 0, n, "b", "k") for n in range(4000)]
+    boxes = np.array([random_crop_box(1000, 1000, SCALE, RATIO, stream) for stream in streams])
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     area, log_ratio = w * h / 1e6, np.log(w / h)
     # On a square, only the largest areas meet a ratio that does not fit, and are drawn again.
@@ -119,18 +114,8 @@ def test_random_crops_follow_their_law():
     ],
 )
 def test_a_random_crop_that_never_fits_is_central(width, height, box):
-    assert (
-        random_crop_box(width, height, [1.0, 1.0], RATIO, SampleRandom(bytes(16), 1, 0, 0, "b", "k")) == box
-    )
-
-
-def test_random_resized_crop_is_crop_then_resize():
-    array = pixels(200, 300)
-    recipe = Recipe([{"op": "random_resized_crop", "size": 32}])
-    made = run(recipe.steps, array, key="some")
-    box = random_crop_box(300, 200, SCALE, RATIO, SampleRandom(recipe.digest, 1, 0, 0, "s3://data", "some"))
-    reference = Image.fromarray(array).crop(box).resize((32, 32), Image.Resampling.BILINEAR)
-    assert np.array_equal(made, np.asarray(reference))
+    stream = SampleRandom(bytes(16), 1, 0, 0, "b", "k")
+    assert random_crop_box(width, height, [1.0, 1.0], RATIO, stream) == box
 
 
 @pytest.mark.parametrize(
@@ -146,8 +131,8 @@ def test_random_crops_lie_anywhere_in_the_padded_image_alike_often():
     padded = np.pad(array, ((1, 1), (1, 1), (0, 0)))
     windows = [padded[top : top + 2, left : left + 2].tobytes() for top in range(3) for left in range(3)]
     steps = [{"op": "pad", "padding": 1}, {"op": "random_crop", "size": 2}]
-    found = [windows.index(run(steps, array, epoch=epoch).tobytes()) for epoch in range(900)]
-    assert np.bincount(found, minlength=9).min() > 70
+    places = [windows.index(run(steps, array, epoch=epoch).tobytes()) for epoch in range(900)]
+    assert np.bincount(places, minlength=9).min() > 70
 
 
 @pytest.mark.parametrize(
@@ -191,10 +176,7 @@ def test_a_step_cannot_blow_an_image_up_beyond_the_limit(steps):
 def test_reduced_decoding_is_for_a_recipe_that_says_so():
     whole, reduced = (Recipe.image(resize=50, crop=40, reduced_decode=flag) for flag in (False, True))
     data = encode(pixels(200, 300), "JPEG", quality=95)
-    made = [
-        Program(recipe, bucket="b", epoch=0, limit_pixels=10**6, step_modules=frozenset()).make(data, "k")
-        for recipe in (whole, reduced)
-    ]
+    made = [program(recipe).make(data, "k") for recipe in (whole, reduced)]
     assert made[0].shape == made[1].shape == (40, 40, 3)
     assert not np.array_equal(*made)
     by_hand = Image.open(io.BytesIO(data))

@@ -166,7 +166,7 @@ def disagreeing(event, context):
 
 def with_a_clock_ahead(event, context):
     """The real function on a machine whose clock shows another time."""
-    from superdl.lambda_prefetch import fetching, handler, pipeline
+    from superdl.lambda_prefetch import handler, invocation
 
     real = time.time
     clock = types.SimpleNamespace(
@@ -175,7 +175,7 @@ def with_a_clock_ahead(event, context):
         perf_counter_ns=time.perf_counter_ns,
         monotonic=time.monotonic,
     )
-    fetching.time = handler.time = pipeline.time = clock
+    handler.time = invocation.time = clock
     return handler.handler(event, context)
 
 

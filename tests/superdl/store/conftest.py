@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.lambda_prefetch.caches import close_idle_connections
+from superdl.lambda_prefetch.push import close_idle_connections
 from superdl.super_wire.objects.s3 import close_connections
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import write_images

@@ -1,7 +1,8 @@
-"""The result of every sample of a request, column by column, filled by all stages."""
+"""One invocation: its request, its deadline, and the result of every sample, which all stages fill."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.record import CHANGED_SINCE
@@ -9,25 +10,35 @@ from superdl.super_wire.redaction import clean_text
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from superdl.lambda_prefetch.push import Pushed
+    from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["ResultColumns"]
+__all__ = ["Invocation"]
 
 _MAX_MESSAGE = 2000  # characters; an error may quote input of any length
-
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
-_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
-_PLACES = ("offsets", "lengths")
-_TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
 
 
-class ResultColumns:
-    """The result of every sample of a request, column by column, as the function returns it."""
+_COLUMNS = (
+    *("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes", "offsets", "lengths"),
+)
+_VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
 
-    def __init__(self, request: PrefetchRequest) -> None:
+
+class Invocation:
+    """A request in progress, and its results, column by column, as the function returns them.
+
+    ``expires_at`` is Unix time in seconds: nothing is begun after it.
+    """
+
+    def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
         count = len(request.ids)
-        self._request = request
+        self.request, self.settings, self.expires_at = request, settings, expires_at
+        self.stuck = False
+        """Whether a thread of this process still decodes a sample that was given up."""
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
         self.decode_us = [0] * count
@@ -35,24 +46,34 @@ class ResultColumns:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
-        self.stuck = False
-        """Whether a thread of this process still decodes a sample that was given up."""
+        self.source_requests = 0
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []
         self.store_trouble = ""
-        self.store_requests = 0
-        self.store_bytes = 0
-        self.source_requests = 0
+        self.store_requests = self.store_bytes = 0
+
+    def sample_id(self, index: int) -> bytes:
+        """Return the id of a sample."""
+        return bytes.fromhex(self.request.ids[index])
+
+    def expired(self, margin_s: float = 0.0) -> bool:
+        """Report whether the request expires within ``margin_s`` seconds."""
+        return time.time() >= self.expires_at - margin_s
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Note the outcome of a sample that is not cached; return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             why = f"{CHANGED_SINCE}: {why}"
-        message = clean_text(f"{self._request.bucket}/{self._request.name_of(index)}: {why}")[:_MAX_MESSAGE]
+        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
+
+    def fail_all(self, indices: Iterable[int], outcome: Outcome, why: str) -> None:
+        """Note one outcome of several samples."""
+        for index in indices:
+            self.fail(index, outcome, why)
 
     def settle(self, results: list[Pushed]) -> None:
         """Note the cache's answers; a sample without one does not count as cached."""
@@ -70,7 +91,7 @@ class ResultColumns:
             else:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of a ``PrefetchResult`` that are known here."""
-        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS + _PLACES}
-        return columns | {name: getattr(self, name) for name in _TOLD}
+        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
+        return columns | {name: getattr(self, name) for name in _VALUES}

@@ -1,4 +1,4 @@
-"""Files are read in exactly the listed version, and never from outside the source's directory."""
+"""Objects and files are read in exactly the listed version, and files never from outside their directory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,73 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import digest_version
+from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Outcome
+from tests.fixtures.object_store import object_store
+from tests.fixtures.ports import free_port
 from tests.lambda_prefetch.prefetching import file_version
 
+__all__ = ["object_store"]
+
 LIMIT = 1000
+
+
+def read(source, key, version, reserve=lambda _: None):
+    return read_object(source, key, version, limit_bytes=LIMIT, reserve=reserve)
+
+
+def failure(source, key, version="6-1", **options):
+    with pytest.raises(SampleFailedError) as caught:
+        read(source, key, version, **options)
+    return caught.value
+
+
+def test_an_object_is_read_in_its_version_and_its_absence_is_an_outcome(kept):
+    source, put = kept
+    requested, key = [], "ö ne.jpg"
+    version, large = put(key, b"one"), put("big.jpg", b"x" * (LIMIT + 1))
+    assert read(source, key, version, requested.append) == b"one"
+    too_large = failure(source, "big.jpg", large, reserve=requested.append)
+    assert (too_large.outcome, too_large.reason) == (Outcome.TOMBSTONE, "too_large")
+    assert requested == [3]  # for room, before its bytes; for none where it is too large
+    put(key, b"other")
+    assert failure(source, key, version).outcome is Outcome.CHANGED
+    assert failure(source, "none.jpg", version).outcome is Outcome.MISSING
+
+
+def test_a_bucket_that_is_not_there_and_credentials_that_are_not(s3, monkeypatch, tmp_path):
+    s3.put_object(Bucket="data", Key="one.jpg", Body=b"one")
+    version = hashlib.md5(b"one", usedforsecurity=False).hexdigest()
+    assert failure(open_bucket("s3://no-such-bucket"), "one.jpg", version).outcome is Outcome.MISSING
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    refused = failure(open_bucket("s3://data"), "one.jpg", version)
+    assert refused.outcome is Outcome.REFUSED
+    assert "no usable AWS credentials" in refused.why
+
+
+def test_a_server_that_is_not_there_fails_within_bounds(s3, monkeypatch):
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    away = failure(open_bucket("s3://data"), "one.jpg", "0" * 32)
+    assert away.outcome is Outcome.UNAVAILABLE
+    assert "gateway endpoint" in away.why
+
+
+def test_a_server_cannot_pass_another_version_and_its_refusal_is_named(object_store, monkeypatch):
+    """rclone's S3 server checks signatures and ignores If-Match."""
+    (object_store.directory / "data").mkdir()
+    (object_store.directory / "data" / "one.jpg").write_bytes(b"one")
+    version = hashlib.md5(b"one", usedforsecurity=False).hexdigest()
+    assert read(open_bucket("s3://data"), "one.jpg", version) == b"one"
+    changed = failure(open_bucket("s3://data"), "one.jpg", "0" * 32)
+    assert changed.outcome is Outcome.CHANGED
+    assert version in changed.why
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused = failure(open_bucket("s3://data"), "one.jpg", version)
+    assert refused.outcome is Outcome.REFUSED
+    assert "403" in refused.why
 
 
 @pytest.fixture
@@ -36,21 +98,10 @@ def root(tmp_path):
     return directory.resolve()
 
 
-def read(root, key, version=None, reserve=lambda _: None):
-    listed = file_version(root / key) if version is None else version
-    return read_object(Directory(str(root)), key, listed, limit_bytes=LIMIT, reserve=reserve)
-
-
-def failure(root, key, version="6-1"):
-    with pytest.raises(SampleFailedError) as caught:
-        read(root, key, version)
-    return caught.value
-
-
 def test_links_within_the_directory_are_followed(root):
     (root / "dogs").symlink_to("cats")
     (root / "cats" / "two.jpg").symlink_to("one.jpg")
-    assert read(root, "dogs/two.jpg") == b"one"
+    assert read(Directory(str(root)), "dogs/two.jpg", file_version(root / "dogs/two.jpg")) == b"one"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +126,9 @@ def test_nothing_outside_the_directory_is_read(root, key):
     (root / "link-to-neighbour").symlink_to("../source-of-another")
     (root / "absolute-link.jpg").symlink_to(root.parent / "secret.jpg")
     (root / "link-to-link.jpg").symlink_to("link-to-file.jpg")
-    found = failure(root, key, file_version(root.parent / "secret.jpg"))
-    assert found.outcome is Outcome.REFUSED
-    assert "leaves the source's directory" in found.why
+    refused = failure(Directory(str(root)), key, file_version(root.parent / "secret.jpg"))
+    assert refused.outcome is Outcome.REFUSED
+    assert "leaves the source's directory" in refused.why
 
 
 @pytest.fixture
@@ -94,14 +145,11 @@ def disguised(root):
 
 def test_a_directory_that_is_swapped_for_a_link_after_it_was_resolved_is_not_left(root, disguised):
     version, source = file_version(root / "cats/one.jpg"), Directory(str(root))
-    options = {"limit_bytes": LIMIT, "reserve": lambda _: None}
-    assert read_object(source, "cats/one.jpg", version, **options) == b"one"
+    assert read(source, "cats/one.jpg", version) == b"one"
     (root / "cats").rename(root / "moved")
     (root / "cats").symlink_to(disguised)
-    assert (
-        read_object(source, "cats/one.jpg", version, **options) == b"one"
-    )  # of the directory that was resolved
-    assert failure(root, "cats/one.jpg", version).outcome is Outcome.REFUSED
+    assert read(source, "cats/one.jpg", version) == b"one"  # of the directory that was resolved
+    assert failure(Directory(str(root)), "cats/one.jpg", version).outcome is Outcome.REFUSED
 
 
 SWAPPING = """
@@ -127,13 +175,7 @@ def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_fa
         deadline = time.monotonic() + 20
         while min(seen[b"one"], seen[Outcome.REFUSED]) < 500 and time.monotonic() < deadline:
             try:
-                data = read_object(
-                    Directory(str(root), allowed_roots=allowed),
-                    "cats/one.jpg",
-                    version,
-                    limit_bytes=LIMIT,
-                    reserve=lambda _: None,
-                )
+                data = read(Directory(str(root), allowed_roots=allowed), "cats/one.jpg", version)
             except SampleFailedError as error:
                 seen[error.outcome] += 1
             else:
@@ -151,9 +193,8 @@ def test_links_lead_as_far_as_the_roots_go(root):
     allowed = Directory(str(root), allowed_roots=("/nowhere", str(root.parent)))
     for key in ("linked/x.jpg", "cats/linked.jpg"):
         version = file_version(root / key)
-        data = read_object(allowed, key, version, limit_bytes=LIMIT, reserve=lambda _: None)
-        assert data == b"secret"
-        assert failure(root, key, version).outcome is Outcome.REFUSED
+        assert read(allowed, key, version) == b"secret"
+        assert failure(Directory(str(root)), key, version).outcome is Outcome.REFUSED
 
 
 def descriptors_below(root):
@@ -171,79 +212,58 @@ def test_no_descriptor_outlives_the_source(root):
         (root / str(number)).mkdir()
         key = f"{number}/x.jpg"
         (root / key).write_bytes(b"x")
-        assert (
-            read_object(source, key, file_version(root / key), limit_bytes=LIMIT, reserve=lambda _: None)
-            == b"x"
-        )
+        assert read(source, key, file_version(root / key)) == b"x"
     assert 0 < descriptors_below(root) <= 128
     del source
     assert descriptors_below(root) == 0
 
 
-def test_missing_and_changed(root):
+def test_what_is_no_place_is_missing_and_a_change_while_it_is_read_shows(root):
+    source = Directory(str(root))
     for key in ("cats/none.jpg", "none/one.jpg", "cats/one.jpg/deeper.jpg"):
-        assert failure(root, key).outcome is Outcome.MISSING
-    listed = file_version(root / "cats/one.jpg")
-    (root / "cats/one.jpg").write_bytes(b"other")
-    found = failure(root, "cats/one.jpg", listed)
-    assert found.outcome is Outcome.CHANGED
-    assert listed in found.why
+        assert failure(source, key).outcome is Outcome.MISSING
 
-
-def test_changed_while_it_was_read(root):
     def write(_):
         (root / "cats/one.jpg").write_bytes(b"two")
         os.utime(root / "cats/one.jpg", ns=(1, 1))
 
-    with pytest.raises(SampleFailedError) as caught:
-        read(root, "cats/one.jpg", reserve=write)
-    assert caught.value.outcome is Outcome.CHANGED
+    version = file_version(root / "cats/one.jpg")
+    assert failure(source, "cats/one.jpg", version, reserve=write).outcome is Outcome.CHANGED
 
 
 def test_a_version_by_digest_outlives_the_time_and_no_other_byte(root):
-    version = digest_version(3, hashlib.blake2b(b"one", digest_size=16).digest())
+    version, source = (
+        digest_version(3, hashlib.blake2b(b"one", digest_size=16).digest()),
+        Directory(str(root)),
+    )
     os.utime(root / "cats/one.jpg", ns=(1, 1))
-    assert read(root, "cats/one.jpg", version) == b"one"
+    assert read(source, "cats/one.jpg", version) == b"one"
     for content in (b"onE", b"ones", b""):
         (root / "cats/one.jpg").write_bytes(content)
-        found = failure(root, "cats/one.jpg", version)
-        assert found.outcome is Outcome.CHANGED
-        assert version in found.why
+        changed = failure(source, "cats/one.jpg", version)
+        assert changed.outcome is Outcome.CHANGED
+        assert version in changed.why
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_is_no_file_is_not_waited_for(root, make):
     make(root / "odd.jpg")
-    assert failure(root, "odd.jpg").outcome is Outcome.CHANGED
+    assert failure(Directory(str(root)), "odd.jpg").outcome is Outcome.CHANGED
 
 
-def test_too_large_is_told_before_reading(root):
-    (root / "big.jpg").write_bytes(b"x" * (LIMIT + 1))
-    asked = []
-    with pytest.raises(SampleFailedError) as caught:
-        read(root, "big.jpg", reserve=asked.append)
-    assert (caught.value.outcome, caught.value.reason) == (Outcome.TOMBSTONE, "too_large")
-    assert not asked
-
-
-@pytest.fixture
-def nobody():
-    """Not root for the time of a test, for whom nothing is forbidden."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
-
-
-def test_no_permission(root, nobody):
-    version = "3-1"
-    if os.getuid() != 0:
-        (root / "cats/one.jpg").chmod(0)
-    found = failure(root, "cats/one.jpg", version)
-    assert found.outcome is Outcome.REFUSED
-    assert found.why.startswith("permission denied to user id ")
+def test_no_permission(root):
+    """Root may read everything, so it is nobody for a moment."""
+    (root / "cats/one.jpg").chmod(0)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.seteuid(65534)
+        refused = failure(Directory(str(root)), "cats/one.jpg", "3-1")
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.why.startswith("permission denied to user id ")
 
 
 @pytest.mark.parametrize("bucket", ["ftp://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])

@@ -1,0 +1,239 @@
+"""Transfers of records between store and cache: *restore* and *save*. Nothing is fetched or decoded.
+
+A restore reads a request's records in pieces, each from one pack and by rising offsets: a disk reads ahead,
+and S3 gets one request for neighbours. A sample without a good record at its place has to be decoded again.
+A store that does not answer is not tried again in this invocation. At most ``fetch_bytes`` of records, or
+one piece, wait to be handed to the pusher.
+
+A save writes records of functions that do not see the store. They are read a few at a time, long ones in
+slices, so that memory stays bounded. Records that the cache no longer has intact are reported and left out.
+
+Both check each record's header, id and hash.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from superdl.lambda_prefetch.push import ByteBudget, Pusher, cache_connections
+from superdl.lambda_prefetch.store import PackSaver, own_store, trouble_in_words
+from superdl.super_wire.cache import MAX_BULK_BYTES, Command, ErrorReply, exchange
+from superdl.super_wire.errors import (
+    CacheError,
+    RecordError,
+    StoreFormatError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.record import HEADER_BYTES, parse_header
+from superdl.super_wire.request import Outcome
+from superdl.super_wire.store import check_record, is_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from superdl.lambda_prefetch.invocation import Invocation
+    from superdl.super_wire.cache import NodeConnections
+    from superdl.super_wire.request import PrefetchRequest
+    from superdl.super_wire.store import PackMeta, Store
+
+__all__ = ["restore", "save"]
+
+_RESTORED_BYTES = 16 * 2**20  # of a piece
+_DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
+_S3_THREADS = 16
+
+_SLICE_BYTES = 8 * 2**20  # half of a connection's limit for one reply
+_SAVED_BYTES = 4 * 2**20  # that are read together
+_FIRST_RECORDS, _MOST_RECORDS = 4, 64
+_TIMEOUT_S = 15.0
+
+
+def restore(invocation: Invocation) -> None:
+    """Read the records at a request's places and push them."""
+    request, settings = invocation.request, invocation.settings
+    try:
+        store = own_store(invocation, writing=False)
+    except Exception as error:  # noqa: BLE001  # in the result: the coordinator decodes meanwhile
+        invocation.store_trouble = trouble_in_words(error)
+        invocation.fail_all(range(len(request.ids)), Outcome.STORE_ERROR, invocation.store_trouble)
+        return
+    # Invocations of one process may share the store and its count of requests.
+    pieces, requests_before = list(_pieces(request)), store.requests
+    threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
+    with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
+        reader = _Reader(invocation, store, pusher)
+        invocation.store_bytes = sum(pool.map(reader.restore, pieces))
+    invocation.settle(pusher.results)
+    invocation.store_requests = store.requests - requests_before
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Samples of one pack, by rising offsets, that are read in one go."""
+
+    pack: str
+    indices: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
+    order = sorted(
+        range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
+    )
+    piece = _Piece("")
+    for index in order:
+        pack, length = request.packs[request.pack_of[index]], request.lengths[index]
+        if pack != piece.pack or piece.size_bytes + length > _RESTORED_BYTES:
+            if piece.indices:
+                yield piece
+            piece = _Piece(pack)
+        piece.indices.append(index)
+        piece.size_bytes += length
+    yield piece
+
+
+class _Reader:
+    """A reader of pieces, in several threads, that hands their records to the pusher."""
+
+    def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
+        self._invocation, self._request = invocation, invocation.request
+        self._store, self._pusher = store, pusher
+        self._budget = ByteBudget(invocation.settings.fetch_bytes)
+        self._trouble = ""
+
+    def restore(self, piece: _Piece) -> int:
+        """Restore the samples of a piece; return the number of bytes read."""
+        indices = [index for index in piece.indices if self._is_place(index)]
+        size_bytes = sum(self._request.lengths[index] for index in indices)
+        if not indices or not self._may_begin(indices):
+            return 0
+        self._budget.acquire(size_bytes)
+        try:
+            return self._read(piece.pack, indices)
+        finally:
+            self._budget.release(size_bytes)
+
+    def _is_place(self, index: int) -> bool:
+        """Check a sample's place: no more bytes are read than a record can have."""
+        offset, length = self._request.offsets[index], self._request.lengths[index]
+        good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
+        if not good:
+            self._invocation.fail(index, Outcome.NOT_STORED, f"no record has {length} bytes from {offset} on")
+        return good
+
+    def _may_begin(self, indices: list[int]) -> bool:
+        fail_all = self._invocation.fail_all
+        if self._trouble:
+            fail_all(indices, Outcome.STORE_ERROR, f"not tried, since the store failed: {self._trouble}")
+        elif self._pusher.broken:
+            why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
+            fail_all(indices, Outcome.CACHE_ERROR, why)
+        elif self._invocation.expired():
+            fail_all(indices, Outcome.EXPIRED, "the request expired before it was begun")
+        else:
+            return True
+        return False
+
+    def _read(self, pack: str, indices: list[int]) -> int:
+        begun_ns = time.perf_counter_ns()
+        spans = [(self._request.offsets[index], self._request.lengths[index]) for index in indices]
+        try:
+            records = self._store.read_many(pack, spans)
+        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:
+            # Without permission to list, S3 also refuses a missing pack.
+            self._invocation.fail_all(indices, Outcome.NOT_STORED, trouble_in_words(error))
+            return 0
+        except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile
+            self._trouble = self._invocation.store_trouble = trouble_in_words(error)
+            self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
+            return 0
+        read_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(indices))
+        for index, record in zip(indices, records, strict=True):
+            self._invocation.fetch_us[index] = read_us
+            self._push(index, pack, record)
+        return sum(map(len, records))
+
+    def _push(self, index: int, pack: str, record: bytes) -> None:
+        sample_id = self._invocation.sample_id(index)
+        try:
+            check_record(record, sample_id)
+        except RecordError as error:
+            why = f"pack {pack} has no good record of it at {self._request.offsets[index]}: {error}"
+            self._invocation.fail(index, Outcome.NOT_STORED, why)
+            return
+        self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
+        header, payload = record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
+        self._pusher.put(index, cache_key(sample_id), header, payload)
+
+
+def save(invocation: Invocation, meta: PackMeta | None) -> None:
+    """Write a pack of a request's cached records.
+
+    ``meta`` is what they have in common; ``None`` if this function must write nothing.
+    """
+    request = invocation.request
+    if meta is None:
+        invocation.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
+        return
+    with (
+        cache_connections(request.cache, invocation.settings) as nodes,
+        # No pace: a slow disk may take its time, since no reader waits for a save.
+        PackSaver(invocation, meta, pace=None) as saver,
+    ):
+        at, count = 0, _FIRST_RECORDS
+        while at < len(request.ids) and not invocation.store_trouble and not invocation.expired():
+            indices = range(at, min(at + count, len(request.ids)))
+            longest = _save_some(indices, invocation, nodes, saver)
+            # As many as fit if all are as long as the longest so far.
+            at, count = indices.stop, max(1, min(_MOST_RECORDS, _SAVED_BYTES // max(longest, 1)))
+
+
+def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, saver: PackSaver) -> int:
+    """Read some records and write the good ones; return the length of the longest."""
+    ids = [invocation.sample_id(index) for index in indices]
+    begun_ns, longest = time.perf_counter_ns(), 0
+    replies = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
+    for index, sample_id, reply in zip(indices, ids, replies, strict=True):
+        try:
+            record = _whole(reply, sample_id, nodes)
+            check_record(record, sample_id)
+        except CacheError as error:
+            invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return it: {error}")
+        except RecordError as error:
+            invocation.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
+        else:
+            longest = max(longest, len(record))
+            invocation.outcomes[index], invocation.record_bytes[index] = Outcome.CACHED, len(record)
+            saver.add(index, record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:])
+    invocation.push_us[indices.start] = (time.perf_counter_ns() - begun_ns) // 1000
+    return longest
+
+
+def _slice(sample_id: bytes, start: int) -> Command:
+    key = cache_key(sample_id)
+    return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
+
+
+def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
+    """Return a record as long as its header declares, or what is cached; ``answer`` is its first slice."""
+    record = _bytes(answer)
+    parts, size = [record], len(record)
+    total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
+    while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:
+        (answer,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
+        parts.append(_bytes(answer))
+        size += len(parts[-1])
+    return b"".join(parts)
+
+
+def _bytes(answer: object) -> bytes:
+    if isinstance(answer, CacheError):
+        raise answer
+    if isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
+        raise CacheError(answer.text)
+    return answer if isinstance(answer, bytes) else b""
