@@ -11,7 +11,13 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.cost.model import PARTS, bills, cache_samples, left_out
+from superdl.cost.scenario import load_scenario
+from superdl.experiments.console import Console, print_rows, say
+from superdl.experiments.reporting.quantities import ABSENT
 from superdl.options import add_overrides
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -20,7 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.model import Bill
     from superdl.cost.scenario import Scenario
-    from superdl.experiments.console import Console
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,10 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print the costs."""
-    from superdl.coordinator.executors.price_table import load_prices
-    from superdl.cost import bills, load_scenario
-    from superdl.experiments.console import Console, say  # --help does not need these imports
-
     prices = load_prices(os.environ.get("SUPER_PRICES"))
     scenario = load_scenario([*arguments.case, *arguments.overrides])
     rows = bills(scenario, prices)
@@ -73,12 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """Print the user's case and a row for each way of loading."""
-    from superdl.cost.model import left_out
-    from superdl.experiments.console import print_rows, say
-    from superdl.experiments.reporting.quantities import ABSENT
-    from superdl.super_wire.sizes import counted
-
     machine = prices.machine(scenario.machine)
     gpu = f"{machine.gpus} x {machine.gpu} at " if machine.gpus else ""
     jobs = f"{counted(scenario.jobs, 'job')} of {counted(scenario.epochs, 'epoch')}"
@@ -101,9 +96,6 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
 
 def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
     """Print the cost of all epochs by cost item, then every assumption."""
-    from superdl.cost.model import PARTS, cache_samples
-    from superdl.experiments.console import print_rows, say
-
     paid = [name for name in PARTS if any(getattr(bill.month, name) for bill in rows)]
     heads = ("US dollars", *(name.removesuffix("_usd") for name in paid))
     print_rows(
@@ -122,9 +114,6 @@ def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
 
 
 def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> dict[str, Any]:
-    """Return the result as JSON values."""
-    from superdl.cost.model import cache_samples
-
     loaders = []
     for bill in rows:
         periods = {"first": bill.first, "later": bill.later, "month": bill.month}

@@ -257,7 +257,6 @@ class _Connections:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Reset in a forked child."""
         # Keep the parent's objects, so that no destructor of grpc runs here.
         self._inherited += self._known.values()
         self._known = {}

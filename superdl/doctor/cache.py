@@ -89,7 +89,6 @@ def check_cache(case: Case) -> Finding:
 
 
 def _judge_report(refusal: str) -> Finding:
-    """Return the finding for a refused read report; an empty refusal means success."""
     if refusal.startswith("NOPERM"):
         why = f"this user lacks the right to write read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")

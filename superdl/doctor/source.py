@@ -86,7 +86,6 @@ def check_listing(case: Case) -> Finding:
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """Return the finding for a source that is missing, forbidden or silent."""
     unreadable = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and unreadable and case.source.startswith("file:"):
         return skipped(f"not visible from this machine; the coordinator's machine may have it ({error})")

@@ -77,7 +77,6 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _not_there_yet(address: str) -> Finding:
-    """Check a directory that does not exist yet."""
     from superdl.coordinator.store import read_only_reason
 
     above = next(folder for folder in Path(address).parents if folder.is_dir())

@@ -1,13 +1,13 @@
-"""Verification of a store: each pack's index, and some records' header and hash."""
+"""Verification of a store, as readers read it: each pack's index, and some records' header and hash."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,10 +51,6 @@ class Verification:
     def wrong_packs(self) -> list[str]:
         """Return the packs with faults."""
         return sorted({fault.pack for fault in self.wrong})
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
 
 
 def verify(

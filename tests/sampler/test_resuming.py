@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 
 import pytest
@@ -54,31 +53,6 @@ def test_the_sampler_names_the_next_epoch_and_the_iterator_its_place(make):
     assert place(iterator.state_dict()) == (0, 50)
 
 
-@pytest.mark.parametrize("consumed", [0, 1, 25, 49, 50])
-def test_what_the_loop_consumed_is_where_another_sampler_goes_on(make, consumed):
-    sampler = make()
-    places(iter(sampler))  # a loader with workers has asked for all of it
-    state = json.loads(json.dumps(sampler.state_dict(batches_consumed=consumed)))
-    assert place(state) == (0, consumed)
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert place(resumed.state_dict()) == (0, consumed)
-    assert places(resumed) == epoch(0, consumed)
-    assert places(resumed) == epoch(1)
-
-
-def test_resumed_iterations_count_from_where_they_began(make):
-    sampler = make()
-    sampler.load_state_dict(sampler.state_dict() | {"epoch": 4, "position": 10})
-    assert place(sampler.state_dict(batches_consumed=0)) == (4, 10)
-    places(iter(sampler), 9)
-    assert place(sampler.state_dict(batches_consumed=7)) == (4, 17)
-    again = make()
-    again.load_state_dict(sampler.state_dict(batches_consumed=7))
-    places(iter(again), 5)
-    assert place(again.state_dict(batches_consumed=5)) == (4, 22)
-
-
 def test_more_than_was_given_cannot_have_been_consumed(make):
     sampler = make()
     with pytest.raises(ConfigError, match="batches_consumed=1, but no iteration has begun"):
@@ -99,21 +73,6 @@ def test_set_epoch_keeps_the_position_of_the_epoch_just_loaded(make):
     sampler.load_state_dict(state)
     sampler.set_epoch(2)
     assert places(sampler) == epoch(2)
-
-
-def test_out_of_order_what_went_ahead_does_not_go_again(make, coordinator):
-    coordinator.script.resident = {3, 5, 9}
-    sampler = make(in_order=False)
-    iterator = iter(sampler)
-    given = places(iterator, 2)
-    assert given == [(0, 3), (0, 5)]
-    state = json.loads(json.dumps(iterator.state_dict()))
-    assert (place(state), state["given_ahead"]) == ((0, 0), [3, 5])
-    assert sampler.state_dict(batches_consumed=1)["given_ahead"] == [3]
-    for in_order in (False, True):
-        resumed = make(in_order=in_order)
-        resumed.load_state_dict(state)
-        assert sorted(given + places(resumed)) == epoch(0)
 
 
 def test_loading_a_state_asks_for_its_page_before_a_batch_is_asked_for(make, coordinator):

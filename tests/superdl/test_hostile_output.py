@@ -25,7 +25,7 @@ UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def said(capsys, words) -> str:
+def said(capsys, words):
     """All that a command writes; it is printable."""
     capsys.readouterr()
     with contextlib.suppress(SystemExit):  # argparse refuses

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = """
 name: small
@@ -22,7 +18,7 @@ cache: {budget_gb: 0.01}
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> str:
+def spec(tmp_path):
     file = tmp_path / "small.yaml"
     file.write_text(SPEC, encoding="utf-8")
     return str(file)

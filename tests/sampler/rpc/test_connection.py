@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,14 +13,11 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import host_and_port
 from tests.sampler.relay import Relay
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 REQUEST = pb.GetJobStatsRequest()
 
 
 @pytest.fixture
-def relay(coordinator) -> Iterator[Relay]:
+def relay(coordinator):
     running = Relay(coordinator.address)
     yield running
     running.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from superdl import doctor
 from superdl.main import main
@@ -11,12 +10,12 @@ from superdl.main import main
 __all__ = ["asked", "only"]
 
 
-def asked(capsys, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def asked(capsys, *words):
     """The exit code and the findings."""
     code = main(["doctor", *words, "--json"])
     return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
-def only(monkeypatch, *names: str) -> None:
+def only(monkeypatch, *names):
     """Leave out all checks but these: what the others look at has tests of its own."""
     monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check.name in names))

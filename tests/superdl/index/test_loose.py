@@ -120,16 +120,6 @@ def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
     assert len(catalog) == 600
 
 
-@pytest.mark.parametrize("bucket", ["gs://pets", "az://pets"])
-def test_other_clouds_give_it_too(cloud_server, bucket, tmp_path):
-    pytest.importorskip("obstore")
-    files = {"images/1.jpg": b"i", "labels/1.txt": b"3 .5 .5 .1 .1", "images/2.jpg": b"j"}
-    cloud_server.objects = {f"set/{name}": content for name, content in files.items()}
-    rows = index(f"{bucket}/set", tmp_path / "list.jsonl", "--labels", "yolo", "--missing-label", "")
-    assert [row["label"]["classes[]"] for row in rows] == [[3], []]
-    assert len(list_source(f"{bucket}/set", str(tmp_path / "list.jsonl"))) == 2
-
-
 MISSING = (
     "2 of 3 images have no label file, such as images/1.jpg (not images/1.cls, labels/1.cls, images/1.txt, "
 )
@@ -244,15 +234,6 @@ def test_cocos_boxes_become_a_key_list(source, tmp_path, capsys):
     assert [row["key"] for row in index(source, tmp_path / "list.jsonl", *words, "--only", "a/*")] == [
         "a/a.jpg"
     ]
-
-
-def test_coco_in_a_bucket(object_store, tmp_path):
-    write(
-        object_store.directory / "data",
-        {"val/b.jpg": "", "val/a/a.jpg": "", "of/x.json": json.dumps(INSTANCES)},
-    )
-    rows = index("s3://data/val", tmp_path / "list.jsonl", "--coco", "s3://data/of/x.json")
-    assert [row["key"] for row in rows] == ["a/a.jpg", "b.jpg"]
 
 
 def _instances(**changed):

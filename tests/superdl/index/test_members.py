@@ -41,7 +41,7 @@ SIZES = st.lists(
 )
 
 
-def images(sizes: list[int]) -> list[bytes]:
+def images(sizes):
     rng = random.Random(len(sizes))
     return [rng.randbytes(size) for size in sizes]
 

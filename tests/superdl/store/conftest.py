@@ -31,7 +31,7 @@ class Filled:
     packs: list[str]
 
     @property
-    def address(self) -> str:
+    def address(self):
         return self.store.address
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog import list_source
 from superdl.main import main
@@ -13,13 +12,6 @@ from superdl.super_wire.request import RequestKind
 from tests.fixtures.images import SIDE
 from tests.lambda_prefetch.prefetching import Context, request_for, run
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from superdl.super_wire.request import PrefetchResult
-
 __all__ = ["RECIPE", "asked", "fill"]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -27,12 +19,12 @@ _AT_A_TIME = 16
 
 
 def fill(
-    monkeypatch: pytest.MonkeyPatch,
-    store: str,
-    images: Path,
-    cache: str,
-    recipe: Recipe = RECIPE,
-) -> list[PrefetchResult]:
+    monkeypatch,
+    store,
+    images,
+    cache,
+    recipe=RECIPE,
+):
     """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
     monkeypatch.setenv("SUPER_STORE", store)
     catalog, answers = list_source(str(images)), []
@@ -46,7 +38,7 @@ def fill(
     return answers
 
 
-def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+def asked(capsys, *words):
     """The exit code of ``superdl store`` and what it printed as JSON."""
     capsys.readouterr()  # what functions log goes there too
     code = main(["store", *words, "--json"])

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.main import main
-from superdl.store import Collection, Contents
-from superdl.store.removing import choose
+from superdl.store.contents import Collection, Contents, choose
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.store import Segment, SegmentPack, pack_segment, segment_entries
@@ -67,7 +66,7 @@ def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use(drawn
     assert set(old) == {pack for pack, (_, age) in order.items() if -age >= days}
 
 
-def collection_of_pack(pack: str) -> str:
+def collection_of_pack(pack):
     return pack.partition("-")[0]
 
 
@@ -113,7 +112,7 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
     assert (code, set(seen["packs"]), store.packs()) == (0, set(new), {})
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
