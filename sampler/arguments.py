@@ -48,14 +48,9 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The validated arguments of a sampler.
+    """The validated arguments of a sampler, for the dataset itself, also if a Subset of it was passed.
 
-    Attributes:
-        dataset: the dataset itself, also if a Subset of it was passed.
-        spec: the plan, as sent to the coordinator.
-        rank: of this process.
-        num_replicas: total number of ranks.
-        order: draws the order of each epoch if the user passed a sampler.
+    ``spec`` is the plan, as sent to the coordinator; ``order`` draws each epoch if the user passed a sampler.
     """
 
     dataset: Any

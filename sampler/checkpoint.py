@@ -42,15 +42,9 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writer and reader of the states of one sampler.
+    """Writer and reader of the states of one sampler, whose epochs have ``batches``.
 
-    Args:
-        spec: its plan.
-        fingerprint: of the dataset.
-        batches: per epoch.
-        in_order: whether batches are delivered in order.
-        order: draws its epochs if the user passed a sampler; the length of an epoch is then the length of its
-            draw.
+    If a sampler of the user's draws the ``order``, the length of an epoch is that of its draw.
     """
 
     def __init__(

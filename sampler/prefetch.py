@@ -47,14 +47,10 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches that an iteration has delivered, and the place after any number of them.
+    """The batches that an iteration has delivered since ``start``, and the place after any number of them.
 
     In order, a count suffices. Otherwise the positions are kept, 8 bytes each. No batch goes more than
     ``reorder - 1`` positions early.
-
-    Args:
-        start: where the iteration began.
-        reorder: positions from which the next batch is chosen; 1: in order.
     """
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:

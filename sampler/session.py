@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import is_own
-from superdl.sampler.registration import binding_of, tells_progress, warn_of
+from superdl.sampler.registration import binding_of, warn_of
 from superdl.sampler.rpc.client import (
     FIRST_CONTACT,
     LISTING_SILENCE_S,
@@ -137,12 +137,7 @@ class Session:
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts, _ = client.register(
-                *(dataset, run),
-                renew=is_own(run),
-                silence_s=listing_silence_s,
-                listed=tells_progress(dataset),
-            )
+            facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
             warn_of(dataset, facts.warnings, rank)
             self._check_fits(spec.length(facts.size))
             own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # one job per rank
@@ -245,7 +240,6 @@ class Session:
             facts, end_s = self._client.register(
                 *(self._dataset, self._run, RUNNING, end_s),
                 silence_s=self._listing_silence_s,
-                listed=tells_progress(self._dataset),
                 stopped=stopped,
             )
             if facts.fingerprint != self.binding.fingerprint:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.cost.model import PARTS, bills, cache_samples, left_out
 from superdl.cost.scenario import load_scenario
-from superdl.experiments.console import Console, print_rows, say
-from superdl.experiments.reporting.quantities import ABSENT
 from superdl.options import add_overrides
 from superdl.super_wire.sizes import counted
 
@@ -64,16 +62,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(_mapping(scenario, prices, rows), indent=2) + "\n")
         return 0
-    console = Console(highlight=False)
-    _print_case(scenario, prices, rows, console)
-    if arguments.all:
-        _print_rest(scenario, prices, rows, console)
-    else:
-        say(console, "superdl cost --all shows what is paid for, and every assumption; --set changes one.")
+    _print(scenario, prices, rows, everything=arguments.all)
     return 0
 
 
-def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
+def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, everything: bool) -> None:
+    """Print the user's case, a row for each way of loading and, if wanted, cost items and assumptions."""
+    from superdl.experiments.console import Console, print_rows, say
+    from superdl.experiments.reporting.quantities import ABSENT
+
+    console = Console(highlight=False)
     machine = prices.machine(scenario.machine)
     gpu = f"{machine.gpus} x {machine.gpu} at " if machine.gpus else ""
     jobs = f"{counted(scenario.jobs, 'job')} of {counted(scenario.epochs, 'epoch')}"
@@ -92,15 +90,12 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
     heads = ("US dollars", "first\nepoch", "a later\nepoch", "all\nepochs", "images/s", "held back by")
     print_rows(console, heads, table)
     say(console, f"List prices of {prices.date}, {prices.region}; all jobs together. Trust a factor of two.")
-
-
-def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """Print the cost of all epochs by cost item, then every assumption."""
+    if not everything:
+        say(console, "superdl cost --all shows what is paid for, and every assumption; --set changes one.")
+        return
     paid = [name for name in PARTS if any(getattr(bill.month, name) for bill in rows)]
-    heads = ("US dollars", *(name.removesuffix("_usd") for name in paid))
-    print_rows(
-        console, heads, [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
-    )
+    items = [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
+    print_rows(console, ("US dollars", *(name.removesuffix("_usd") for name in paid)), items)
     fit = min(cache_samples(scenario, prices), scenario.samples)
     held = f"{scenario.cache_nodes} x {scenario.cache_node} for {fit / scenario.samples:.0%} of the images"
     at_once = math.ceil(max(bill.functions_at_once for bill in rows))

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 from rich.progress import Progress, TextColumn
 
-from superdl.experiments.console import Console
-from superdl.experiments.output import tell_json
 from superdl.options import above_zero, add_recipe_options, recipe_of
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
@@ -29,6 +27,7 @@ from superdl.super_wire.sizes import parse_bytes
 if TYPE_CHECKING:
     import argparse
 
+    from superdl.experiments.console import Console
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.recipe import Recipe
 
@@ -85,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fill and report."""
+    from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
     from superdl.super_dataset import SuperDataset  # torch is not for --help
 
     recipe = _recipe(arguments)

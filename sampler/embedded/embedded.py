@@ -54,19 +54,8 @@ class _LostError(EmbeddedError):
 class Embedded:
     """One process's hold on the coordinator of one run, created once per run by :func:`embedded_for`.
 
-    Attributes:
-        path: the run's directory.
-        coordinator: the coordinator's address, which survives a restart.
-        pid: the process id of the coordinator that was found or started.
-        was_told: whether the place of its records was printed for the user.
-        stays: whether a sampler uses it, so that it is kept until the process ends.
-        questions: number of pending queries.
-        in_turn: whether its cache is one that coordinators use in turn.
-
-    Args:
-        run: the run id.
-        settings: of the coordinator, if it is started.
-        before: this process's earlier hold on the same run.
+    ``coordinator`` is its address, which survives a restart. If a sampler uses it, it ``stays`` until the
+    process ends; ``questions`` counts pending queries. ``before`` is this process's earlier hold on the run.
 
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
@@ -83,6 +72,7 @@ class Embedded:
         self.was_told = False
         self.stays: bool = before is not None and before.stays
         self.questions: int = before.questions if before else 0
+        # Coordinators use a cache that is no own one in turn, and the next may belong to another process.
         self.in_turn = bool(self._settings.choice.cache)
         self.variables = _its_variables()
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)

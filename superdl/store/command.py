@@ -14,8 +14,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.console import Console
-from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.options import agreed
 from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address
 from superdl.store.verifying import verify
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from superdl.experiments.console import Console
     from superdl.store.contents import Collection, Contents
     from superdl.super_wire.store import Store
 
@@ -66,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and run the action."""
+    from superdl.experiments.console import Console
+
     keep_secrets_out_of_logs()
     drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
     store = open_store(store_address(arguments.store, os.environ), create=False, read_only=not drops)
@@ -144,6 +145,8 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
 
 
 def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+
     if arguments.older_than is not None and not arguments.older_than >= 0:
         raise ConfigError(f"--older-than is a number of days, at least 0; not {arguments.older_than:g}")
     keep_bytes = 0 if arguments.bytes is None else parse_bytes(arguments.bytes, "--bytes")

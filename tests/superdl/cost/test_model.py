@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import bills, left_out, produced
+from superdl.cost.model import MONTH_HOURS, bills, left_out, produced
 from superdl.cost.scenario import Scenario
 from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import load_points
@@ -98,6 +98,16 @@ def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing()
     assert by_tag(FAST)[STORED].later.gets_usd == 0
     slow = by_tag(replace(FAST, nvme_mb_per_s=15.0592))[STORED]
     assert (slow.bound, slow.images_per_s) == ("NVMe", pytest.approx(100.0))
+
+
+def test_zones_and_months_cost():
+    near, far = by_tag(IMAGENET)[LAMBDA], by_tag(replace(IMAGENET, one_zone=False))[LAMBDA]
+    moved = (SAMPLES + far.first.produced) * IMAGENET.record_bytes / 1e9
+    assert far.first.transfer_usd == pytest.approx(moved * 0.02)
+    assert near.first.transfer_usd == 0.0
+    always = by_tag(replace(IMAGENET, always_up=True))[LAMBDA]
+    assert always.month.cache_usd == pytest.approx(0.1752 * MONTH_HOURS)
+    assert always.month.trainer_usd == near.month.trainer_usd
 
 
 SPEC = """
