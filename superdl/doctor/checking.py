@@ -144,7 +144,7 @@ class Case:
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
-    told_store: str = ""
+    store: str = ""
     cache: str = ""
     budget_bytes: int = 0
     record_bytes: int = 0

@@ -67,8 +67,8 @@ def check_listing(case: Case) -> Finding:
 
     enough = threading.Event()
 
-    def count(found: int | None) -> None:
-        if found is not None and found >= _ENOUGH:
+    def count(listed: int | None) -> None:
+        if listed is not None and listed >= _ENOUGH:
             enough.set()
 
     try:

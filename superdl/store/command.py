@@ -121,7 +121,7 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
 
-    verification = verify(store, share=arguments.share, tell=note)
+    verification = verify(store, share=arguments.share, note=note)
     for fault in verification.wrong[:_SHOWN]:
         console.print(f"wrong: {fault.pack} {fault.sample}: {shown(fault.why)}")
     wrong_packs = verification.wrong_packs
@@ -177,7 +177,7 @@ def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tup
 
 
 def _by_use(contents: Contents) -> list[Collection]:
-    return sorted(contents.collections.values(), key=lambda one: (-one.used_s, one.name))
+    return sorted(contents.collections.values(), key=lambda collection: (-collection.used_s, collection.name))
 
 
 def _recipe_text(recipe: str) -> str:
@@ -191,12 +191,12 @@ def _recipe_text(recipe: str) -> str:
     return shown(words) or "decoded, no step"
 
 
-def _used_text(one: Collection) -> str:
-    if one.in_use:
+def _used_text(collection: Collection) -> str:
+    if collection.in_use:
         return "in use now"
-    if not one.used_s:
+    if not collection.used_s:
         return "no job has opened it here"
-    return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(one.used_s))
+    return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(collection.used_s))
 
 
 def _size(size: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -110,22 +109,6 @@ def test_stats_shows_jobs_and_batches(stack, images):
         shown = superdl("stats", "--coordinator", stack.address, "--batch", hex_id).stdout
         assert all(key in shown for key in ref.keys)
         assert " s ago  " in shown
-
-
-def test_names_with_codes_do_not_steer_a_terminal(stack, images, tmp_path):
-    hostile = tmp_path / "a\x1b[2J\x1b]0;b\x07"
-    shutil.copytree(images, hostile)
-    (hostile / "ant" / "0\x1b[31m.jpg").write_bytes(b"no image")
-    dataset = SuperDataset(f"file://{hostile}", RECIPE, on_bad_sample="skip")
-    with SuperSampler(dataset, batch_size=16, shuffle=False, coordinator=stack.address) as sampler:
-        ref = next(iter(sampler))
-        dataset[ref]
-        arguments = ("stats", "--coordinator", stack.address)
-        told = superdl(*arguments).stdout + superdl(*arguments, "--batch", ref.batch_id.hex()).stdout
-    told += superdl("stats", "--coordinator", stack.address, "--batch", "\x1b[2J").stderr
-    assert "\\x1b[2J" in told
-    assert "0\\x1b[31m.jpg" in told
-    assert "\x1b" not in told + stack.log.read_text()
 
 
 def test_wrong_use_exits_with_2_a_failure_with_1_and_both_say_why(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import struct
 import threading
@@ -17,6 +16,7 @@ from superdl.super_wire.errors import (
     CoordinatorUnreachableError,
     ProtocolMismatchError,
 )
+from tests.fixtures.cut_network import CutNetwork
 
 PATIENCE = Patience(attempts=12, total_s=30.0, deadline_s=10.0, backoff_s=0.05)
 DATA, HEADERS, RESET, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
@@ -77,26 +77,19 @@ PASSING = {
 }
 
 
-class Proxy:
+class Proxy(CutNetwork):
     """Gives ``answer`` to the first call of each of the first ``times`` connections; later ones pass."""
 
     def __init__(self, target, answer, times):
-        self._target, self._answer, self._left = target.rsplit(":", 1), answer, times
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._answer, self._left = answer, times
+        super().__init__(target)
 
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                front = self._listener.accept()[0]
-                self._left -= 1
-                serve = self._spoil if self._left >= 0 else self._pass_on
-                threading.Thread(target=serve, args=(front,), daemon=True).start()
+    def _welcome(self, front):
+        self._left -= 1
+        if self._left < 0:
+            super()._welcome(front)
+        else:
+            threading.Thread(target=self._spoil, args=(front,), daemon=True).start()
 
     def _spoil(self, front):
         with contextlib.suppress(OSError), front, front.makefile("rb") as read:
@@ -111,19 +104,6 @@ class Proxy:
                     break
             front.shutdown(socket.SHUT_WR)
             read.read()  # until the client has seen it
-
-    def _pass_on(self, front):
-        host, port = self._target
-        with front, socket.create_connection((host, int(port))) as back, selectors.DefaultSelector() as ready:
-            ready.register(front, selectors.EVENT_READ, back)
-            ready.register(back, selectors.EVENT_READ, front)
-            with contextlib.suppress(OSError):
-                while True:
-                    for key, _ in ready.select():
-                        data = key.fileobj.recv(65536)
-                        if not data:
-                            return
-                        key.data.sendall(data)
 
 
 @pytest.fixture
