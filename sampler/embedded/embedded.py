@@ -316,11 +316,11 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 def question_answered(coordinator: str) -> None:
     """Note an answered query. If coordinators use the cache in turn, it is free then, but for a sampler."""
     with _lock:
-        for key, hold in list(_holds.items()):
-            if hold.coordinator == coordinator and key[0] == os.getpid():
+        for (pid, *_), hold in _holds.items():
+            if hold.coordinator == coordinator and pid == os.getpid():
                 hold.questions -= 1
                 if hold.in_turn and not (hold.stays or hold.questions):
-                    _holds.pop(key).release()
+                    hold.let_go()  # without waiting: other ranks may hold it
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:

@@ -131,8 +131,9 @@ def test_what_may_pass_is_waited_for(through, name):
 @pytest.mark.parametrize("name", ["HTTP 500", "HTTP 502", "no message", "reset 2", "nothing"])
 def test_what_does_not_pass_is_bounded_and_named(through, name):
     quick = Patience(attempts=3, total_s=20.0, deadline_s=5.0, backoff_s=0.01)
-    with pytest.raises(CoordinatorUnreachableError, match="in 3 attempts over"):
-        call(through(PASSING[name], 1000), quick)
+    client = through(PASSING[name], 1000)
+    with pytest.raises(CoordinatorUnreachableError, match=f"at {client.address} in 3 attempts over"):
+        call(client, quick)
 
 
 @pytest.mark.parametrize(

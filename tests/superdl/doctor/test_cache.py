@@ -13,7 +13,7 @@ from superdl.doctor.cache import judge_memory
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 SECRET = "secret-of-the-test"
 MEMORY = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12)

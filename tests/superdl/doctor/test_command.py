@@ -14,7 +14,7 @@ import pytest
 from superdl.doctor import CHECKS
 from superdl.doctor_command import add_arguments
 from superdl.main import main
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 OUTPUTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.coordinator.executors.lambda_running import handler_of
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 ON_LAMBDA = ("--executor", "lambda")
 

@@ -11,7 +11,7 @@ from superdl import doctor
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.ports import free_port
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 
 def looked(capsys, source, *words):

@@ -8,7 +8,7 @@ import pytest
 from superdl.super_wire.record import HEADER_BYTES, pack
 from superdl.super_wire.store import DirectoryStore, PackMeta
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 
 @pytest.fixture(autouse=True)
