@@ -148,8 +148,3 @@ class Parts(list[Part]):
         """Request the first page of an iteration that begins at a place later, without waiting."""
         for part in self:
             part.pager.prepare(place)
-
-    def close(self) -> None:
-        """Close all parts."""
-        for part in self:
-            part.close()

@@ -315,7 +315,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         if self._closed:
             return
         self._closed = True
-        self.parts.close()
+        for part in self.parts:
+            part.close()
 
     def close_soon(self) -> None:
         """Close it in the background if this process made it. For finalizers."""
