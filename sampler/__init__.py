@@ -21,7 +21,7 @@ __all__ = ["PlanIterator", "SamplerStats", "SuperSampler", "describe", "list_lab
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
-    from superdl.sampler import mixing, plan_iterator, registration, sampler, stats  # noqa: F401 # mixing is known
+    from superdl.sampler import plan_iterator, registration, sampler, stats
 
     homes = {"PlanIterator": plan_iterator, "SamplerStats": stats, "SuperSampler": sampler}
     return getattr(homes.get(name, registration), name)

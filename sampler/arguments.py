@@ -1,28 +1,46 @@
-"""Validation of a sampler's arguments, and the plan they describe."""
+"""Validation of a sampler's arguments, and the plan they describe, or the plans of a mix.
+
+What an epoch draws comes from arguments, or from torch objects in their place: a ``Subset`` (also one made by
+``random_split``), a ``SubsetRandomSampler``, or a ``WeightedRandomSampler`` with its weights and number of
+draws. Where torch would use its generator, the sampler's seed and epoch are used.
+"""
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, WeightedRandomSampler
 
 from superdl.sampler.distributed import place_in_run
-from superdl.sampler.drawing import drawn_from, shuffle_or_default
 from superdl.sampler.ordering import UNDRAWN, UserOrder
+from superdl.sampler.registration import describe
 from superdl.sampler.session import JobSpec
-from superdl.super_wire.draws import REPEATS_MAX
+from superdl.super_wire.draws import REPEATS_MAX, Draws
 from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.ids import digest128
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from superdl.super_wire.draws import Draws
+__all__ = [
+    "Description",
+    "check_places",
+    "described",
+    "described_mix",
+    "samples_of_a_rank",
+    "shuffle_or_default",
+    "whole_number",
+]
 
-__all__ = ["Description", "check_places", "described", "samples_of_a_rank", "whole_number"]
+_LOG = logging.getLogger(__name__)
 
+_BATCHINGS = ("mixed", "per_dataset")
+_OF_ONE_DATASET = ("indices", "weights", "sampler", "batch_sampler")
 _UINT32 = 2**32
 _INT64 = 2**63
 _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind", "ping_cache")
@@ -30,14 +48,9 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The validated arguments of a sampler.
+    """The validated arguments of a sampler, for the dataset itself, also if a Subset of it was passed.
 
-    Attributes:
-        dataset: the dataset itself, also if a Subset of it was passed.
-        spec: the plan, as sent to the coordinator.
-        rank: of this process.
-        num_replicas: total number of ranks.
-        order: draws the order of each epoch if the user passed a sampler.
+    ``spec`` is the plan, as sent to the coordinator; ``order`` draws each epoch if the user passed a sampler.
     """
 
     dataset: Any
@@ -47,30 +60,42 @@ class Description:
     order: UserOrder | None = None
 
 
+def shuffle_or_default(*, shuffle: bool | None, given: bool) -> bool:
+    """Return ``shuffle``, or if it is None torch's default; log that it is new unless an order is given."""
+    if shuffle is None and not given:
+        _LOG.warning(
+            "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "
+            "shuffle. Write shuffle=True to train, shuffle=False to silence this warning of one release"
+        )
+    return False if shuffle is None else shuffle
+
+
 def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     dataset: Any,
     *,
     batch_size: int | None,
-    shuffle: bool | None,
+    shuffle: bool,
     seed: int,
     drop_last: bool,
     rank: int | None,
     num_replicas: int | None,
-    indices: Any,
-    weights: Any,
-    draws: int | None,
-    repeats: int,
-    sampler: Iterable[Any] | None,
-    batch_sampler: Iterable[Any] | None,
-    mix: tuple[tuple[int, ...], int, int],
+    indices: Any = None,
+    weights: Any = None,
+    draws: int | None = None,
+    repeats: int = 1,
+    sampler: Iterable[Any] | None = None,
+    batch_sampler: Iterable[Any] | None = None,
+    mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
 ) -> Description:
     """Validate the arguments of a ``SuperSampler``, where they are documented.
+
+    ``mix`` has the samples of each dataset of a mix in an epoch, the place of this one, samples in a row.
 
     Raises:
         ConfigError: an argument is invalid, or two contradict each other.
         UsageError: ``dataset`` is not a SuperDataset.
     """
-    for name, flag in (("shuffle", bool(shuffle) if shuffle is None else shuffle), ("drop_last", drop_last)):
+    for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):
             raise ConfigError(f"{name} is True or False; not {flag!r}")
     place = place_in_run(
@@ -82,7 +107,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     if sampler is not None or batch_sampler is not None:
         given = {"shuffle": shuffle, "indices": indices, "weights": weights, "draws": draws}
         conflicts = [name for name, value in given.items() if value is not None and value is not False]
-        conflicts += ["repeats"] * (repeats > 1) + ["a mix of datasets"] * bool(mix[0])
+        conflicts += ["repeats"] * (repeats > 1)
         whole, order = _order_from(
             dataset, sampler, batch_sampler, batch_size=batch_size, drop_last=drop_last, others=conflicts
         )
@@ -90,9 +115,8 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
         return Description(whole, own, *place, order)
     if batch_size is None:
         raise ConfigError("batch_size says how many samples a batch has on this rank: give it")
-    shuffle = shuffle_or_default(shuffle=shuffle)
     count = None if draws is None else whole_number("draws", draws, 1, 2**40)
-    whole, drawn = drawn_from(dataset, indices, weights, draws=count, repeats=repeats, shuffle=shuffle)
+    whole, drawn = _drawn_from(dataset, indices, weights, draws=count, repeats=repeats, shuffle=shuffle)
     _check_dataset(whole)
     spec = JobSpec(
         batch_size=whole_number("batch_size", batch_size, 1, _UINT32),
@@ -107,6 +131,102 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
         mix_run=mix[2],
     )
     return Description(whole, spec, *place)
+
+
+def described_mix(
+    mix: ConcatDataset[Any],
+    *,
+    coordinator: str | None,
+    seed: int,
+    shuffle: bool,
+    draws: int | None,
+    repeats: int,
+    batching: str,
+    **arguments: Any,
+) -> list[Description]:
+    """Validate the arguments of a ``SuperSampler`` of a mix, and return the plan of each dataset.
+
+    Queries the size of each dataset, and so may start a coordinator. Raises as
+    :func:`described`.
+    """
+    given = ["repeats"] * (repeats != 1)
+    given += [name for name in _OF_ONE_DATASET if arguments.pop(name) is not None]
+    if given:
+        raise ConfigError(
+            f"a mix takes no {', '.join(given)}: its batches are put together of those of its datasets. Of "
+            "a part of a dataset mix a Subset"
+        )
+    if batching not in _BATCHINGS:
+        raise ConfigError(f"batching is one of {', '.join(_BATCHINGS)}; not {batching!r}")
+    members: list[Any] = list(mix.datasets)
+    _look_at(members, coordinator)
+    sizes = [len(member) for member in members]
+    counts = tuple(getattr(mix, "samples_of_each", tuple)(sizes))
+    run = 1
+    if batching == "per_dataset":
+        ranks = place_in_run(arguments["rank"], arguments["num_replicas"])[1]
+        run = ranks * whole_number("batch_size", arguments["batch_size"], 1, _UINT32)
+    if draws is not None or run > 1:
+        whole = sum(counts) if draws is None else whole_number("draws", draws, 1, 2**31)
+        counts = tuple(run * count for count in _shared_out(max(1, whole // run), counts))
+    return [
+        described(
+            member,
+            shuffle=shuffle,
+            seed=_seed_of(seed, number),
+            mix=(counts, number, run),
+            **_drawn(size, count, shuffle=shuffle),
+            **arguments,
+        )
+        for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
+    ]
+
+
+def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
+    """Make each dataset query its size, as a sampler created now will see it."""
+    datasets = {}
+    for member in members:
+        dataset = member
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        if not hasattr(dataset, "bind"):
+            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(dataset).__name__}")
+        datasets[id(dataset)] = dataset
+    for dataset in datasets.values():
+        if coordinator is not None:
+            dataset.coordinator = coordinator
+        dataset.bind(describe(dataset, renew=True))
+
+
+def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
+    """Return arguments to draw ``count`` of ``size`` samples, each equally often."""
+    if count == size:
+        return {}
+    if shuffle:
+        return {"weights": torch.ones(size, dtype=torch.float64), "draws": count}
+    return {"indices": torch.arange(count) % size}
+
+
+def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
+    """Share out a number by counts, by largest remainders; each share is at least 1."""
+    quotas = [divmod(total * count, sum(counts)) for count in counts]
+    shares = [whole for whole, _ in quotas]
+    by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])
+    for number in by_remainder[: total - sum(shares)]:
+        shares[number] += 1
+    if 0 in shares:
+        raise ConfigError(
+            f"an epoch would have nothing of dataset {shares.index(0)} of the mix: raise draws or its "
+            "proportion, or lower batch_size"
+        )
+    return shares
+
+
+def _seed_of(seed: int, number: int) -> int:
+    # With equal seeds, similar datasets of equal size would get the same order.
+    if not number:
+        return seed
+    return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)
 
 
 def _order_from(
@@ -132,10 +252,57 @@ def _order_from(
     if others:
         name = "sampler" if batch_sampler is None else "batch_sampler"
         raise ConfigError(f"{name} says what an epoch has: leave out {', '.join(others)}")
-    whole, part = drawn_from(dataset, None, None, draws=None, repeats=1, shuffle=False)
+    whole, part = _drawn_from(dataset, None, None, draws=None, repeats=1, shuffle=False)
     _check_dataset(whole)
     places = None if part is None else torch.frombuffer(bytearray(part.indices), dtype=torch.int64)
     return whole, UserOrder(source, batch_size, drop_last=drop_last, places=places)
+
+
+def _drawn_from(
+    dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
+) -> tuple[Any, Draws | None]:
+    """Return the dataset itself and what an epoch draws from it; ``None`` means each sample once.
+
+    ``indices``, and weights without indices, refer to places in the dataset as it was passed.
+
+    Raises:
+        ConfigError: an argument is invalid, or two contradict each other.
+    """
+    if isinstance(indices, SubsetRandomSampler):
+        indices = indices.indices
+    if isinstance(weights, WeightedRandomSampler):
+        if not weights.replacement:
+            raise ConfigError(
+                "a WeightedRandomSampler without replacement draws no sample twice, which weights of a "
+                "SuperSampler do not promise: make it with replacement=True"
+            )
+        if draws is not None:
+            raise ConfigError("draws is num_samples of the WeightedRandomSampler: leave it out")
+        draws, weights = weights.num_samples, weights.weights
+    while isinstance(dataset, Subset):
+        indices = dataset.indices if indices is None else _chosen(dataset.indices, indices)
+        dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        raise ConfigError(
+            "a part of a ConcatDataset is no single set of samples: split each dataset, and give "
+            "ConcatDataset([part, other_part])"
+        )
+    if indices is None and weights is None and draws is None and repeats == 1:
+        return dataset, None
+    return dataset, Draws.of(indices, weights, count=draws, repeats=repeats, shuffle=shuffle)
+
+
+def _chosen(of_subset: Any, places: Any) -> list[int]:
+    try:
+        chosen = [int(of_subset[place]) for place in places]
+        least = min(places)
+    except (IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"indices are places of the Subset, which has {len(of_subset):,} samples: {error}"
+        ) from error
+    if least < 0:
+        raise ConfigError(f"indices are places of the Subset, from 0; not {int(least)}")
+    return chosen
 
 
 def _check_dataset(dataset: object) -> None:

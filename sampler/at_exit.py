@@ -21,11 +21,11 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "OpenJobs", "in_background"]
+__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "in_background"]
 
 _LOG = logging.getLogger(__name__)
 
-TOTAL_S = 1.0
+_TOTAL_S = 1.0
 
 
 class _Stoppable(Protocol):
@@ -34,7 +34,7 @@ class _Stoppable(Protocol):
     def stop(self) -> None: ...
 
 
-class OpenJobs:
+class _OpenJobs:
     """Open jobs, keyed by coordinator, job and rank, with the process that opened each."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class OpenJobs:
         """Remove a job that was closed."""
         self._open.pop((address, job, rank), None)
 
-    def say(self, total_s: float = TOTAL_S, client: Callable[[str], Client] = Client) -> None:
-        """Close this process's jobs, without retrying a silent coordinator."""
+    def close_all(self) -> None:
+        """Close this process's jobs within a second, without retrying a silent coordinator."""
         if not self._open:
             return
         from superdl.super_wire import coordinator_pb2 as pb
 
-        until_s = time.monotonic() + total_s
+        until_s = time.monotonic() + _TOTAL_S
         deaf: set[str] = set()
         for (address, job, rank), pid in list(self._open.items()):
             left_s = until_s - time.monotonic()
@@ -62,14 +62,14 @@ class OpenJobs:
                 continue
             single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
             try:
-                client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
+                Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
             except SuperError as error:
                 _LOG.debug("job %s could not be closed at exit: %s", job, error)
                 deaf.add(address)
         self._open.clear()
 
 
-OPEN_JOBS = OpenJobs()
+OPEN_JOBS = _OpenJobs()
 STOPPED_AT_EXIT: weakref.WeakSet[_Stoppable] = weakref.WeakSet()
 
 
@@ -90,7 +90,7 @@ class _InBackground:
             self._done.set()
 
     def stop(self) -> None:
-        self._done.wait(TOTAL_S)
+        self._done.wait(_TOTAL_S)
 
 
 def in_background(task: Callable[[], None]) -> None:
@@ -104,4 +104,4 @@ def _leave() -> None:
     # Threads first: one inside grpc can abort the process, and would reopen its job.
     for member in [member for member in STOPPED_AT_EXIT if member.pid == os.getpid()]:
         member.stop()
-    OPEN_JOBS.say()
+    OPEN_JOBS.close_all()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superdl.sampler.ordering import UserOrder
     from superdl.sampler.session import JobSpec
 
-__all__ = ["STATE_VERSION", "Checkpoint"]
+__all__ = ["STATE_VERSION", "Checkpoint", "sampler_state_in"]
 
 STATE_VERSION = 1
 
@@ -42,15 +42,9 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writer and reader of the states of one sampler.
+    """Writer and reader of the states of one sampler, whose epochs have ``batches``.
 
-    Args:
-        spec: its plan.
-        fingerprint: of the dataset.
-        batches: per epoch.
-        in_order: whether batches are delivered in order.
-        order: draws its epochs if the user passed a sampler; the length of an epoch is then the length of its
-            draw.
+    If a sampler of the user's draws the ``order``, the length of an epoch is that of its draw.
     """
 
     def __init__(
@@ -175,8 +169,32 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
 
 
 def _shown(value: object) -> str:
-    """Format any value for an error message."""
     try:
         return repr(value)[:200]
     except ValueError:  # Python refuses to print an int of thousands of digits
         return f"a {type(value).__name__} that cannot be written"
+
+
+def sampler_state_in(state: Any) -> Any:
+    """Return the sampler's state within that of a ``StatefulDataLoader``; return any other state unchanged.
+
+    Raises:
+        ConfigError: it was taken between two snapshots of the sampler.
+    """
+    own = _main_of(state).get("_sampler_iter_state") if isinstance(state, Mapping) else None
+    if not isinstance(own, Mapping):
+        return state
+    if state.get("_steps_since_snapshot"):
+        raise ConfigError(
+            "this state of a StatefulDataLoader was taken between two of the snapshots that "
+            "snapshot_every_n_steps asks for, so that the sampler's place is not in it: give the state to a "
+            "loader with as many workers as before"
+        )
+    return own
+
+
+def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the main process's part; a loader without workers has no other."""
+    snapshot = state.get("_snapshot")
+    main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
+    return main if isinstance(main, Mapping) else {}

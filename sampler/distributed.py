@@ -1,8 +1,4 @@
-"""Facts about the training run that a process belongs to: rank, replicas, job id, use of Accelerate.
-
-Ranks of a run must find the same job without communicating, so a job's id is a digest of the values they
-share.
-"""
+"""Facts about the training run that a process belongs to: rank, replicas, run id, use of Accelerate."""
 
 from __future__ import annotations
 
@@ -10,27 +6,16 @@ import gc
 import os
 import sys
 import uuid
-from collections import defaultdict
-from itertools import count
-from typing import TYPE_CHECKING
 
 import torch.distributed
 
 from superdl.super_wire.errors import ConfigError, UsageError
-from superdl.super_wire.ids import digest128
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from superdl.super_wire.draws import Draws
-
-__all__ = ["check_schedules", "check_still_there", "is_own", "job_id", "place_in_run", "run_id"]
+__all__ = ["check_schedules", "check_still_there", "is_own", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal for a missing rendezvous id
 
-# Keyed by process id, since a fork copies them.
-_run_ids: dict[int, str] = {}
-_samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(count)
+_run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 
 
 def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
@@ -144,33 +129,3 @@ def run_id() -> str:
 def is_own(run: str) -> bool:
     """Return whether a run id belongs to this process alone."""
     return run == _run_ids.get(os.getpid())
-
-
-def job_id(  # noqa: PLR0913 # a job is what its plan says
-    run: str,
-    fingerprint: bytes,
-    recipe_json: str,
-    *,
-    batch_size: int,
-    num_replicas: int,
-    seed: int,
-    shuffle: bool,
-    drop_last: bool,
-    rank: int = 0,
-    draws: Draws | None = None,
-    mix: tuple[int, ...] = (),
-    member: int = 0,
-    mix_run: int = 1,
-) -> str:
-    """Return the id of a new sampler's job: 32 hex digits, equal on every rank of the run.
-
-    ``run`` is the run id, or the user's ``job`` argument. The second identical sampler of a process gets a
-    different id than the first. Ranks create their samplers in the same order, so they agree on that too.
-    """
-    numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
-    fields = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
-    fields += [draws.digest] if draws is not None else []
-    fields += [f"{mix},{member}".encode()] if mix else []
-    fields += [str(mix_run).encode()] if mix_run > 1 else []
-    before = next(_samplers[os.getpid(), digest128(*fields), rank])
-    return digest128(*fields, *([str(before).encode()] if before else [])).hex()

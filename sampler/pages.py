@@ -218,7 +218,7 @@ class Pager:
 
     def _fetch(self, buffer: PrefetchBuffer) -> None:
         with self._wake:
-            position, count, head = buffer.asked, buffer.room(), buffer.head
+            position, count, head = buffer.tail, buffer.room(), buffer.head
         page: Any = None
         error: Exception | None = None
         # Without the lock: meanwhile the trainer takes batches.
@@ -248,7 +248,7 @@ class Pager:
             return None
         return CoordinatorError(
             f"the coordinator at {self._client.address} sent a wrong page for job {session.job}, "
-            f"rank {rank}, epoch {epoch}, position {buffer.asked}: {reason}"
+            f"rank {rank}, epoch {epoch}, position {buffer.tail}: {reason}"
         )
 
     def _refresh(self, buffer: PrefetchBuffer) -> None:

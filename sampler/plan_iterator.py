@@ -18,8 +18,7 @@ from superdl.super_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from superdl.sampler.checkpoint import Checkpoint
-    from superdl.sampler.pages import Pager
+    from superdl.sampler.parts import Parts
     from superdl.sampler.prefetch import PrefetchBuffer
 
 __all__ = ["Cursor", "PlanIterator"]
@@ -70,16 +69,18 @@ class Cursor:
 
 
 class PlanIterator(Iterator[BatchRef]):
-    """Iterator over ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``."""
+    """Iterator over ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``.
 
-    def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: Any) -> None:
+    For a mix it yields ``MixedRef``, each made of one batch per dataset.
+    """
+
+    def __init__(self, cursor: Cursor, parts: Parts) -> None:
         self._cursor = cursor
-        self._pager = pager
-        self._checkpoint = checkpoint
-        self._owner = owner
+        self._parts = parts
         self._pid = os.getpid()
         self._loaded: PlanPosition | None = None
-        self._buffer: PrefetchBuffer | None = None
+        self._buffers: list[PrefetchBuffer] = []  # of each part, once the pass has begun
+        self._taken: list[BatchRef] = []  # of the next batch, until each part has given its own
         self._warned = False
 
     @property
@@ -93,13 +94,13 @@ class PlanIterator(Iterator[BatchRef]):
         return self._place().position
 
     def _place(self) -> PlanPosition:
-        if self._buffer is not None:
-            return self._buffer.delivered.place()
+        if self._buffers:  # of a batch that is not complete, the last part has delivered nothing
+            return self._buffers[-1].delivered.place()
         return self._loaded or self._cursor.peek()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this pass as a small JSON-compatible dict."""
-        return self._checkpoint.state_of(self._place())
+        return self._parts.state_of(self._place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the pass that produced ``state``, whatever this one has delivered; takes constant time.
@@ -112,9 +113,9 @@ class PlanIterator(Iterator[BatchRef]):
             UsageError: this is not the process that made the sampler, or the sampler is closed.
         """
         self._check_process()
-        place = self._checkpoint.place_in(state)
-        self._pager.prepare(place)
-        self._buffer, self._loaded = None, place
+        place = self._parts.place_in(state)
+        self._parts.prepare(place)
+        self._buffers, self._taken, self._loaded = [], [], place
 
     def __iter__(self) -> PlanIterator:
         return self
@@ -122,28 +123,32 @@ class PlanIterator(Iterator[BatchRef]):
     def __next__(self) -> BatchRef:
         self._check_process()
         # A DataLoader requests batches also after the end of the plan.
-        self._owner.dataset.name_bad_samples()
-        if self._buffer is None:
-            place = self._begin()
-            try:
-                self._owner.begin_epoch(place.epoch, place.position)
-            except BaseException:
-                if self._loaded is None:
-                    self._cursor.move(place)  # the next attempt begins the same epoch
-                raise
-            self._buffer = self._pager.begin(place)
-        batch = self._pager.take(self._buffer)
-        if batch is None:
-            raise StopIteration
+        for part in self._parts:
+            part.dataset.name_bad_samples()
+        if not self._buffers:
+            self._begin()
+        while len(self._taken) < len(self._parts):  # after an error, the next call goes on
+            number = len(self._taken)
+            batch = self._parts[number].pager.take(self._buffers[number])
+            if batch is None:
+                raise StopIteration
+            self._taken.append(batch)
+        taken, self._taken = self._taken, []
         if not self._warned:
-            self._warn_of_another_epoch(batch.epoch)
-        return batch
+            self._warn_of_another_epoch(taken[0].epoch)
+        return self._parts.joined(taken)  # type: ignore[no-any-return]  # a mix gives MixedRef
 
-    def _begin(self) -> PlanPosition:
-        if self._loaded is None:
-            return self._cursor.take()
-        self._cursor.pass_over(self._loaded.epoch)
-        return self._loaded
+    def _begin(self) -> None:
+        loaded = self._loaded
+        if loaded is not None:
+            self._cursor.pass_over(loaded.epoch)
+        place = loaded or self._cursor.take()
+        try:
+            self._buffers = [part.begin(place) for part in self._parts]
+        except BaseException:
+            if loaded is None:
+                self._cursor.move(place)  # the next attempt begins the same epoch
+            raise
 
     def _warn_of_another_epoch(self, epoch: int) -> None:
         """Warn once if the epoch was set after an iteration had begun."""

@@ -47,14 +47,10 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches that an iteration has delivered, and the place after any number of them.
+    """The batches that an iteration has delivered since ``start``, and the place after any number of them.
 
     In order, a count suffices. Otherwise the positions are kept, 8 bytes each. No batch goes more than
     ``reorder - 1`` positions early.
-
-    Args:
-        start: where the iteration began.
-        reorder: positions from which the next batch is chosen; 1: in order.
     """
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
@@ -90,7 +86,7 @@ class PrefetchBuffer:
 
     Attributes:
         head: the first position not delivered.
-        asked: the first position not received yet.
+        tail: the first position not received yet.
         end: batches in the epoch.
         delivered: the delivered batches; may outlive the buffer.
         error: the error of the last page; raised by the next demand, and then cleared.
@@ -100,7 +96,7 @@ class PrefetchBuffer:
 
     def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
         self.epoch = start.epoch
-        self.head = self.asked = start.position
+        self.head = self.tail = start.position
         self.end = end
         self.delivered = Delivered(start, reorder=reorder)
         self.error: Exception | None = None
@@ -121,18 +117,18 @@ class PrefetchBuffer:
         return self.head >= self.end
 
     def add(self, batch: BatchRef, *, ready: bool) -> None:
-        """Add the batch at ``asked``, unless it was delivered before; raise ``ValueError`` if it is a
+        """Add the batch at ``tail``, unless it was delivered before; raise ``ValueError`` if it is a
         different one.
 
         ``ready``: as far as is known, a reader would find all of its samples at once.
         """
-        if batch.position != self.asked or self.asked >= self.end:
-            raise ValueError(f"batch {batch.position} came where {self.asked} of {self.end} was next")
-        if self.asked not in self._delivered_before:
-            self._waiting[self.asked] = batch
+        if batch.position != self.tail or self.tail >= self.end:
+            raise ValueError(f"batch {batch.position} came where {self.tail} of {self.end} was next")
+        if self.tail not in self._delivered_before:
+            self._waiting[self.tail] = batch
             if ready:
-                self._ready.add(self.asked)
-        self.asked += 1
+                self._ready.add(self.tail)
+        self.tail += 1
         self._pass_delivered()
 
     def mark_ready(self, position: int) -> None:
@@ -153,7 +149,7 @@ class PrefetchBuffer:
 
     def reorderable(self) -> range:
         """Return the positions from which the next batch is chosen."""
-        return range(self.head, min(self.head + self._reorder, self.asked))
+        return range(self.head, min(self.head + self._reorder, self.tail))
 
     def wants_statuses(self) -> bool:
         """Return whether newer statuses could change which batch is next."""
@@ -162,14 +158,14 @@ class PrefetchBuffer:
 
     def wants_page(self) -> bool:
         """Return whether there is more to request and room for it."""
-        return self.error is None and self.asked < self.end and self.room() >= PAGE_BATCHES
+        return self.error is None and self.tail < self.end and self.room() >= PAGE_BATCHES
 
     def room(self) -> int:
         """Return the number of batches that may be requested."""
         return BUFFER_BATCHES - len(self._waiting)
 
     def _pass_delivered(self) -> None:
-        while self.head < self.asked and self.head not in self._waiting:
+        while self.head < self.tail and self.head not in self._waiting:
             self.head += 1
 
 

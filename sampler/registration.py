@@ -15,15 +15,15 @@ from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SourceError, UnknownJobError
 from superdl.super_wire.labels import SampleList, joined, unpack_labels
-from superdl.super_wire.redaction import shown, shown_lines
+from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from superdl.super_wire.batch_ref import Bindable
     from superdl.super_wire.labels import Labels
 
-__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "tells_progress", "warn_of"]
+__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "warn_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,11 +44,6 @@ def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: b
     embedded = embedded_for(run, for_question=for_question)
     own = CoordinatorCredentials()  # only this user can reach it, so it needs no credentials
     return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
-
-
-def tells_progress(dataset: Bindable) -> Callable[[int], None]:
-    """Return a callback that logs the progress of a dataset's listing."""
-    return lambda listed: _LOG.info("listing %s: %d samples so far", shown(dataset.source), listed)
 
 
 def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
@@ -82,7 +77,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
         CoordinatorError, EmbeddedError: no coordinator could be reached, or it refuses.
     """
     with _asking(dataset) as (client, run):
-        facts, _ = client.register(dataset, run, renew=renew and is_own(run), listed=tells_progress(dataset))
+        facts, _ = client.register(dataset, run, renew=renew and is_own(run))
     warn_of(dataset, facts.warnings, place_in_run(None, None)[0])
     return binding_of(facts)
 
@@ -123,7 +118,7 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
     """Return all pages (messages) of the dataset's samples, and the dtype of their labels."""
     with _asking(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
-            facts, _end_s = client.register(dataset, run, listed=tells_progress(dataset))
+            facts, _end_s = client.register(dataset, run)
             if facts.fingerprint != fingerprint:
                 raise SourceError(
                     f"{dataset.source} has changed since its length or classes were asked for: make a new "

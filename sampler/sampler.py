@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import weakref
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data import ConcatDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl.sampler.arguments import check_places, described, samples_of_a_rank, whole_number
-from superdl.sampler.at_exit import OPEN_JOBS, in_background
-from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.distributed import check_schedules, check_still_there, run_id
-from superdl.sampler.embedded.embedded import tell_user
-from superdl.sampler.pages import Pager
+from superdl.sampler.arguments import (
+    described,
+    described_mix,
+    samples_of_a_rank,
+    shuffle_or_default,
+    whole_number,
+)
+from superdl.sampler.at_exit import in_background
+from superdl.sampler.checkpoint import sampler_state_in
+from superdl.sampler.distributed import check_schedules, check_still_there
+from superdl.sampler.parts import Part, Parts
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
-from superdl.sampler.registration import client_of
-from superdl.sampler.session import Session
-from superdl.sampler.stateful_loader import check_workers, sampler_state_in
 from superdl.super_wire.batch_ref import BatchRef
-from superdl.super_wire.errors import ConfigError, SuperError, UsageError
+from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import Bindable
 
 __all__ = ["SuperSampler"]
-
-_LOG = logging.getLogger(__name__)
 
 _INT64 = 2**63
 
@@ -85,7 +84,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         weights: an epoch has samples in proportion to these, one per sample (or per index); needs
             ``shuffle``. Each sample comes as often as expected, randomly rounded down or up. Alternatively a
             ``WeightedRandomSampler``.
-        draws: number of samples that weights draw in an epoch; default: the number of weights.
+        draws: number of samples that weights draw in an epoch; default: the number of weights. For a mix, the
+            samples in an epoch of all datasets together, in the same proportions.
         sampler: any object that yields indices each time it is iterated, such as torch's samplers or one of
             yours; it defines the epoch in place of ``shuffle``, ``indices``, ``weights``, ``draws`` and
             ``repeats``. It is drawn in this process when an epoch begins, after its ``set_epoch`` if it has
@@ -96,6 +96,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
             several (repeated augmentation). The epoch grows by this factor; equal weights with fewer
             ``draws`` keep its length. Random transforms differ each time; random steps of the recipe, which
             are cached, do not.
+        batching: for a mix. ``"mixed"``: every batch has its share of each dataset. ``"per_dataset"``: the
+            batches that the ranks read at the same time come from one dataset, and every dataset has whole
+            batches only.
 
     Raises:
         ConfigError: an argument is invalid; PlanError: no batch would be left.
@@ -106,17 +109,6 @@ class SuperSampler(DistributedSampler[BatchRef]):
         CoordinatorTrustError: its certificate is not trusted, or it does not know this client's token.
         CacheError: the cache does not answer, or refuses.
     """
-
-    _mix: tuple[tuple[int, ...], int, int] = (), 0, 1
-    """In a mix: samples of each dataset in an epoch, its own place, samples in a row."""
-
-    _of_several: ClassVar[type[Any]]
-    """The class for several datasets; set by :mod:`superdl.sampler.mixing`, which imports this module."""
-
-    def __new__(cls, dataset: Any, **_how: Any) -> Self:
-        """Return a sampler of mixed batches if several datasets are given."""
-        several = cls is SuperSampler and isinstance(dataset, ConcatDataset)
-        return super().__new__(cls._of_several if several else cls)
 
     def __init__(  # noqa: PLR0913 # what an epoch is made of has many sides
         self,
@@ -137,94 +129,88 @@ class SuperSampler(DistributedSampler[BatchRef]):
         repeats: int = 1,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        batching: str = "mixed",
     ) -> None:
         if not isinstance(in_order, bool):
             raise ConfigError(f"in_order is True or False; not {in_order!r}")
         if job is not None and (not isinstance(job, str) or not job):
             raise ConfigError(f"job is a text that names the job; not {job!r}")
-        plan = described(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=rank,
-            num_replicas=num_replicas,
-            indices=indices,
-            weights=weights,
-            draws=draws,
-            repeats=repeats,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            mix=self._mix,
+        self.shuffle = shuffle_or_default(
+            shuffle=shuffle, given=sampler is not None or batch_sampler is not None
         )
-        whole, spec, drawn = plan.dataset, plan.spec, plan.spec.draws
-        run = run_id()
-        address = whole.coordinator if coordinator is None else coordinator
-        client = client_of(address, run, alone=plan.num_replicas == 1)
-        listed = getattr(whole, "listed_as", None)
-        self._session = Session(client, whole, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
-        try:
-            check_places(drawn, listed, self._session.binding.fingerprint, whole.source)
-            whole.ping_cache(self._session.binding.cache)
-        except BaseException:
-            self._session.close()  # nothing will read what this job would have decoded
-            raise
-        whole.coordinator = address
-        if not client.alone:
-            OPEN_JOBS.add(client.address, self._session.job, spec.rank)
-        if plan.rank == 0:
-            tell_user(client.address, self.kept)
-        self._client = client
+        arguments: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": self.shuffle,
+            "seed": seed,
+            "drop_last": drop_last,
+            "rank": rank,
+            "num_replicas": num_replicas,
+            "indices": indices,
+            "weights": weights,
+            "draws": draws,
+            "repeats": repeats,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+        }
+        mixes = isinstance(dataset, ConcatDataset)
+        if isinstance(dataset, ConcatDataset):
+            if not in_order:
+                raise ConfigError("a mix takes no in_order=False: its datasets advance together")
+            plans = described_mix(dataset, coordinator=coordinator, batching=batching, **arguments)
+        elif batching != "mixed":
+            raise ConfigError("batching says how a mix of datasets fills its batches: leave it out")
+        else:
+            plans = [described(dataset, **arguments)]
+        with ExitStack() as stack:
+            parts = []
+            for plan in plans:
+                parts.append(Part(plan, coordinator=coordinator, job=job, in_order=in_order))
+                stack.callback(parts[-1].close)
+            stack.pop_all()
+        self.parts = Parts(parts, mixes=mixes)
+        """One part, or of a mix one for each dataset, each with its own ``job`` and ``job_stats()``."""
         self._by_default = (rank is None, num_replicas is None)
-        self._order = plan.order
-        if plan.order is not None:
-            plan.order.size = self._session.binding.size
-        self._checkpoint = Checkpoint(
-            *(spec, self._session.binding.fingerprint, self._session.batches_per_epoch),
-            in_order=in_order,
-            order=plan.order,
-        )
         self._cursor = Cursor()
-        self._draws = drawn
         # What frameworks read of a DistributedSampler, whose __init__ counts otherwise.
-        self.dataset: Any = whole
+        spec, size = plans[0].spec, parts[0].size
+        self.dataset: Any = dataset if mixes else plans[0].dataset
         self.made_of: Any = dataset
         """The dataset, or the part of one, that was passed."""
-        self.rank, self.num_replicas = plan.rank, plan.num_replicas
-        self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, drop_last
-        self.num_samples = samples_of_a_rank(spec.length(self._session.binding.size), spec)
+        self.rank, self.num_replicas = plans[0].rank, plans[0].num_replicas
+        self.seed, self.drop_last = spec.seed, drop_last
+        self.num_samples = samples_of_a_rank(spec.length(size), spec)
         """Samples of this rank in an epoch, padding included; ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
         """The same over all ranks."""
         self.batch_size = spec.batch_size
         """Samples per batch on this rank."""
-        self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
+        self.counts = spec.mix or (spec.length(size),)
+        """Samples of each dataset in an epoch, over all ranks, without padding."""
         self._pid = os.getpid()
         self._closed = False
-        weakref.finalize(self, self._pager.stop_soon)
 
     @property
     def coordinator(self) -> str:
         """Return the address of the coordinator that plans for it, perhaps embedded."""
-        return self._client.address
+        return self.parts[0].coordinator
 
     @property
     def job(self) -> str:
-        """Return the id of the job, 32 hex digits, shared by the ranks of a run."""
-        return self._session.job
+        """Return the id of the job, 32 hex digits, shared by the ranks of a run; of a mix, of the first."""
+        return self.parts[0].job
 
     @property
     def kept(self) -> str:
         """Return a text for users: where decoded records are kept, and how full that was when the job was
         opened. Empty without a store.
         """
-        return self._session.kept
+        return self.parts[0].session.kept
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
         """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
-        return tuple(self.dataset.bad_samples)
+        datasets = {id(part.dataset): part.dataset for part in self.parts}.values()
+        return tuple(bad for dataset in datasets for bad in dataset.bad_samples)
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
@@ -233,36 +219,27 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     def __len__(self) -> int:
         """Return this rank's batches in an epoch; ``num_samples`` counts samples."""
-        return self._session.batches_per_epoch if self._order is None else len(self._order)
+        return len(self.parts[0])
 
     def __repr__(self) -> str:
-        size, draws = self._session.binding.size, self._draws
-        drawn = "" if draws is None else f"{draws.length(size):,} draws of {size:,} samples, "
         return (
-            f"<SuperSampler of {self.dataset.source}: {drawn}{len(self)} batches of {self.batch_size}, "
-            f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}, rank {self.rank} of "
-            f"{self.num_replicas}, next epoch {self.epoch}, job {self.job}>"
+            f"<SuperSampler of {' mixed with '.join(map(repr, self.parts))}, shuffle={self.shuffle}, "
+            f"seed={self.seed}, drop_last={self.drop_last}, rank {self.rank} of {self.num_replicas}, next "
+            f"epoch {self.epoch}>"
         )
 
     def __iter__(self) -> PlanIterator:
         """Return a new pass over the next epoch, which begins when its first batch is requested.
 
         Raises:
-            ConfigError: a StatefulDataLoader would load a state of a different number of workers.
             UsageError: this is not the process that made the sampler, or not the rank that it was made for,
                 or Accelerate would step the learning-rate schedule once per rank.
         """
         self._check_process()
-        check_workers()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
         if self.shuffle:  # only if training
             check_schedules(self.num_replicas)
-        return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
-
-    def begin_epoch(self, epoch: int, position: int) -> None:
-        """Draw a new epoch if the user passed a sampler; called by the iterator."""
-        if self._order is not None:
-            self._session.begin_epoch(epoch, position, self._order.draw(epoch))
+        return PlanIterator(self._cursor, self.parts)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration begins. If a state of that epoch was loaded, its position is
@@ -285,11 +262,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ConfigError: no iteration has delivered that many batches.
         """
         if batches_consumed is None:
-            return self._checkpoint.state_of(self._cursor.peek())
+            return self.parts.state_of(self._cursor.peek())
         count = whole_number("batches_consumed", batches_consumed, 0, _INT64)
-        delivered = self._pager.delivered()
+        delivered = self.parts[-1].pager.delivered()  # the last one that a mixed batch is taken from
         if count == 0 and delivered is None:
-            return self._checkpoint.state_of(self._cursor.peek())
+            return self.parts.state_of(self._cursor.peek())
         if delivered is None or count > delivered.count:
             known = "no iteration has begun"
             if delivered is not None:
@@ -298,7 +275,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
                 f"batches_consumed={count}, but {known}: it is the number of batches that the training loop "
                 "has got from its loader since iter(loader), also where that was resumed in mid-epoch"
             )
-        return self._checkpoint.state_of(delivered.place(count))
+        return self.parts.state_of(delivered.place(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration begin at the place in ``state``, in constant time.
@@ -312,8 +289,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             UsageError: this is not the process that made the sampler, or the sampler is closed.
         """
         self._check_process()
-        place = self._checkpoint.place_in(sampler_state_in(state))
-        self._pager.prepare(place)
+        place = self.parts.place_in(sampler_state_in(state))
+        self.parts.prepare(place)
         self._cursor.move(place)
 
     def _check_process(self) -> None:
@@ -325,21 +302,21 @@ class SuperSampler(DistributedSampler[BatchRef]):
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for this job so far, over all ranks, and the cost of status
         checks in this process.
+
+        Raises:
+            UsageError: a mix has a job for each dataset.
         """
-        return self._session.stats(self._pager.checks)
+        if self.parts.mixes:
+            raise UsageError("a mix has a job for each dataset: ask [p.job_stats() for p in sampler.parts]")
+        return self.parts[0].job_stats()
 
     def close(self) -> None:
         """Close the job on this rank, end the thread. Idempotent; iterating then fails."""
         if self._closed:
             return
         self._closed = True
-        OPEN_JOBS.discard(self._client.address, self.job, self.rank)
-        self._pager.stop()
-        self.dataset.name_bad_samples()
-        try:
-            self._session.close()
-        except SuperError as error:  # best effort: the lease of a silent job expires anyway
-            _LOG.warning("job %s could not be closed: %s", self.job, error)
+        for part in self.parts:
+            part.close()
 
     def close_soon(self) -> None:
         """Close it in the background if this process made it. For finalizers."""

@@ -5,14 +5,17 @@ Reopening is bounded in time and in number, however often the coordinator forget
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 import time
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.distributed import is_own, job_id
-from superdl.sampler.registration import binding_of, tells_progress, warn_of
+from superdl.sampler.distributed import is_own
+from superdl.sampler.registration import binding_of, warn_of
 from superdl.sampler.rpc.client import (
     FIRST_CONTACT,
     LISTING_SILENCE_S,
@@ -31,10 +34,11 @@ from superdl.super_wire.errors import (
     StoreError,
     UnknownJobError,
 )
+from superdl.super_wire.ids import digest128
 from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.super_wire.batch_ref import Bindable
 
@@ -47,6 +51,9 @@ MAX_REOPENS = 5
 
 REOPENING_S = 180.0
 """Time limit of such a call, without the time in which a listing makes progress."""
+
+_samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(itertools.count)
+"""Counts of identical samplers, also by process id, since a fork copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,21 @@ class JobSpec:
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
+
+    def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
+        """Return the id of a new sampler's job: 32 hex digits, equal on every rank of the run.
+
+        Ranks must find the same job without communicating, so it is a digest of the values that they share.
+        ``run`` is the run id, or the user's ``job`` argument. The second identical sampler of a process gets
+        a different id than the first. Ranks create their samplers in the same order, so they agree on that.
+        """
+        numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
+        facts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
+        facts += [self.draws.digest] if self.draws is not None else []
+        facts += [f"{self.mix},{self.member}".encode()] if self.mix else []
+        facts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
+        before = next(_samplers[os.getpid(), digest128(*facts), self.rank])
+        return digest128(*facts, *([str(before).encode()] if before else [])).hex()
 
 
 class Session:
@@ -115,21 +137,12 @@ class Session:
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts, _ = client.register(
-                *(dataset, run),
-                renew=is_own(run),
-                silence_s=listing_silence_s,
-                listed=tells_progress(dataset),
-            )
+            facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
             warn_of(dataset, facts.warnings, rank)
             self._check_fits(spec.length(facts.size))
             own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # one job per rank
-            self.job = job_id(
-                f"{run if job is None else f'job:{job}'}{own}",
-                facts.fingerprint,
-                dataset.recipe.json,
-                **{field.name: getattr(spec, field.name) for field in fields(spec)},
-            )
+            run = f"{run if job is None else f'job:{job}'}{own}"
+            self.job = spec.job_id(run, facts.fingerprint, dataset.recipe.json)
             head = 0, int(self.is_ordered)  # at the end of the undrawn order
             warn_of(dataset, self._open(facts, job_start(), head), rank)
 
@@ -227,7 +240,6 @@ class Session:
             facts, end_s = self._client.register(
                 *(self._dataset, self._run, RUNNING, end_s),
                 silence_s=self._listing_silence_s,
-                listed=tells_progress(self._dataset),
                 stopped=stopped,
             )
             if facts.fingerprint != self.binding.fingerprint:

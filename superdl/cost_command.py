@@ -11,6 +11,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors.price_table import load_prices
+from superdl.cost.model import PARTS, bills, cache_samples, left_out
+from superdl.cost.scenario import load_scenario
 from superdl.options import add_overrides
 
 if TYPE_CHECKING:
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.model import Bill
     from superdl.cost.scenario import Scenario
-    from superdl.experiments.console import Console
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,32 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print the costs."""
-    from superdl.coordinator.executors.price_table import load_prices
-    from superdl.cost import bills, load_scenario
-    from superdl.experiments.console import Console, say  # --help does not need these imports
-
     prices = load_prices(os.environ.get("SUPER_PRICES"))
     scenario = load_scenario([*arguments.case, *arguments.overrides])
     rows = bills(scenario, prices)
     if arguments.json:
         sys.stdout.write(json.dumps(_mapping(scenario, prices, rows), indent=2) + "\n")
         return 0
-    console = Console(highlight=False)
-    _print_case(scenario, prices, rows, console)
-    if arguments.all:
-        _print_rest(scenario, prices, rows, console)
-    else:
-        say(console, "superdl cost --all shows what is paid for, and every assumption; --set changes one.")
+    _print(scenario, prices, rows, everything=arguments.all)
     return 0
 
 
-def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """Print the user's case and a row for each way of loading."""
-    from superdl.cost.model import left_out
-    from superdl.experiments.console import print_rows, say
+def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, everything: bool) -> None:
+    """Print the user's case, a row for each way of loading and, if wanted, cost items and assumptions."""
+    from superdl.experiments.console import Console, print_rows, say
     from superdl.experiments.reporting.quantities import ABSENT
     from superdl.super_wire.redaction import counted
 
+    console = Console(highlight=False)
     machine = prices.machine(scenario.machine)
     gpu = f"{machine.gpus} x {machine.gpu} at " if machine.gpus else ""
     jobs = f"{counted(scenario.jobs, 'job')} of {counted(scenario.epochs, 'epoch')}"
@@ -97,18 +90,12 @@ def _print_case(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
     heads = ("US dollars", "first\nepoch", "a later\nepoch", "all\nepochs", "images/s", "held back by")
     print_rows(console, heads, table)
     say(console, f"List prices of {prices.date}, {prices.region}; all jobs together. Trust a factor of two.")
-
-
-def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], console: Console) -> None:
-    """Print the cost of all epochs by cost item, then every assumption."""
-    from superdl.cost.model import PARTS, cache_samples
-    from superdl.experiments.console import print_rows, say
-
+    if not everything:
+        say(console, "superdl cost --all shows what is paid for, and every assumption; --set changes one.")
+        return
     paid = [name for name in PARTS if any(getattr(bill.month, name) for bill in rows)]
-    heads = ("US dollars", *(name.removesuffix("_usd") for name in paid))
-    print_rows(
-        console, heads, [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
-    )
+    items = [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
+    print_rows(console, ("US dollars", *(name.removesuffix("_usd") for name in paid)), items)
     fit = min(cache_samples(scenario, prices), scenario.samples)
     held = f"{scenario.cache_nodes} x {scenario.cache_node} for {fit / scenario.samples:.0%} of the images"
     at_once = math.ceil(max(bill.functions_at_once for bill in rows))
@@ -122,9 +109,6 @@ def _print_rest(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], co
 
 
 def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> dict[str, Any]:
-    """Return the result as JSON values."""
-    from superdl.cost.model import cache_samples
-
     loaders = []
     for bill in rows:
         periods = {"first": bill.first, "later": bill.later, "month": bill.month}

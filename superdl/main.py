@@ -88,7 +88,6 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    """Return all commands by purpose, as wide as the terminal."""
     width, lines = max(shutil.get_terminal_size().columns, _NARROWEST), []
     for group, commands in _GROUPS.items():
         lines.append(f"{group}:")

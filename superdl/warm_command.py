@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Report", "WarmProgress", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
 _BATCH = 64
 _BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would not fit
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fill and report."""
     from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
-    from superdl.super_dataset import SuperDataset
+    from superdl.super_dataset import SuperDataset  # torch is not for --help
 
     recipe = _recipe(arguments)
     max_usd = above_zero("--max-usd", arguments.max_usd)
@@ -126,11 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
         dataset_id=facts.dataset_id,
         fills=True,
     )
-    report = Report(facts.size, to_store=bounds.to_store)
-    filling = _Filling(client, dataset, job, bounds, patience_s, timeout_s, report, stats.cache)
-    progress = WarmProgress(console, facts.size)
-    with progress.bar:
-        filling.run(progress)
+    report = _Report(facts.size, to_store=bounds.to_store)
+    _Warming(client, dataset, job, bounds, patience_s, timeout_s, report, stats.cache).run(console)
     _print_report(report, target, console)
     tell_json(asdict(report), shown=arguments.json)
     if report.ended == "interrupted":
@@ -165,7 +162,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 @dataclass(slots=True)
-class Report:
+class _Report:
     """The result, by the coordinator's count.
 
     ``warm`` samples are in the cache or the store and take ``record_bytes`` there: ``produced`` for this job,
@@ -190,8 +187,12 @@ class Report:
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
+_COUNTED = {"produced": "samples_produced", **{n: n for n in ("usd", "invocations", "source_requests")}}
+"""Counters of the report, and their names in the coordinator's statistics of a job."""
+
+
 @dataclass(slots=True)
-class _Filling:
+class _Warming:
     """The job, from its opening to its end. A restarted coordinator skips samples already present."""
 
     client: Client
@@ -200,21 +201,29 @@ class _Filling:
     bounds: pb.FillUpRequest
     patience_s: float
     timeout_s: float
-    report: Report
+    report: _Report
     cache_before: pb.CacheStats
     job_before: pb.JobStats = field(default_factory=pb.JobStats)
     is_open: bool = False
     moved_s: float = 0.0
 
-    def run(self, progress: WarmProgress) -> None:
-        """Run until the coordinator has finished, the time limit, or Ctrl-C."""
-        report, begin_s = self.report, time.monotonic()
-        with self.client.hold():
+    def run(self, console: Console) -> None:
+        """Run until the coordinator has finished, the time limit, or Ctrl-C; show the progress."""
+        report, begin_s, line_due_s = self.report, time.monotonic(), 0.0
+        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[phrase]}"))
+        bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        task = bar.add_task("warming", total=report.samples, phrase="")
+        with self.client.hold(), bar:
             try:
                 while not report.ended:
                     time.sleep(_POLL_S)
-                    self._look(begin_s)
-                    progress.show(report)
+                    self._poll(time.monotonic() - begin_s)
+                    done, speed = report.warm + report.failed, report.warm / max(report.seconds, 1e-9)
+                    counts = f"{report.produced:,} made  {report.failed:,} failed  {report.usd:.4f} USD"
+                    bar.update(task, completed=done, phrase=f"{speed:,.0f}/s  {counts}")
+                    if bar.disable and report.seconds >= line_due_s:
+                        line_due_s = report.seconds + _LINE_EVERY_S
+                        console.print(f"{done:,} of {report.samples:,}  {speed:,.0f}/s  {counts}")
             except (CacheError, ConfigError, CoordinatorError) as error:  # a store may be full, or gone
                 report.ended, report.why = "stalled", f"{type(error).__name__}: {error}"
             except KeyboardInterrupt:
@@ -224,8 +233,8 @@ class _Filling:
                 with suppress(CacheError, CoordinatorError):  # a coordinator also forgets the job by itself
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
-    def _look(self, begin_s: float) -> None:
-        """Poll the coordinator's progress; it continues as long as it is polled."""
+    def _poll(self, seconds: float) -> None:
+        """Take the coordinator's counts into the report; it continues as long as it is polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)
@@ -237,62 +246,31 @@ class _Filling:
             self.job.dataset_id, self.is_open = facts.dataset_id, False
             self.job_before = pb.JobStats()
             return
-        report, before = self.report, (self.report.warm, self.report.failed, self.report.produced)
-        report.seconds = time.monotonic() - begin_s
-        report.ended = filled.ended
+        report, (job,), cache = self.report, stats.jobs, stats.cache
+        before = report.warm, report.failed, report.produced
+        report.seconds, report.ended = seconds, filled.ended
         report.warm, report.failed, report.record_bytes = filled.there, filled.failed, filled.size_bytes
         report.failures = [{"key": sample.key, "reason": sample.message} for sample in filled.failures]
-        self._count(stats.jobs[0], stats.cache)
-        if before != (report.warm, report.failed, report.produced):
-            self.moved_s = report.seconds
-        if not report.ended:
-            self._end_if_late(stats.cache.store_trouble)
-
-    def _count(self, job: pb.JobStats, cache: pb.CacheStats) -> None:
-        """Add the changes since the last poll."""
-        report, before = self.report, self.job_before
-        report.produced += job.samples_produced - before.samples_produced
-        report.usd += job.usd - before.usd
-        report.invocations += job.invocations - before.invocations
-        report.source_requests += job.source_requests - before.source_requests
+        for name, counter in _COUNTED.items():
+            grown = getattr(job, counter) - getattr(self.job_before, counter)
+            setattr(report, name, getattr(report, name) + grown)
         dropped = cache.dropped_samples - self.cache_before.dropped_samples
         report.dropped += dropped if dropped >= 0 else cache.dropped_samples
         report.hits = max(0, report.warm - report.produced)
         self.job_before, self.cache_before = job, cache
-
-    def _end_if_late(self, store_trouble: str) -> None:
-        report = self.report
-        if report.seconds > self.timeout_s:
+        if before != (report.warm, report.failed, report.produced):
+            self.moved_s = seconds
+        if not report.ended and seconds > self.timeout_s:
             report.ended, report.why = "timeout", f"{self.timeout_s:g} s are over"
-        elif report.seconds - self.moved_s > self.patience_s:
-            trouble = store_trouble if report.to_store else ""
+        elif not report.ended and seconds - self.moved_s > self.patience_s:
+            trouble = cache.store_trouble if report.to_store else ""
             because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
             remaining = report.samples - report.warm - report.failed
             report.ended = "stalled"
             report.why = f"none of {remaining:,} samples has come for {self.patience_s:g} s: {because}"
 
 
-class WarmProgress:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self, console: Console, samples: int) -> None:
-        """Draw on ``console`` while ``bar`` is entered."""
-        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[phrase]}"))
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self.bar.add_task("warming", total=samples, phrase="")
-        self._next_s = 0.0
-
-    def show(self, report: Report) -> None:
-        """Show the progress."""
-        done, counts = report.warm + report.failed, f"{report.produced:,} made  {report.failed:,} failed"
-        phrase = f"{report.warm / max(report.seconds, 1e-9):,.0f}/s  {counts}  {report.usd:.4f} USD"
-        self.bar.update(self._task, completed=done, phrase=phrase)
-        if self.bar.disable and report.seconds >= self._next_s:
-            self._next_s = report.seconds + _LINE_EVERY_S
-            self.bar.console.print(f"{done:,} of {report.samples:,}  {phrase}")
-
-
-def _print_report(report: Report, target: str, console: Console) -> None:
+def _print_report(report: _Report, target: str, console: Console) -> None:
     end = _ENDS.get(report.ended, report.ended)
     console.print(f"{end}: {report.why}" if report.why else end)
     console.print(

@@ -43,9 +43,6 @@ _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
 _BACKLOG = 256
 
-QUESTION_HOLD_S = 60.0
-"""Time that the hold is kept after a query, for a sampler that may follow."""
-
 _ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 """Prefixes of the variables that coordinator and functions read at startup."""
 
@@ -57,19 +54,8 @@ class _LostError(EmbeddedError):
 class Embedded:
     """One process's hold on the coordinator of one run, created once per run by :func:`embedded_for`.
 
-    Attributes:
-        path: the run's directory.
-        coordinator: the coordinator's address, which survives a restart.
-        pid: the process id of the coordinator that was found or started.
-        was_told: whether the place of its records was printed for the user.
-        stays: whether a sampler uses it, so that it is kept until the process ends.
-        questions: number of pending queries.
-        answered: number of answered queries.
-
-    Args:
-        run: the run id.
-        settings: of the coordinator, if it is started.
-        before: this process's earlier hold on the same run.
+    ``coordinator`` is its address, which survives a restart. If a sampler uses it, it ``stays`` until the
+    process ends; ``questions`` counts pending queries. ``before`` is this process's earlier hold on the run.
 
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
@@ -86,10 +72,9 @@ class Embedded:
         self.was_told = False
         self.stays: bool = before is not None and before.stays
         self.questions: int = before.questions if before else 0
-        self.answered: int = before.answered if before else 0
+        # Coordinators use a cache that is no own one in turn, and the next may belong to another process.
+        self.in_turn = bool(self._settings.choice.cache)
         self.variables = _its_variables()
-        # Coordinators use one cache in turn, and the next may belong to another process.
-        self.question_hold_s = 0.0 if self._settings.choice.cache else QUESTION_HOLD_S
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
@@ -121,15 +106,6 @@ class Embedded:
         """Release the hold and wait a bounded time for coordinators started here."""
         self.let_go()
         self._await_ends()
-
-    def let_go_after(self, question: int) -> None:
-        """Release the hold of this query, unless another query or a sampler has come since."""
-        with _lock:
-            if self.stays or self.questions or self.answered != question:
-                return
-            self.let_go()
-        for process in self._processes:
-            process.wait()  # reap it, or it stays a zombie
 
     def _await_ends(self) -> None:
         """Wait for the coordinators that this process started; they would stay as zombies."""
@@ -330,8 +306,6 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
                     "hold, so that it goes on as it was: start the run again",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
-        # A hold for a query alone is kept for a while after question_answered: the sampler that follows may
-        # belong to a run that got its id meanwhile, and live in other processes.
         if for_question:
             hold.questions += 1
         else:
@@ -340,17 +314,13 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note an answered query: the hold on an embedded coordinator may end soon."""
+    """Note an answered query. If coordinators use the cache in turn, it is free then, but for a sampler."""
     with _lock:
         for (pid, *_), hold in _holds.items():
-            if hold.coordinator != coordinator or pid != os.getpid():
-                continue
-            hold.questions -= 1
-            hold.answered += 1
-            if not hold.stays:
-                timer = threading.Timer(hold.question_hold_s, hold.let_go_after, (hold.answered,))
-                timer.daemon = True
-                timer.start()
+            if hold.coordinator == coordinator and pid == os.getpid():
+                hold.questions -= 1
+                if hold.in_turn and not (hold.stays or hold.questions):
+                    hold.let_go()  # without waiting: other ranks may hold it
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:

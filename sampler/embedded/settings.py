@@ -82,7 +82,6 @@ def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None
 
 
 def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
-    """Refuse a run over several hosts."""
     # One coordinator owns a cache, and each host would start another.
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):

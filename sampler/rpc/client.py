@@ -29,7 +29,7 @@ from superdl.super_wire.errors import (
     error_from_name,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
-from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.redaction import shown, shown_lines
 from superdl.super_wire.user_text import seconds_from
 
 if TYPE_CHECKING:
@@ -155,10 +155,7 @@ class Client:
         wait_s: float = 0.0,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Make a call, retrying until it is answered.
-
-        ``wait_s`` is the time that the coordinator may take on purpose (a long poll), on top of the deadline;
-        ``stopped`` cancels the call.
+        """Make a call, retrying until it is answered; a long poll adds its ``wait_s`` to the deadline.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer came.
@@ -236,21 +233,14 @@ class Client:
         *,
         renew: bool = False,
         silence_s: float = LISTING_SILENCE_S,
-        listed: Callable[[int], None],
+        listed: Callable[[int], object] | None = None,
         stopped: threading.Event | None = None,
     ) -> tuple[Any, float]:
-        """Register a dataset and wait until it is listed, which may take minutes. Long polls bound the time
-        without progress, not their number.
+        """Register a dataset and wait until it is listed, which may take minutes.
 
-        Args:
-            dataset: the dataset to register.
-            run: the run that shares the listing.
-            patience: of each call; by default that of :func:`job_start`.
-            end_s: when to give up, a monotonic time; extended while the listing makes progress.
-            renew: whether to list again what this run has listed, if that is too old.
-            silence_s: maximum time without progress.
-            listed: called with the number of samples so far whenever it has grown.
-            stopped: as in :meth:`call`.
+        Gives up after ``silence_s`` without progress, and at the monotonic ``end_s``, which progress extends.
+        ``patience`` is of each call, by default :func:`job_start`; ``renew`` lists again what this run has
+        listed, if that is cheap; ``listed`` gets the number of samples whenever it has grown.
 
         Returns:
             The coordinator's facts about the dataset (a message), and the extended ``end_s``.
@@ -260,6 +250,9 @@ class Client:
             CoordinatorError: the coordinator does not answer, or refuses.
         """
         from superdl.super_wire import coordinator_pb2 as pb
+
+        def log_progress(count: int) -> None:
+            _LOG.info("listing %s: %d samples so far", shown(dataset.source), count)
 
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -299,7 +292,7 @@ class Client:
                 moved_s = time.monotonic()
                 end_s += moved_s - polled_s
             if facts.listed > so_far:
-                listed(facts.listed)
+                (listed or log_progress)(facts.listed)
         if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them
             raise ProtocolMismatchError(
                 f"the coordinator at {self.address} does not know classes=: install one version of SUPER on "

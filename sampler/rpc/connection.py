@@ -121,7 +121,7 @@ class Connection:
             from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 
             if self._credentials.encrypts(self._host):
-                credentials = self._for_grpc()
+                credentials = grpc.ssl_channel_credentials(*self._credentials.for_grpc())
                 named = self._credentials.name
                 options = (("grpc.ssl_target_name_override", named),) if named else ()
                 self._threads.expect()
@@ -134,11 +134,6 @@ class Connection:
                 self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
             self._stub = CoordinatorStub(self._channel)
         return self._stub
-
-    def _for_grpc(self) -> grpc.ChannelCredentials:
-        import grpc
-
-        return grpc.ssl_channel_credentials(*self._credentials.for_grpc())
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the token, re-read if its file changed; if that fails, the previous one."""
@@ -256,7 +251,6 @@ class _Connections:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Reset in a forked child."""
         # Keep the parent's objects, so that no destructor of grpc runs here.
         self._inherited += self._known.values()
         self._known = {}

@@ -6,7 +6,4 @@ both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come
 
 from __future__ import annotations
 
-from superdl.cost.model import bills, left_out
-from superdl.cost.scenario import load_scenario
-
-__all__ = ["bills", "left_out", "load_scenario"]
+__all__: list[str] = []

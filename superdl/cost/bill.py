@@ -209,20 +209,17 @@ class _BillMaking:
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
     def _gets_of_the_loader(self) -> BillLine:
-        """Return the GETs of a loader without a coordinator."""
         request_usd = self.prices.of("local").source_request
         costs = [request_usd * counters.source_requests for counters in self._counted()]
         how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
         return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
-        """Return a cost from the coordinator's account."""
         costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
         return BillLine(name, math.fsum(costs), tuple(costs[: len(self.epochs)]), share)
 
     def _nothing(self, name: str, how: str) -> BillLine:
-        """Return an item without further cost."""
         return BillLine(name, 0.0, (0.0,) * len(self.epochs), how)
 
     def _count(self, counter: str) -> int:

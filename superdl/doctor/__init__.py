@@ -1,36 +1,101 @@
 """The checks of ``superdl doctor``: each returns a finding with its reason and its remedy.
 
-:data:`CHECKS` lists them in order: each comes after those that it builds on. :mod:`superdl.doctor.checking`
-has their input and the runner; the other modules implement them.
+:data:`CHECKS` lists them in order: each comes after those that it builds on. ``superdl run`` makes some of
+them before it trains (:func:`preflight`). :mod:`superdl.doctor.checking` has their input and the runner; the
+other modules implement them.
 """
 
 from __future__ import annotations
 
-from superdl.doctor.all_samples import check_all_samples
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
 from superdl.doctor.cache import check_cache, check_coordinator, check_memory
-from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
+from superdl.doctor.checking import Case, Check, CheckStatus, Finding, OutOfTimeError, run_checks, within
 from superdl.doctor.function import check_function
-from superdl.doctor.preflight import preflight
-from superdl.doctor.sample import check_dataset_fits, check_sample, check_shared_memory
+from superdl.doctor.sample import check_all_samples, check_dataset_fits, check_sample, check_shared_memory
 from superdl.doctor.source import check_credentials, check_listing
 from superdl.doctor.store import check_store
+from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["ALL_SAMPLES", "CHECKS", "Case", "Check", "CheckStatus", "Finding", "preflight", "run_checks"]
 
+_LIMIT_S = 5.0
+_ANSWER_S = 0.5  # reserved for closing, besides the time of a sample
 _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
 CHECKS = (
     Check("credentials", check_credentials, by_role=True),
     Check("listing", check_listing, needs=("credentials",), by_role=True),
-    Check("coordinator", check_coordinator),
-    Check("cache", check_cache),
+    Check("coordinator", check_coordinator, of_a_run=True),
+    Check("cache", check_cache, of_a_run=True),
     Check("cache memory", check_memory, needs=("cache",)),
     Check("store", check_store, needs=("coordinator",)),
     Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
-    Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
+    Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0, of_a_run=True),
     Check("dataset fits", check_dataset_fits, needs=("sample",)),
     Check("shared memory", check_shared_memory),
 )
 
 ALL_SAMPLES = Check("all samples", check_all_samples, needs=_FOR_A_SAMPLE, limit_s=1e7)
 """Runs only on request, because it takes as long as an epoch."""
+
+
+def preflight(
+    source: str,
+    recipe: Recipe,
+    *,
+    coordinator: str,
+    key_list: str | None = None,
+    tell: Callable[[str], object],
+    sample: bool = True,
+    bad_may_come: bool = False,
+) -> None:
+    """Check coordinator and cache with this process's rights and, with ``sample``, source and function too.
+
+    It takes 5 s at most, and saves a run an epoch of waiting in vain.
+
+    ``tell`` gets a line if no sample came in time without an error: a cold function may be slow. A bad sample
+    proves that everything works; it ends a run unless ``bad_may_come``.
+
+    Raises:
+        SuperError: the run would end with this error, at once or later.
+    """
+    from superdl.coordinator.server.settings import load_settings
+
+    began_s = time.monotonic()
+    patience_s = _LIMIT_S - 2 * _ANSWER_S
+    case = Case(
+        load_settings({}, {}), recipe, source, key_list or "", coordinator=coordinator, patience_s=patience_s
+    )
+    try:
+        for check in CHECKS:
+            if not check.of_a_run or (check.look is check_sample and not sample):
+                continue
+            left_s = max(_ANSWER_S, _LIMIT_S - (time.monotonic() - began_s))
+            try:
+                finding = within(left_s, partial(check.look, case))
+            except BadSampleError:
+                if not bad_may_come:
+                    raise
+                continue
+            except (OutOfTimeError, ReadTimeoutError) as error:
+                if check.look is not check_sample:
+                    raise CacheUnreachableError(
+                        f"the {check.name} did not answer within {left_s:.0f} s: {error}"
+                    ) from error
+                tell(
+                    f"no sample came within {left_s:.0f} s, and nothing says why: functions may be starting, "
+                    "or cannot reach source or cache; superdl doctor looks longer, superdl stats goes on"
+                )
+                continue
+            if finding.verdict is CheckStatus.BAD:
+                raise CacheError(f"{finding.reason}; {finding.remedy}")
+    finally:
+        case.closing.close()

@@ -44,7 +44,7 @@ def check_coordinator(case: Case) -> Finding:
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it runs by now, or something is wrong
     with client.hold():
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
-    case.budget_bytes, case.told_store = answer.cache.budget_bytes, answer.cache.store
+    case.budget_bytes, case.store = answer.cache.budget_bytes, answer.cache.store
     why = f"{case.coordinator} answers, {len(answer.jobs)} jobs are open"
     description = case.coordinating = answer.coordinating
     installed = installed_version()
@@ -89,7 +89,6 @@ def check_cache(case: Case) -> Finding:
 
 
 def _judge_report(refusal: str) -> Finding:
-    """Return the finding for a refused read report; an empty refusal means success."""
     if refusal.startswith("NOPERM"):
         why = f"this user lacks the right to write read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")

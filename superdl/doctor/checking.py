@@ -144,7 +144,7 @@ class Case:
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
-    told_store: str = ""
+    store: str = ""
     cache: str = ""
     budget_bytes: int = 0
     record_bytes: int = 0
@@ -165,7 +165,7 @@ class Check:
     ``needs`` are checks that must succeed for it to be meaningful. ``limit_s`` is its time limit, 0 for the
     case's own patience and a little more. ``by_role`` means that with a coordinator elsewhere, its role does
     the real work, from another place: a timeout here then only raises doubt, and a failure blocks only other
-    checks of this kind.
+    checks of this kind. ``of_a_run`` means that a run makes it before it trains.
     """
 
     name: str
@@ -173,6 +173,7 @@ class Check:
     needs: tuple[str, ...] = ()
     limit_s: float = 30.0
     by_role: bool = False
+    of_a_run: bool = False
 
 
 def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:

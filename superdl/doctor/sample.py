@@ -1,18 +1,20 @@
-"""The check of one small batch through the whole path: planned, produced, read.
+"""Checks through the whole path, planned, produced, read: of one small batch, or of every sample.
 
-Errors appear as in a training job. Cached samples would prove nothing, so they are requested under new ids. A
-second check covers the shared memory in which workers hand over their results.
+Errors appear as in a training job. Cached samples would prove nothing, so the small batch is requested under
+new ids. Other checks cover the cache's room, and the shared memory in which workers hand over their results.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,16 +24,13 @@ if TYPE_CHECKING:
     from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "check_dataset_fits",
-    "check_sample",
-    "check_shared_memory",
-    "planned_by",
-]
+__all__ = ["check_all_samples", "check_dataset_fits", "check_sample", "check_shared_memory"]
 
 _SAMPLES = 4
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
+_PROGRESS_EVERY_S = 10.0
+_REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "replace"'
 _MORE_MEMORY = (
     "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, an "
     "emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
@@ -44,7 +43,7 @@ def check_sample(case: Case) -> Finding:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
     began_s = time.monotonic()
-    sampler = planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
+    sampler = _planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
     case.closing.callback(sampler.close)
     dataset = case.dataset = sampler.dataset
     ref = next(iter(sampler))
@@ -75,7 +74,7 @@ def check_sample(case: Case) -> Finding:
     return good(summary, **measured)
 
 
-def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
+def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
     """Create a dataset of the source and its unshuffled sampler, a separate job."""
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
@@ -164,3 +163,31 @@ def check_shared_memory(_: Case) -> Finding:
     if free < _ENOUGH_BYTES:
         return doubtful(why, f"see who fills it (ls -l {_SHARED_MEMORY}), or {_MORE_MEMORY}")
     return good(room)
+
+
+def check_all_samples(case: Case) -> Finding:
+    """Read each sample and list the bad ones with reasons; progress goes to stderr.
+
+    It needs no more memory than a training job: a bounded number of batches is read ahead, then dropped.
+    """
+    if not case.source:
+        return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
+    from superdl.super_dataset import SuperLoader
+
+    sampler = _planned_by(case, case.recipe, case.batch_size, on_bad_sample="skip")
+    dataset = sampler.dataset
+    read, reported_s = 0, time.monotonic()
+    with sampler, SuperLoader(dataset, sampler) as loader:
+        for _, labels in loader:
+            read += len(labels)
+            if time.monotonic() - reported_s >= _PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
+                sys.stderr.write(
+                    f"{read:,} of {len(dataset):,} samples are good, {len(loader.bad_samples):,} are bad\n"
+                )
+        bad_samples = loader.bad_samples
+    if read == len(dataset):
+        return good(f"all {read:,} samples can be produced", samples=read)
+    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in bad_samples)
+    summary = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
+    return bad(summary, _REMEDY, samples=read, bad=len(dataset) - read)

@@ -67,8 +67,8 @@ def check_listing(case: Case) -> Finding:
 
     enough = threading.Event()
 
-    def count(found: int | None) -> None:
-        if found is not None and found >= _ENOUGH:
+    def count(listed: int | None) -> None:
+        if listed is not None and listed >= _ENOUGH:
             enough.set()
 
     try:
@@ -86,7 +86,6 @@ def check_listing(case: Case) -> Finding:
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """Return the finding for a source that is missing, forbidden or silent."""
     unreadable = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and unreadable and case.source.startswith("file:"):
         return skipped(f"not visible from this machine; the coordinator's machine may have it ({error})")

@@ -35,7 +35,7 @@ def check_store(case: Case) -> Finding:
     if case.named_store.lower() == NONE:
         return skipped("SUPER_STORE=none turns it off", "a directory or s3://bucket/prefix turns it on")
     if case.elsewhere:
-        return _of_the_coordinator(case.told_store)
+        return _of_the_coordinator(case.store)
     choice = chosen_store(case.named_store or AUTO, os.environ)
     if not choice.address:
         why = f"the embedded default keeps none, and decodes in each run: {choice.reason}"
@@ -77,7 +77,6 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _not_there_yet(address: str) -> Finding:
-    """Check a directory that does not exist yet."""
     from superdl.coordinator.store import read_only_reason
 
     above = next(folder for folder in Path(address).parents if folder.is_dir())

@@ -79,7 +79,6 @@ def _summary(built: Built) -> str:
 
 
 def _classes(built: Built) -> list[str]:
-    """Return the table of classes: the first few, and the total number."""
     counts = built.classes
     if not counts:
         return []

@@ -85,7 +85,6 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
 
 
 def _place(member: Member) -> Row:
-    """Return the columns that locate a member."""
     values = member.name, member.offset, member.length, member.encoding
     return dict(zip(("member", "offset", "length", "encoding"), values, strict=True))
 

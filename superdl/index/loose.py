@@ -145,7 +145,6 @@ class LooseImages:
         return fields if star is not None and self._versions.keys() >= {*fields.values()} else None
 
     def _label_names(self, key: str) -> list[str]:
-        """Return the names that an image's label file may have."""
         extensions = (self._choices.label_field,) if self._choices.label_field else _LABELS
         names = []
         for extension in ("txt",) if self._choices.labels == "yolo" else (*extensions, "json"):

@@ -15,15 +15,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import agreed
+from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address
+from superdl.store.verifying import verify
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted, shown
+from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown
+from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from superdl.experiments.console import Console
-    from superdl.store import Collection, Contents, Removed
+    from superdl.store.contents import Collection, Contents
     from superdl.super_wire.store import Store
 
 __all__ = ["add_arguments", "run"]
@@ -35,6 +38,7 @@ _ACTIONS = {
     "clear": "drop all packs and the whole index",
 }
 _SHOWN = 20
+_YES = "--yes drops without asking"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and run the action."""
-    from superdl.experiments.console import Console  # --help does not need these imports
-    from superdl.store import store_address
-    from superdl.super_wire.redaction import keep_secrets_out_of_logs
-    from superdl.super_wire.store import open_store
+    from superdl.experiments.console import Console
 
     keep_secrets_out_of_logs()
     drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
@@ -83,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.super_wire.store import is_bucket
-
-    contents = _contents(store)
+    contents = contents_of(store, time.time())
     for collection in _by_use(contents):
         decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in collection.decoders.items())
         console.print(
@@ -115,16 +114,13 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
 
 
 def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store import verify
-    from superdl.super_wire.store import open_store
-
     if not 0 <= arguments.share <= 1:
         raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")
 
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
 
-    verification = verify(store, share=arguments.share, tell=note)
+    verification = verify(store, share=arguments.share, note=note)
     for fault in verification.wrong[:_SHOWN]:
         console.print(f"wrong: {fault.pack} {fault.sample}: {shown(fault.why)}")
     wrong_packs = verification.wrong_packs
@@ -144,21 +140,19 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
             console.print(f"dropped: {', '.join(dropped)}")
     elif wrong_packs:
         console.print("nothing was dropped: --yes drops these packs")
-    return {**verification.to_mapping(), "dropped": dropped}, int(bool(wrong_packs))
+    return {**asdict(verification), "dropped": dropped}, int(bool(wrong_packs))
 
 
 def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store.removing import Removed, choose, prune
+    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.user_text import parse_bytes
 
-    now_s, contents = time.time(), _contents(store)
-    if arguments.bytes is not None:
-        keep_bytes = parse_bytes(arguments.bytes, "--bytes")
-        packs = choose(contents, _decoder(), now_s, keep_bytes=keep_bytes)
-    elif arguments.older_than >= 0:
-        packs = choose(contents, _decoder(), now_s, older_than_days=arguments.older_than)
-    else:
+    if arguments.older_than is not None and not arguments.older_than >= 0:
         raise ConfigError(f"--older-than is a number of days, at least 0; not {arguments.older_than:g}")
+    keep_bytes = 0 if arguments.bytes is None else parse_bytes(arguments.bytes, "--bytes")
+    now_s = time.time()
+    contents, decoder = contents_of(store, now_s), decoder_fingerprint()
+    packs = choose(contents, decoder, now_s, keep_bytes=keep_bytes, older_than_days=arguments.older_than)
     for collection in _by_use(contents):
         sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
         spared = "; it is in use and stays" if collection.in_use else ""
@@ -167,44 +161,26 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
             f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to go, {_size(sum(sizes))}{spared}"
         )
     removed = Removed()
-    if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
-        removed = prune(store, _contents(store), packs)  # read again: the question may have waited for long
+    if packs and agreed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, otherwise=_YES):
+        contents = contents_of(store, time.time())  # the question may have waited for long
+        removed = prune(store, contents, packs)
         store.sweep(now_s)
     return _tell_removed(store, removed, console)
 
 
 def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store import Removed, clear
-
     packs = store.packs()
     all_packs = counted(len(packs), "pack")
     question = f"drop all of {store.address}, {all_packs}, {_size(sum(packs.values()))}?"
-    removed = clear(store, time.time()) if _agreed(arguments, question) else Removed()
+    removed = clear(store, time.time()) if agreed(question, yes=arguments.yes, otherwise=_YES) else Removed()
     return _tell_removed(store, removed, console)
 
 
-def _agreed(arguments: argparse.Namespace, question: str) -> bool:
-    return agreed(question, yes=arguments.yes, otherwise="--yes drops without asking")
-
-
-def _contents(store: Store) -> Contents:
-    from superdl.store import contents_of
-
-    return contents_of(store, time.time())
-
-
-def _decoder() -> str:
-    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
-
-    return decoder_fingerprint()
-
-
 def _by_use(contents: Contents) -> list[Collection]:
-    return sorted(contents.collections.values(), key=lambda one: (-one.used_s, one.name))
+    return sorted(contents.collections.values(), key=lambda collection: (-collection.used_s, collection.name))
 
 
 def _recipe_text(recipe: str) -> str:
-    """Format the steps of a recipe in one line."""
     try:
         steps = json.loads(recipe)["steps"]
         words = ", ".join(
@@ -215,12 +191,12 @@ def _recipe_text(recipe: str) -> str:
     return shown(words) or "decoded, no step"
 
 
-def _used_text(one: Collection) -> str:
-    if one.in_use:
+def _used_text(collection: Collection) -> str:
+    if collection.in_use:
         return "in use now"
-    if not one.used_s:
+    if not collection.used_s:
         return "no job has opened it here"
-    return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(one.used_s))
+    return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(collection.used_s))
 
 
 def _size(size: float) -> str:

@@ -1,4 +1,8 @@
-"""The contents of a store: its collections, their packs and records, and which of them are open."""
+"""The contents of a store: its collections and packs, which are open, and dropping them.
+
+Packs to drop are chosen first (:func:`choose`), so that the user can confirm, and then dropped
+(:func:`prune`). Only files that the store itself names are ever removed.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.store import AUTO, NONE, read_indexes, read_segments
-from superdl.super_wire.errors import ConfigError, StoreError
+from superdl.coordinator.store import (
+    AT_ONCE,
+    AUTO,
+    NONE,
+    StoredPack,
+    read_indexes,
+    read_segments,
+    threads,
+    to_prune,
+)
+from superdl.super_wire.errors import (
+    ConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreGoneError,
+    StoreRefusedError,
+)
 from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from superdl.super_wire.store import PackMeta, Store
 
-__all__ = ["INSTANCE", "Collection", "Contents", "collection_name", "contents_of", "store_address"]
+__all__ = [
+    "Collection",
+    "Contents",
+    "Removed",
+    "choose",
+    "clear",
+    "collection_name",
+    "contents_of",
+    "prune",
+    "store_address",
+]
 
-INSTANCE = "superdl-store"
+_INSTANCE = "superdl-store"
 """Our own name among the users of a store; it is never registered."""
+_DAY_S = 86400.0
 
 
 @dataclass(slots=True)
@@ -76,7 +106,7 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
 
 def contents_of(store: Store, now_s: float) -> Contents:
     """Return a store's contents from its index segments, and packs in none of them."""
-    contents = Contents(users=len(store.others(INSTANCE, now_s)))
+    contents = Contents(users=len(store.others(_INSTANCE, now_s)))
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}
     for segment in read_segments(store, store.segments()):
@@ -105,3 +135,100 @@ def contents_of(store: Store, now_s: float) -> Contents:
 def collection_name(pack: str) -> str:
     """Return the collection of a pack, by its name."""
     return pack.partition("-")[0]
+
+
+@dataclass(slots=True)
+class Removed:
+    """Dropped packs, their bytes, and index segments that described nothing else."""
+
+    packs: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    segments: int = 0
+
+
+def choose(
+    contents: Contents,
+    decoder: str,
+    now_s: float,
+    *,
+    keep_bytes: int = 0,
+    older_than_days: float | None = None,
+) -> list[str]:
+    """Return the packs to drop, in the order in which a coordinator would make room.
+
+    An open collection keeps its packs in any case.
+
+    Args:
+        contents: of the store.
+        decoder: the fingerprint of this machine's decoder.
+        now_s: Unix time.
+        keep_bytes: bytes of packs that may stay.
+        older_than_days: instead, drop packs of collections that no job opened for this time.
+    """
+    free = [collection for collection in contents.collections.values() if not collection.in_use]
+    if older_than_days is not None:
+        expired = [collection for collection in free if older_than_days * _DAY_S <= now_s - collection.used_s]
+        return [pack for collection in expired for pack in collection.packs]
+    packs = [
+        StoredPack(pack, size, _is_useless(contents, pack, decoder), collection.used_s)
+        for collection in free
+        for pack, size in collection.packs.items()
+    ]
+    return to_prune(
+        packs, sum(collection.size_bytes for collection in contents.collections.values()) - keep_bytes
+    )
+
+
+def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
+    """Return whether no reader here can use a pack. One readable only by its owner is kept."""
+    if (why := contents.broken.get(pack)) is not None:
+        return isinstance(why, StoreFormatError)
+    return contents.decoders.get(pack) != decoder
+
+
+def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
+    """Drop packs of unused collections, and index segments without packs."""
+    free = [collection for collection in contents.collections.values() if not collection.in_use]
+    sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
+    removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
+    if removed.packs:
+        for name in list(_segments_of_nothing(store)):
+            store.remove_segment(name)
+            removed.segments += 1
+    return removed
+
+
+def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
+    with threads(AT_ONCE) as pool:
+        for _ in pool.map(store.remove, packs):  # raises the error
+            pass
+    return Removed(list(packs), sum(packs.values()))
+
+
+def _segments_of_nothing(store: Store) -> Iterator[str]:
+    remaining = store.packs()
+    for name in store.segments():
+        try:
+            if not any(pack.name in remaining for pack in store.read_segment(name).packs):
+                yield name
+        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version or user
+            continue
+
+
+def clear(store: Store, now_s: float) -> Removed:
+    """Drop all packs, index and marks; the file that marks the directory as a store stays.
+
+    Raises:
+        StoreRefusedError: it is open elsewhere.
+    """
+    if users := store.others(_INSTANCE, now_s):
+        raise StoreRefusedError(
+            f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes where "
+            "they were killed; superdl store prune spares what they use"
+        )
+    removed = _dropped(store, store.packs())
+    for name in store.segments():
+        store.remove_segment(name)
+        removed.segments += 1
+    store.clear_marks()
+    return removed

@@ -1,13 +1,13 @@
-"""Verification of a store: each pack's index, and some records' header and hash."""
+"""Verification of a store, as readers read it: each pack's index, and some records' header and hash."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,20 +52,16 @@ class Verification:
         """Return the packs with faults."""
         return sorted({fault.pack for fault in self.wrong})
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
-
 
 def verify(
-    store: Store, *, share: float = 0.01, tell: Callable[[str], None] = lambda _: None
+    store: Store, *, share: float = 0.01, note: Callable[[str], None] = lambda _: None
 ) -> Verification:
     """Check a share of each collection's records, drawn at random, and the index of every pack.
 
     Args:
         store: only read, never changed.
         share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
-        tell: called with a line of progress now and then.
+        note: called with a line of progress now and then.
     """
     packs = store.packs()
     verification = Verification(len(packs))
@@ -74,10 +70,10 @@ def verify(
         if isinstance(index, StoreFormatError):
             verification.wrong.append(Wrong(name, "", str(index)))
         elif isinstance(index, StoreError):  # another user's, perhaps
-            tell(f"not verified: {index}")
+            note(f"not verified: {index}")
         else:
             collections[collection_name(name)][name] = index
-    tell(f"{len(packs):,} indexes read")
+    note(f"{len(packs):,} indexes read")
     for indexes in collections.values():
         verification.records += sum(len(index.entries) for index in indexes.values())
         with threads(len(os.sched_getaffinity(0))) as pool:
@@ -85,7 +81,7 @@ def verify(
             for fault in chain.from_iterable(faults):
                 verification.checked += 1
                 verification.wrong += [fault] if fault else []
-        tell(f"{verification.checked:,} records checked")
+        note(f"{verification.checked:,} records checked")
     return verification
 
 

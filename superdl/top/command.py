@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero, add_coordinator, coordinator_of
 from superdl.super_wire.errors import ConfigError
@@ -13,6 +14,7 @@ from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator, Mapping
 
     from superdl.top.looks import Looks
 
@@ -53,12 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
             if once:
                 pause.wait(interval_s)
                 looks.again()
-            if web:
-                _serve(looks, interval_s, pause, arguments.web)
-            elif arguments.json:
-                _print_json(looks, interval_s, pause, once=once)
-            else:
-                _show(looks, interval_s, pause, once=once)
+            with _shown_as(arguments, looks, once=once) as show:
+                show(looks.view)
+                while not once:
+                    pause.wait(interval_s)
+                    show(looks.again())
         except KeyboardInterrupt:  # the usual way to end, unless it was to end by itself
             interrupted = True
     if once and interrupted:
@@ -66,39 +67,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if once and looks.view["unreachable"] else 0
 
 
-def _print_json(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:
-    while True:
-        sys.stdout.write(json.dumps(looks.view) + "\n")
-        sys.stdout.flush()
+@contextmanager
+def _shown_as(
+    arguments: argparse.Namespace, looks: Looks, *, once: bool
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield a function that shows a view: on a page, as JSON, or in the terminal."""
+    if arguments.web is not None:
+        from superdl.top.web import Page
+
+        with Page(arguments.web, looks.late_batches) as page:
+            sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
+            sys.stdout.flush()
+            yield page.show
+    elif arguments.json:
+        yield lambda view: print(json.dumps(view), flush=True)  # noqa: T201 # for programs
+    else:
+        from rich.live import Live
+
+        from superdl.experiments.console import Console
+        from superdl.top.terminal import rendered
+
+        console = Console(highlight=False, markup=False)
         if once:
-            return
-        pause.wait(interval_s)
-        looks.again()
-
-
-def _serve(looks: Looks, interval_s: float, pause: threading.Event, port: int) -> None:
-    from superdl.top.web import Page
-
-    with Page(port, looks.late_batches) as page:
-        sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
-        sys.stdout.flush()
-        while True:
-            page.show(looks.view)
-            pause.wait(interval_s)
-            looks.again()
-
-
-def _show(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:
-    from rich.live import Live
-
-    from superdl.experiments.console import Console
-    from superdl.top.terminal import rendered
-
-    console = Console(highlight=False, markup=False)
-    if once:
-        console.print(rendered(looks.view))
-        return
-    with Live(rendered(looks.view), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            pause.wait(interval_s)
-            live.update(rendered(looks.again()), refresh=True)
+            yield lambda view: console.print(rendered(view))
+        else:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                yield lambda view: live.update(rendered(view), refresh=True)

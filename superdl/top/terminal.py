@@ -107,10 +107,10 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
     return lines
 
 
-def _warned(one: Mapping[str, Any]) -> Text:
-    at = time.strftime("%H:%M:%S", time.localtime(one["at_s"]))
-    times = f" (the newest of {one['times']:,})" if one["times"] > 1 else ""
-    return Text(f"{at} {one['text']}{times}", style="" if one["level"] == "WARNING" else "red")
+def _warned(warning: Mapping[str, Any]) -> Text:
+    at = time.strftime("%H:%M:%S", time.localtime(warning["at_s"]))
+    times = f" (the newest of {warning['times']:,})" if warning["times"] > 1 else ""
+    return Text(f"{at} {warning['text']}{times}", style="" if warning["level"] == "WARNING" else "red")
 
 
 def _table(*columns: str) -> Table:

@@ -230,7 +230,7 @@ def test_what_is_no_mix_is_refused(photos: Photos) -> None:
     with pytest.raises(UsageError, match="not list"):
         SuperSampler(SuperMix([[1, 2]]), batch_size=4, shuffle=True)
     with SuperSampler(mix, batch_size=4, shuffle=True) as sampler:
-        with pytest.raises(UsageError, match="s.job_stats"):
+        with pytest.raises(UsageError, match="for p in sampler.parts"):
             sampler.job_stats()
         with pytest.raises(ConfigError, match="no state of a SuperSampler of a mix of 2"):
             sampler.load_state_dict({})

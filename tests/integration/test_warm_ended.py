@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.progress import Progress
 
 from superdl.main import main
-from superdl.warm_command import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.integration.warming import records, told, warm
@@ -23,15 +23,15 @@ class Hook:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
         self.act, self.done = act, False
-        show = WarmProgress.show
+        update = Progress.update
 
-        def showing(progress: WarmProgress, report: Any) -> None:
-            show(progress, report)
-            if report.warm and not self.done:
+        def updating(progress: Progress, task: Any, *, completed: int, phrase: str) -> None:
+            update(progress, task, completed=completed, phrase=phrase)
+            if completed and not self.done:
                 self.done = True
                 self.act()
 
-        monkeypatch.setattr(WarmProgress, "show", showing)
+        monkeypatch.setattr(Progress, "update", updating)
 
 
 @contextmanager

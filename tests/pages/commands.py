@@ -18,7 +18,6 @@ from tests.pages.markdown import ROOT
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["check"]
 
@@ -26,7 +25,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
 _OTHERS = {"export", "git", "pip", "python3", "tensorboard"}  # a page may show them unchecked
 
 
-def check(command: str) -> list[str]:
+def check(command):
     """Parse a command as it would be; the specs that it runs.
 
     Raises:
@@ -42,7 +41,7 @@ def check(command: str) -> list[str]:
     return list(_specs(words))
 
 
-def _specs(words: Sequence[str]) -> Iterator[str]:
+def _specs(words):
     if words[0] == "superdl":
         yield from _superdl(words[1:])
     elif words[:2] == ["torchrun", "--standalone"]:
@@ -60,16 +59,16 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
         assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
 
 
-def _first_host(words: Sequence[str]) -> str:
+def _first_host(words):
     return words[words.index("--training-hosts") + 1].partition(",")[0]
 
 
-def _module(words: Sequence[str]) -> Iterator[str]:
+def _module(words):
     assert list(words[:2]) == ["-m", "superdl.main"], words
     yield from _superdl(words[2:])
 
 
-def _superdl(words: Sequence[str]) -> Iterator[str]:
+def _superdl(words):
     given: argparse.Namespace = superdl_parser(words[0]).parse_args(list(words))
     if given.command not in ("run", "compare") or getattr(given, "spec", None) is None:
         return

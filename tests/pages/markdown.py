@@ -31,7 +31,7 @@ class Block:
     text: str
 
     @property
-    def commands(self) -> list[tuple[str, list[str]]]:
+    def commands(self):
         """Each command after a ``$``, continued lines joined, with the lines of output below it."""
         commands: list[tuple[str, list[str]]] = []
         for line in self.text.replace("\\\n", " ").splitlines():
@@ -42,7 +42,7 @@ class Block:
         return commands
 
 
-def blocks_of(page: Path, section: str | None = None) -> list[Block]:
+def blocks_of(page, section=None):
     """The fenced blocks of a page or of its section, in their order."""
     text = page.read_text(encoding="utf-8")
     if section is not None:
@@ -53,14 +53,14 @@ def blocks_of(page: Path, section: str | None = None) -> list[Block]:
     ]
 
 
-def commands_of(page: Path) -> list[str]:
+def commands_of(page):
     """The commands of a page's console blocks."""
     return [
         command for block in blocks_of(page) if block.language == "console" for command, _ in block.commands
     ]
 
 
-def here(text: str, images: Path) -> str:
+def here(text, images):
     """A block's text for this machine: less to do, this checkout's last commit, ``images`` for buckets.
 
     ``images`` has ``train`` and ``val``.

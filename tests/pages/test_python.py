@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -19,9 +18,6 @@ from superdl.sampler.embedded.embedded import release_all
 from tests.fixtures.images import write_images
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.pages.markdown import PAGES, ROOT, blocks_of, here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PUBLIC = {name: getattr(superdl, name) for name in superdl.__all__}
 ELSEWHERE = {"docs/frameworks.md"}  # tests/integration trains by it: test_lightning.py and its siblings
@@ -55,7 +51,7 @@ PYTHON = {
 
 
 @pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, object]]:
+def names():
     """Names that examples use, in a folder with eight ``images`` of four classes, a ``bucket``, a demo's."""
     folder, patch = Path(tempfile.mkdtemp(prefix="super-x-")), pytest.MonkeyPatch()
     for place in ("images", "bucket/train", "bucket/val", "data/demo/train"):
@@ -72,13 +68,13 @@ def names() -> Iterator[dict[str, object]]:
     shutil.rmtree(folder)
 
 
-def _needs_torchvision(code: str) -> None:
+def _needs_torchvision(code):
     if "from torchvision" in code and torchvision_transforms() is None:
         pytest.skip("torchvision is not installed")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_the_example_of_a_docstring_is_true(names: dict[str, object], name: str) -> None:
+def test_the_example_of_a_docstring_is_true(names, name):
     _needs_torchvision(str(PUBLIC[name].__doc__))
     example = doctest.DocTestParser().get_doctest(PUBLIC[name].__doc__, dict(names), name, None, 0)
     assert example.examples, "a public name's docstring shows how it is used"
@@ -90,7 +86,7 @@ def test_the_example_of_a_docstring_is_true(names: dict[str, object], name: str)
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("page", [page for page in PYTHON if page not in ELSEWHERE])
-def test_the_code_of_a_page_runs_and_its_dataset_reads(names: dict[str, object], page: str) -> None:
+def test_the_code_of_a_page_runs_and_its_dataset_reads(names, page):
     _needs_torchvision(GIVEN.get(page, ""))
     given: dict[str, object] = {"__name__": "my_steps"}
     exec(GIVEN.get(page, ""), given)  # noqa: S102  # ours
@@ -102,7 +98,7 @@ def test_the_code_of_a_page_runs_and_its_dataset_reads(names: dict[str, object],
             assert sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_the_readmes_snippet_trains_when_it_is_pasted(names: dict[str, object]) -> None:
+def test_the_readmes_snippet_trains_when_it_is_pasted(names):
     write_images(Path("many/data/demo/train"), IMAGES)
     (block,) = PYTHON["README.md"]
     read = "print(images.dtype, *images.shape, images.stride()[1], labels.dtype, *labels.shape)"

@@ -8,16 +8,11 @@ import os
 import re
 import subprocess
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.test_top_in_a_browser import BROWSER, Tab
 from tests.pages.markdown import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
 PAGES = 20
@@ -30,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site as ``make docs`` builds it."""
     directory = tmp_path_factory.mktemp("site")
     command = [MKDOCS, "build", "--strict", "--quiet", "--site-dir", directory]
@@ -40,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_page_of_every_public_name_and_no_more_than_twenty(site: Path) -> None:
+def test_a_page_of_every_public_name_and_no_more_than_twenty(site):
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
     assert len(pages - {"README.md", "api.md"}) <= PAGES
     assert all((site / page.replace("README.md", "index.md")).with_suffix(".html").exists() for page in pages)
@@ -50,7 +45,7 @@ def test_a_page_of_every_public_name_and_no_more_than_twenty(site: Path) -> None
     assert [name for name in superdl.__all__ if f'id="superdl.{name}"' not in api] == []
 
 
-def test_no_page_names_a_file_of_another_host(site: Path) -> None:
+def test_no_page_names_a_file_of_another_host(site):
     loaded = re.compile(
         r"<(?:link|script|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'>\s]+)"
     )
@@ -62,7 +57,7 @@ def test_no_page_names_a_file_of_another_host(site: Path) -> None:
 
 
 @pytest.fixture
-def address(site: Path) -> Iterator[str]:
+def address(site):
     """Where the site is served."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -74,7 +69,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser here: install chromium")
-def test_a_browser_finds_by_search_and_asks_no_other_host(site: Path, address: str, tmp_path: Path) -> None:
+def test_a_browser_finds_by_search_and_asks_no_other_host(site, address, tmp_path):
     with Tab(tmp_path) as tab:
         for page in ("index.html", "api.html", "deploy/aws.html"):
             tab.ask("Page.navigate", url=f"{address}/{page}")

@@ -24,7 +24,7 @@ CACHE_BYTES = 32 * 2**20
 class EmbeddedRun:
     """One run below a temporary directory of its own; ends all that it started."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch):
         self.base = Path(tempfile.mkdtemp(prefix="super-s-"))  # short: socket paths have 107 bytes
         monkeypatch.setattr(tempfile, "tempdir", str(self.base))
         monkeypatch.setenv("TMPDIR", str(self.base))
@@ -36,16 +36,16 @@ class EmbeddedRun:
         self._ranks: list[subprocess.Popen] = []
         self._seen: set[psutil.Process] = set()
 
-    def settings(self) -> EmbeddedSettings:
+    def settings(self):
         return EmbeddedSettings(cache_bytes=CACHE_BYTES, slots=1)
 
-    def hold(self, settings: EmbeddedSettings | None = None) -> Embedded:
+    def hold(self, settings=None):
         """Hold it in this process."""
         self._held.append(Embedded(self.run, settings or self.settings()))
         self.processes()
         return self._held[-1]
 
-    def start_rank(self) -> subprocess.Popen:
+    def start_rank(self):
         """Another process that will hold it; :meth:`await_rank` waits until it does."""
         rank = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run],
@@ -64,13 +64,13 @@ class EmbeddedRun:
         self._ranks.append(rank)
         return rank
 
-    def await_rank(self, rank: subprocess.Popen) -> str:
+    def await_rank(self, rank):
         address = rank.stdout.readline().strip()
         assert address
         self.processes()
         return address
 
-    def processes(self) -> dict[str, psutil.Process]:
+    def processes(self):
         """Coordinator, cache and worker of the run, those that live."""
         kinds = {
             "superdl.coordinator.embedded": "coordinator",
@@ -91,15 +91,15 @@ class EmbeddedRun:
         self._seen |= set(found.values())
         return found
 
-    def assert_all_ended(self) -> None:
+    def assert_all_ended(self):
         _, alive = psutil.wait_procs(self._seen, timeout=END_TIMEOUT_S)
         assert not alive, [process.cmdline() for process in alive]
 
-    def assert_all_gone(self) -> None:
+    def assert_all_gone(self):
         self.assert_all_ended()
         assert not self.directory.path.exists()
 
-    def close(self) -> None:
+    def close(self):
         for rank in self._ranks:
             rank.kill()
             rank.communicate(timeout=END_TIMEOUT_S)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.fixtures.cut_network import CutNetwork
-
-if TYPE_CHECKING:
-    import socket
 
 
 class Relay(CutNetwork):
     """``open`` connections now, the ``most_open`` there were at any moment, all that were ever ``opened``."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target):
         self.open = self.most_open = self.opened = 0
         super().__init__(target)
 
-    def wait_for(self, condition) -> None:
+    def wait_for(self, condition):
         """Until ``condition()`` holds, tried after each connection that comes or goes."""
         with self._changed:
             assert self._changed.wait_for(condition, 20), (self.opened, self.open)
 
-    def _welcome(self, front: socket.socket) -> None:
+    def _welcome(self, front):
         # What ended before the newcomer came is dropped before the newcomer is counted.
         while ended := [key.fileobj for key, _ in self._selector.select(0) if key.fileobj in self._partner]:
             for one in ended:
@@ -31,12 +26,12 @@ class Relay(CutNetwork):
         super()._welcome(front)
         self._count(1)
 
-    def _drop(self, one: socket.socket) -> None:
+    def _drop(self, one):
         known = one in self._partner
         super()._drop(one)
         self._count(-known)
 
-    def _count(self, more: int) -> None:
+    def _count(self, more):
         with self._changed:
             self.open += more
             self.opened += more > 0

@@ -50,7 +50,7 @@ class Script:
 class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves at a free port of loopback. It speaks TLS where it is given ``tls``."""
 
-    def __init__(self, tls: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, tls=None):
         self.script = Script()
         self.jobs: dict[str, int] = {}
         self.calls: list[tuple[str, object]] = []
@@ -69,23 +69,23 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.address = f"127.0.0.1:{port}"
         self._server.start()
 
-    def stop(self) -> None:
+    def stop(self):
         self.gate.set()
         self.closing.set()
         self._server.stop(0).wait(10)
 
-    def count(self, method: str) -> int:
+    def count(self, method):
         return sum(name == method for name, _ in self.calls)
 
-    def requests(self, method: str) -> list:
+    def requests(self, method):
         return [request for name, request in self.calls if name == method]
 
-    def wait_for(self, condition, timeout_s: float = 20.0) -> None:
+    def wait_for(self, condition, timeout_s=20.0):
         """Until ``condition()`` holds; it is tried after each call."""
         with self.heard:
             assert self.heard.wait_for(condition, timeout_s), Counter(name for name, _ in self.calls)
 
-    def _hear(self, method: str, request, context) -> None:
+    def _hear(self, method, request, context):
         with self.heard:
             self.calls.append((method, request))
             self.tokens.append(dict(context.invocation_metadata()).get(TOKEN_METADATA_KEY, ""))
@@ -106,7 +106,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         polls = self.count("GetDataset")
         return self._dataset(polls)
 
-    def _dataset(self, polls: int):
+    def _dataset(self, polls):
         script = self.script
         listing = script.listing or [script.size]
         ready = polls >= len(script.listing)
@@ -162,7 +162,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             ]
         )
 
-    def _batch(self, request, position: int, size: int):
+    def _batch(self, request, position, size):
         resident = self.script.resident
         ids = planned_ids(request.rank, request.epoch, position, size)
         return pb.Batch(
@@ -190,11 +190,11 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.JobStatsList(jobs=jobs, cache=self.script.cache_stats, prices=self.script.prices)
 
 
-def planned_ids(rank: int, epoch: int, position: int, size: int) -> bytes:
+def planned_ids(rank, epoch, position, size):
     """The sample ids that the server plans for a batch."""
     return b"".join(digest128(b"%d %d %d %d" % (rank, epoch, position, at)) for at in range(size))
 
 
-def refuse(context, error: SuperError):
+def refuse(context, error):
     context.set_trailing_metadata(((ERROR_METADATA_KEY, type(error).__name__),))
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

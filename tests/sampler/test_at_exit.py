@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from superdl.sampler.at_exit import OpenJobs
-from superdl.sampler.rpc.client import Client
-from superdl.super_wire.errors import CoordinatorUnreachableError
-
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60.0
 
@@ -80,30 +76,3 @@ def test_a_coordinator_that_does_not_answer_is_asked_once(coordinator):
     ended(coordinator, "samplers = [make() for _ in range(3)]")
     coordinator.closing.set()
     assert len(closed(coordinator)) == 1, "the others are not tried"
-
-
-def test_all_goodbyes_share_one_bound():
-    asked = []
-
-    class Deaf(Client):
-        def call(self, method, request, patience, **_):
-            asked.append((self.address, method, request.job, patience.attempts, patience.total_s))
-            raise CoordinatorUnreachableError("nobody")
-
-    goodbyes = OpenJobs()
-    for job in ("a", "b"):
-        goodbyes.add("unix:/one", job, 0)
-    goodbyes.add("unix:/other", "c", 0)
-    goodbyes.add("unix:/third", "d", 0)
-    goodbyes.discard("unix:/third", "d", 0)
-    goodbyes.say(total_s=0.0, client=Deaf)
-    assert asked == []
-    for job in ("a", "b"):
-        goodbyes.add("unix:/one", job, 0)
-    goodbyes.add("unix:/other", "c", 0)
-    goodbyes.say(total_s=9.0, client=Deaf)
-    assert [one[:4] for one in asked] == [
-        ("unix:/one", "CloseJob", "a", 1),
-        ("unix:/other", "CloseJob", "c", 1),
-    ]
-    assert all(0 < one[4] <= 9.0 for one in asked)

@@ -56,21 +56,17 @@ def test_out_of_order_each_rank_has_a_state_of_its_own(change):
         checkpoint(in_order=False, **change).place_in(state)
 
 
-OF_NOBODY = [({"version": 2}, "has version 2, this sampler reads version 1")]
-OF_NOBODY += [
+OF_NOBODY = [
+    ({"version": 2}, "has version 2, this sampler reads version 1"),
+    ({"version": np.arange(2)}, r"has version array\(\[0, 1\]\)"),
     ({"position": 51}, "position is 51; an epoch has 50 batches"),
     ({"position": -1}, "position is -1"),
-]
-OF_NOBODY += [({"epoch": epoch}, "epoch is") for epoch in (-1, 2**41)]
-OF_NOBODY += [
     ({"epoch": 1.0}, "epoch is 1.0, which is no int"),
+    ({"epoch": 10**5000}, "epoch is a int that cannot be written, which is no int of ours"),
     ({"shuffle": 1}, "shuffle is 1, which is no bool"),
+    *(({"epoch": epoch}, "epoch is") for epoch in (-1, 2**41)),
+    *(({"given_ahead": ahead}, "given_ahead is") for ahead in ([2], [50], ["7"], [7] * 2000, [10**5000])),
 ]
-OF_NOBODY += [
-    ({"given_ahead": ahead}, "given_ahead is") for ahead in ([2], [50], ["7"], [7] * 2000, [10**5000])
-]
-OF_NOBODY += [({"epoch": 10**5000}, "epoch is a int that cannot be written, which is no int of ours")]
-OF_NOBODY += [({"version": np.arange(2)}, r"has version array\(\[0, 1\]\)")]
 
 
 @pytest.mark.parametrize(("change", "message"), OF_NOBODY)

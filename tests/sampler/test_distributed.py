@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed
 
-from superdl.sampler.distributed import check_still_there, job_id, place_in_run, run_id
+from superdl.sampler.distributed import check_still_there, place_in_run, run_id
+from superdl.sampler.session import JobSpec
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -88,20 +89,23 @@ def test_run_id_of_launchers(environment, expected, monkeypatch):
     assert run_id() == expected
 
 
-SPEC = {"batch_size": 4, "num_replicas": 2, "seed": 0, "shuffle": True, "drop_last": False}
+SPEC = {"batch_size": 4, "num_replicas": 2, "seed": 0, "shuffle": True, "drop_last": False, "rank": 0}
+
+
+def job_id(run="r", fingerprint=b"f", recipe="{}", **changes):
+    return JobSpec(**SPEC | changes).job_id(run, fingerprint, recipe)
 
 
 def test_job_ids_differ_in_each_of_their_fields():
-    base = {"run": "r", "fingerprint": b"f", "recipe_json": "{}", **SPEC}
-    changes = [{"run": "s"}, {"fingerprint": b"g"}, {"recipe_json": "[]"}, {"batch_size": 5}]
+    changes = [{"run": "s"}, {"fingerprint": b"g"}, {"recipe": "[]"}, {"batch_size": 5}]
     changes += [{"num_replicas": 3}, {"seed": -1}, {"shuffle": False}, {"drop_last": True}, {}, {}]
     changes += [{"draws": Draws(repeats=2)}, {"draws": Draws(indices=bytes(8))}]
-    ids = [job_id(**{**base, **change}) for change in [{}, *changes]]
+    ids = [job_id(**change) for change in [{}, *changes]]
     assert len(set(ids)) == len(ids), "two repeat the first, and are its second and third in this process"
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
 
 
 def test_ranks_in_one_process_agree_too():
-    ids = [[job_id("one", b"f", "{}", **SPEC, rank=rank) for _ in range(2)] for rank in range(2)]
+    ids = [[job_id("one", rank=rank) for _ in range(2)] for rank in range(2)]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == 2

@@ -17,8 +17,8 @@ def buffer_of(start, end, *, reorder=1, ready=(), page=10**6):
 
 
 def fill(buffer, page, ready):
-    while buffer.asked < buffer.end and len(buffer) < page:
-        buffer.add(ref_at(buffer.asked), ready=buffer.asked in ready)
+    while buffer.tail < buffer.end and len(buffer) < page:
+        buffer.add(ref_at(buffer.tail), ready=buffer.tail in ready)
 
 
 def ref_at(position):

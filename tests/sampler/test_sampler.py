@@ -146,7 +146,6 @@ def test_closing_at_a_coordinator_that_is_gone_is_no_error(coordinator, caplog):
 
 
 def test_a_sampler_that_nobody_holds_ends_its_thread(coordinator):
-    importlib.import_module("torchdata.stateful_dataloader")  # where it is, a sampler looks for its loader
     sampler = make(coordinator)
     next(iter(sampler))
     (thread,) = [one for one in threading.enumerate() if one.name == "superdl-pages"]

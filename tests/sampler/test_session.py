@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import MAX_REOPENS, JobSpec, Session
 from superdl.super_wire.errors import (
-    CoordinatorUnreachableError,
     PlanError,
     ProtocolMismatchError,
     SourceError,
@@ -73,23 +71,11 @@ def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
     assert caplog.text.count("it lies far away") == 1
 
 
-def test_a_long_listing_is_polled_as_long_as_it_moves(coordinator):
-    coordinator.script.listing = [0, 10, 10, 500, 999]
-    session(coordinator)
-    assert [poll.listed for poll in coordinator.requests("GetDataset")] == [0, 10, 10, 500, 999]
-
-
 def test_a_listing_that_stands_still_is_given_up(coordinator):
     coordinator.script.listing = [17] * 100_000
     with pytest.raises(SourceError, match="file:///images stands at 17 samples"):
         session(coordinator, listing_silence_s=0.05)
     assert coordinator.count("OpenJob") == 0
-
-
-def test_one_that_has_found_all_and_packs_it_is_waited_for(coordinator):
-    coordinator.script.listing, coordinator.script.packing = [17] * 500, True
-    session(coordinator, listing_silence_s=0.05)
-    assert coordinator.count("OpenJob") == 1
 
 
 def test_another_version_in_the_answer(coordinator):
@@ -127,22 +113,6 @@ def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
     with pytest.raises(UnknownJobError, match=f"{MAX_REOPENS} times"):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
     assert coordinator.count("NextBatches") == MAX_REOPENS
-
-
-def test_the_time_for_opening_again_and_again_is_bounded_and_named(coordinator):
-    opened = session(coordinator, reopening_s=0.0)
-    coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
-    with pytest.raises(UnknownJobError, match=r"forgot job .* 1 times in a row.* and 0 s\)"):
-        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
-    assert coordinator.count("NextBatches") == 1
-
-
-def test_nobody_there_while_opening_again_is_told_with_the_whole_bound(coordinator):
-    opened = session(coordinator, reopening_s=0.5)
-    coordinator.jobs.clear()
-    coordinator.script.failures["RegisterDataset"] = [grpc.StatusCode.UNAVAILABLE] * 9999
-    with pytest.raises(CoordinatorUnreachableError, match=f"job {opened.job} was forgotten.* within 0.5 s"):
-        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
 
 
 def test_a_listing_that_gets_on_is_not_counted_as_waiting(coordinator):

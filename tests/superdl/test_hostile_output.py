@@ -25,7 +25,7 @@ UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def said(capsys, words) -> str:
+def said(capsys, words):
     """All that a command writes; it is printable."""
     capsys.readouterr()
     with contextlib.suppress(SystemExit):  # argparse refuses
@@ -118,11 +118,14 @@ def test_an_index_of_hostile_members(capsys, tmp_path):
 def test_a_coordinator_with_a_hostile_source(capsys, stack, folder):
     dataset = SuperDataset(f"file://{folder}", RECIPE, on_bad_sample="raise")
     with SuperSampler(dataset, batch_size=64, shuffle=True, coordinator=stack.address) as sampler:
+        refs = list(sampler)
         with pytest.raises(BadSampleError) as caught:
-            [dataset[ref] for ref in sampler]
+            [dataset[ref] for ref in refs]
         assert not UNSAFE.search(str(caught.value))
         assert len(str(caught.value)) < 6000
-        for words in (["stats"], ["stats", "--history"], ["top", "--once"]):
+        batches = ["stats", *(f"--batch={ref.batch_id.hex()}" for ref in refs)]
+        for words in (["stats"], ["stats", "--history"], batches, ["top", "--once"]):
             assert "pwned" in said(capsys, [*words, "--coordinator", stack.address])
     said(capsys, ["warm", f"file://{folder}", "--coordinator", stack.address, "--resize", "8"])
     said(capsys, ["doctor", f"file://{folder}", "--coordinator", stack.address])
+    assert "\x1b" not in stack.log.read_text()

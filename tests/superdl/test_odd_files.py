@@ -29,7 +29,7 @@ TOML = {
 }
 
 
-def refused(capsys, words: list[str]) -> str:
+def refused(capsys, words):
     """What a command writes that refuses its input; it is short."""
     assert main(words) == 2
     said = capsys.readouterr()

@@ -20,7 +20,7 @@ from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.coordinator.store.opening import open_own
-from superdl.store import contents_of
+from superdl.store.contents import contents_of
 from superdl.super_wire.errors import StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack

@@ -5,11 +5,12 @@ And variables that are set later: the next sampler's coordinator has them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from superdl.sampler.embedded import embedded as module
 from superdl.sampler.embedded.embedded import embedded_for, question_answered, release_all
-from superdl.sampler.embedded.settings import EmbeddedSettings
+from superdl.sampler.embedded.settings import EmbeddedSettings, ExecutorChoice
 
 
 @pytest.fixture(autouse=True)
@@ -29,34 +30,23 @@ def ask(run):
 def test_a_sampler_takes_what_the_questions_before_it_hold(embedded_run):
     hold = ask(embedded_run.run)
     assert ask(embedded_run.run) is embedded_for(embedded_run.run) is hold
-    coordinator = embedded_run.processes()["coordinator"]
-    for question in (1, 2):  # their time is up
-        hold.let_go_after(question)
     assert not hold.is_over
-    assert embedded_run.processes()["coordinator"] == coordinator
 
 
-def test_it_is_let_go_of_after_the_last_of_the_questions(embedded_run):
-    hold = ask(embedded_run.run)
-    assert embedded_for(embedded_run.run, for_question=True) is hold
-    hold.let_go_after(1)
-    assert not hold.is_over, "the second is not answered yet"
-    question_answered(hold.coordinator)
-    hold.let_go_after(1)
-    assert not hold.is_over, "its own time is not up yet"
-    embedded_run.processes()
-    hold.let_go_after(2)
-    embedded_run.assert_all_gone()
-    assert embedded_for(embedded_run.run) is not hold
-    assert set(embedded_run.processes()) == {"coordinator", "cache", "worker"}
-
-
-def test_in_time_it_is_let_go_of(embedded_run, monkeypatch):
-    monkeypatch.setattr(module, "QUESTION_HOLD_S", 0.0)
+def test_a_cache_that_coordinators_use_in_turn_is_free_after_the_last_question(
+    embedded_run, monkeypatch, valkey
+):
+    choice = ExecutorChoice("local", valkey.url, "in turn")
+    settings = replace(embedded_run.settings(), choice=choice)
+    monkeypatch.setattr(EmbeddedSettings, "of_this_host", lambda: settings)
     hold = embedded_for(embedded_run.run, for_question=True)
-    embedded_run.processes()
+    assert ask(embedded_run.run) is hold
+    assert not hold.is_over, "the first is not answered yet"
     question_answered(hold.coordinator)
-    embedded_run.assert_all_gone()
+    assert hold.is_over
+    sampler = embedded_for(embedded_run.run)
+    assert ask(embedded_run.run) is sampler
+    assert not sampler.is_over
 
 
 def test_it_is_not_in_the_way_of_a_run_that_got_its_id_later(embedded_run):
@@ -74,8 +64,6 @@ def test_credentials_that_are_set_later_are_used(embedded_run, monkeypatch):
     assert hold.is_over
     assert embedded_for(embedded_run.run) is renewed
     assert embedded_run.processes()["coordinator"].environ()["AWS_SESSION_TOKEN"] == "later"
-    hold.let_go_after(0)
-    assert not renewed.is_over
 
 
 def test_where_other_ranks_hold_it_they_are_told_of(embedded_run, monkeypatch, caplog):

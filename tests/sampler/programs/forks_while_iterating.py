@@ -17,7 +17,7 @@ from superdl.sampler import SuperSampler
 from tests.sampler.stand_ins import BoundDataset
 
 
-def descriptors_to_the_outside() -> int:
+def descriptors_to_the_outside():
     links = []
     for file in Path("/proc/self/fd").iterdir():
         try:
@@ -27,7 +27,7 @@ def descriptors_to_the_outside() -> int:
     return sum(link.startswith(("socket:", "anon_inode:")) for link in links)
 
 
-def main() -> None:
+def main():
     address, forks = sys.argv[1], int(sys.argv[2])
     samplers = [
         SuperSampler(BoundDataset(), batch_size=2, shuffle=True, seed=seed, coordinator=address)
@@ -36,7 +36,7 @@ def main() -> None:
     given = [[], []]
     done = threading.Event()
 
-    def consume(number: int) -> None:
+    def consume(number):
         while not done.is_set() or not given[number]:
             given[number].append([batch.position for batch in samplers[number]])
 

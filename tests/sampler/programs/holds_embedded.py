@@ -13,12 +13,12 @@ import sys
 from superdl.sampler.embedded.embedded import Embedded
 
 
-def say(word: object) -> None:
+def say(word):
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
-def main() -> None:
+def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     say(Embedded(sys.argv[1]).coordinator)
     for line in sys.stdin:

@@ -10,7 +10,7 @@ from superdl.sampler.rpc.forking import GrpcThreads
 LIFETIME_US = 300_000
 
 
-def start_thread_of_c() -> None:
+def start_thread_of_c():
     """A thread that Python knows nothing of, with its maker's name, as grpc's are before they first run."""
     libc = ctypes.CDLL(None)
     thread = ctypes.c_ulong()
@@ -20,7 +20,7 @@ def start_thread_of_c() -> None:
     libc.pthread_detach(thread)
 
 
-def main() -> None:
+def main():
     threads = GrpcThreads()
     start_thread_of_c()
     assert not threads.running(), "it came without a channel"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import struct
 import threading
@@ -17,17 +16,18 @@ from superdl.super_wire.errors import (
     CoordinatorUnreachableError,
     ProtocolMismatchError,
 )
+from tests.fixtures.cut_network import CutNetwork
 
 PATIENCE = Patience(attempts=12, total_s=30.0, deadline_s=10.0, backoff_s=0.05)
 DATA, HEADERS, RESET, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
 END_STREAM, END_HEADERS = 1, 4
 
 
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+def frame(kind, flags, stream, body=b""):
     return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
 
 
-def headers(stream: int, fields: dict[str, str], *, last: bool = False) -> bytes:
+def headers(stream, fields, *, last=False):
     """Fields as HPACK's literals, in no table."""
     literals = [
         bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
@@ -36,13 +36,13 @@ def headers(stream: int, fields: dict[str, str], *, last: bool = False) -> bytes
     return frame(HEADERS, END_HEADERS | (END_STREAM if last else 0), stream, b"".join(literals))
 
 
-def http(status: int):
+def http(status):
     page = {":status": str(status), "content-type": "text/html"}
     return lambda stream: headers(stream, page) + frame(DATA, END_STREAM, stream, b"<html>no</html>")
 
 
-def grpc_message(data: bytes, trailer: dict[str, str] | None):
-    def answer(stream: int) -> bytes:
+def grpc_message(data, trailer):
+    def answer(stream):
         begin = headers(stream, {":status": "200", "content-type": "application/grpc"})
         if trailer is None:
             return begin + frame(DATA, END_STREAM, stream, data)
@@ -77,28 +77,21 @@ PASSING = {
 }
 
 
-class Proxy:
+class Proxy(CutNetwork):
     """Gives ``answer`` to the first call of each of the first ``times`` connections; later ones pass."""
 
-    def __init__(self, target: str, answer, times: int) -> None:
-        self._target, self._answer, self._left = target.rsplit(":", 1), answer, times
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __init__(self, target, answer, times):
+        self._answer, self._left = answer, times
+        super().__init__(target)
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def _welcome(self, front):
+        self._left -= 1
+        if self._left < 0:
+            super()._welcome(front)
+        else:
+            threading.Thread(target=self._spoil, args=(front,), daemon=True).start()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                front = self._listener.accept()[0]
-                self._left -= 1
-                serve = self._spoil if self._left >= 0 else self._pass_on
-                threading.Thread(target=serve, args=(front,), daemon=True).start()
-
-    def _spoil(self, front: socket.socket) -> None:
+    def _spoil(self, front):
         with contextlib.suppress(OSError), front, front.makefile("rb") as read:
             read.read(24)  # the client's preface
             front.sendall(frame(SETTINGS, 0, 0))
@@ -111,19 +104,6 @@ class Proxy:
                     break
             front.shutdown(socket.SHUT_WR)
             read.read()  # until the client has seen it
-
-    def _pass_on(self, front: socket.socket) -> None:
-        host, port = self._target
-        with front, socket.create_connection((host, int(port))) as back, selectors.DefaultSelector() as ready:
-            ready.register(front, selectors.EVENT_READ, back)
-            ready.register(back, selectors.EVENT_READ, front)
-            with contextlib.suppress(OSError):
-                while True:
-                    for key, _ in ready.select():
-                        data = key.fileobj.recv(65536)
-                        if not data:
-                            return
-                        key.data.sendall(data)
 
 
 @pytest.fixture
@@ -139,7 +119,7 @@ def through(coordinator):
         proxy.close()
 
 
-def call(client: Client, patience: Patience = PATIENCE):
+def call(client, patience=PATIENCE):
     return client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
 
 
@@ -151,8 +131,9 @@ def test_what_may_pass_is_waited_for(through, name):
 @pytest.mark.parametrize("name", ["HTTP 500", "HTTP 502", "no message", "reset 2", "nothing"])
 def test_what_does_not_pass_is_bounded_and_named(through, name):
     quick = Patience(attempts=3, total_s=20.0, deadline_s=5.0, backoff_s=0.01)
-    with pytest.raises(CoordinatorUnreachableError, match="in 3 attempts over"):
-        call(through(PASSING[name], 1000), quick)
+    client = through(PASSING[name], 1000)
+    with pytest.raises(CoordinatorUnreachableError, match=f"at {client.address} in 3 attempts over"):
+        call(client, quick)
 
 
 @pytest.mark.parametrize(

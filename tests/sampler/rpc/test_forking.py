@@ -7,22 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.sampler.rpc.forking import HeldSockets
 from tests.sampler.relay import Relay
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 ROOT = PROGRAMS.parents[2]
 
 
 @pytest.fixture
-def relay(coordinator) -> Iterator[Relay]:
+def relay(coordinator):
     coordinator.script.batches = 400
     coordinator.script.page_batches = 10
     running = Relay(coordinator.address)
@@ -30,7 +26,7 @@ def relay(coordinator) -> Iterator[Relay]:
     running.close()
 
 
-def run(*arguments: object, **variables: str) -> str:
+def run(*arguments, **variables):
     """What a fresh process prints; it must have nothing to complain of."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],

@@ -25,12 +25,12 @@ def built_in_prices(monkeypatch):
     monkeypatch.delenv("SUPER_PRICES", raising=False)
 
 
-def printed(capsys, *words: str) -> str:
+def printed(capsys, *words):
     assert main(["cost", *words]) == 0
     return capsys.readouterr().out
 
 
-def loaders(capsys, *words: str) -> list[dict]:
+def loaders(capsys, *words):
     return json.loads(printed(capsys, "--json", *words))["loaders"]
 
 

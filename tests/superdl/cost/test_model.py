@@ -7,25 +7,23 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost import bills, left_out
-from superdl.cost.model import MONTH_HOURS, Bill, cache_samples, produced
+from superdl.cost.model import MONTH_HOURS, bills, left_out, produced
 from superdl.cost.scenario import Scenario
 from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import load_points
-from superdl.super_wire.errors import ConfigError
 
 PRICES = load_prices()
 IMAGENET = Scenario()
 WHOLE = replace(IMAGENET, cache_node="cache.r7g.12xlarge")
 FAST = replace(IMAGENET, images_per_s=2000.0, machine="g5.xlarge")
 SAMPLES = IMAGENET.samples
-GET, PUT = 4e-7, 5e-6
+GET = 4e-7
 LAMBDA, EMBEDDED, STORED = "SUPER with Lambda", "SUPER embedded", "SUPER embedded, store on NVMe"
 DECODING, CONVERTED = "decoding from S3", "LitData raw"
 ALL = [LAMBDA, EMBEDDED, STORED, DECODING, CONVERTED]
 
 
-def by_tag(scenario: Scenario) -> dict[str, Bill]:
+def by_tag(scenario):
     return {bill.tag: bill for bill in bills(scenario, PRICES)}
 
 
@@ -90,31 +88,6 @@ def test_jobs_that_share_pay_for_functions_and_gets_once():
     assert many.usd < eight[DECODING].month.usd
 
 
-def test_the_caches_network_is_a_bound():
-    eight = replace(IMAGENET, jobs=8)
-    bill = by_tag(eight)[LAMBDA]
-    assert bill.bound == "cache's network"
-    network = PRICES.cache_node("cache.r7g.large").network_gbps * 1e9 / 8 / IMAGENET.record_bytes
-    assert bill.images_per_s == pytest.approx(network / (8 + produced(eight, bill.reuse)[1] / SAMPLES))
-
-
-def test_zones_and_months_cost():
-    near, far = by_tag(IMAGENET)[LAMBDA], by_tag(replace(IMAGENET, one_zone=False))[LAMBDA]
-    moved = (SAMPLES + far.first.produced) * IMAGENET.record_bytes / 1e9
-    assert far.first.transfer_usd == pytest.approx(moved * 0.02)
-    assert near.first.transfer_usd == 0.0
-    always = by_tag(replace(IMAGENET, always_up=True))[LAMBDA]
-    assert always.month.cache_usd == pytest.approx(0.1752 * MONTH_HOURS)
-    assert always.month.trainer_usd == near.month.trainer_usd
-
-
-def test_a_random_recipe_reuses_nothing_over_epochs_and_is_shared_in_step():
-    random = replace(WHOLE, random=True, jobs=8)
-    rows = by_tag(random)
-    assert rows[LAMBDA].first.produced == rows[LAMBDA].later.produced == SAMPLES
-    assert rows[LAMBDA].reuse == rows[EMBEDDED].reuse == 0.0
-
-
 def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing():
     share = 125e9 * 0.9 / (SAMPLES * IMAGENET.record_bytes)
     rows = by_tag(IMAGENET)
@@ -127,33 +100,14 @@ def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing()
     assert (slow.bound, slow.images_per_s) == ("NVMe", pytest.approx(100.0))
 
 
-def test_pixels_are_decoded_once_and_stored_for_a_month():
-    bill = by_tag(replace(FAST, jobs=8))[CONVERTED]
-    raw_gb = SAMPLES * 150_592 / 1e9
-    requests = raw_gb * 1e3 / 64
-    decoding_s = SAMPLES * 2.75e-3 / (8 * 0.5)  # a c6i.2xlarge has 8 vCPUs, each half of the core measured
-    assert bill.images_per_s == 2000.0
-    assert bill.month.conversion_usd == pytest.approx(
-        SAMPLES * GET + requests * PUT + decoding_s / 3600 * 0.34
-    )
-    assert bill.first.conversion_usd == bill.month.conversion_usd, "once, before all else"
-    assert bill.later.conversion_usd == 0
-    assert bill.month.gets_usd == pytest.approx(8 * 90 * requests * GET)
-    assert bill.month.store_usd == pytest.approx(raw_gb * 0.023)
-    slow = by_tag(replace(IMAGENET, images_per_s=5.0))[CONVERTED].month
-    assert slow.store_usd == pytest.approx(raw_gb * 0.023 * slow.hours / MONTH_HOURS)
-
-
-def test_what_fits_is_counted_as_in_production():
-    assert 60_000 < cache_samples(IMAGENET, PRICES) < 70_000
-    assert cache_samples(WHOLE, PRICES) > SAMPLES
-    five = cache_samples(replace(IMAGENET, cache_nodes=5), PRICES)
-    assert 4.5 < five / cache_samples(IMAGENET, PRICES) < 5
-
-
-def test_a_training_loop_that_leaves_no_vcpu_is_refused():
-    with pytest.raises(ConfigError, match=r"g4dn\.xlarge has no vCPU left.*trainer_vcpus is 4"):
-        bills(replace(IMAGENET, trainer_vcpus=4.0), PRICES)
+def test_zones_and_months_cost():
+    near, far = by_tag(IMAGENET)[LAMBDA], by_tag(replace(IMAGENET, one_zone=False))[LAMBDA]
+    moved = (SAMPLES + far.first.produced) * IMAGENET.record_bytes / 1e9
+    assert far.first.transfer_usd == pytest.approx(moved * 0.02)
+    assert near.first.transfer_usd == 0.0
+    always = by_tag(replace(IMAGENET, always_up=True))[LAMBDA]
+    assert always.month.cache_usd == pytest.approx(0.1752 * MONTH_HOURS)
+    assert always.month.trainer_usd == near.month.trainer_usd
 
 
 SPEC = """

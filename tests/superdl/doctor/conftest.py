@@ -1,10 +1,14 @@
-"""Nothing is named by the environment that these tests run in."""
+"""Asks the doctor as a shell would, in an environment that names nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
+
+from superdl import doctor
+from superdl.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +19,14 @@ def _nothing_is_named(monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+
+
+def asked(capsys, *words):
+    """The exit code and the findings."""
+    code = main(["doctor", *words, "--json"])
+    return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def only(monkeypatch, *names):
+    """Leave out all checks but these: what the others look at has tests of its own."""
+    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check.name in names))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +13,7 @@ from superdl.doctor.cache import judge_memory
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
-from tests.superdl.doctor.asking import asked, only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.superdl.doctor.conftest import asked, only
 
 SECRET = "secret-of-the-test"
 MEMORY = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12)
@@ -29,7 +25,7 @@ def _the_cache_alone(monkeypatch):
 
 
 @contextlib.contextmanager
-def served(*commands: str, maxmemory: str = "512mb", **options) -> Iterator[Valkey]:
+def served(*commands, maxmemory="512mb", **options):
     with Valkey(maxmemory=maxmemory, **options) as server:
         with server.client() as client:
             for command in commands:
@@ -88,14 +84,6 @@ def test_rights_of_a_reader(capsys, monkeypatch, rules, code, words):
     assert ended == code
 
 
-@pytest.mark.slow
-def test_a_cluster_is_looked_at_as_one(valkey_cluster, capsys):
-    code, found = asked(capsys, "--cache", valkey_cluster.url)
-    assert code == 0, found
-    for check in ("cache", "cache memory"):
-        assert found[check]["verdict"] == "ok", found[check]
-
-
 def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
     with TlsFront(f"{valkey.directory}/redis.sock", certificates) as front:
         address = f"rediss://127.0.0.1:{front.port}"
@@ -122,11 +110,3 @@ def test_memory_that_is_set_wrong(change, words, remedy):
     assert found.verdict is CheckStatus.DOUBTFUL
     assert words in found.reason
     assert remedy in found.remedy
-
-
-def test_a_cache_that_is_full(capsys):
-    with served(maxmemory="1mb") as server:
-        code, found = asked(capsys, "--cache", server.url)
-    assert code == 0
-    assert found["cache"]["verdict"] == "warn"
-    assert "OOM" in found["cache"]["reason"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from superdl.coordinator.server.settings import Settings
-from superdl.doctor import CHECKS, Case, Check, CheckStatus, run_checks
-from superdl.doctor.checking import bad, combined, doubtful, good, skipped
+from superdl.doctor import Case, Check, CheckStatus, run_checks
+from superdl.doctor.checking import bad, doubtful, good
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.recipe import Recipe
 
@@ -15,15 +15,8 @@ def case(**named):
     return Case(settings=Settings(), recipe=Recipe.image(crop=32), **named)
 
 
-def run(*checks: Check, **named):
+def run(*checks, **named):
     return list(run_checks(checks, case(**named)))
-
-
-def test_each_need_comes_before():
-    names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names)
-    for check in CHECKS:
-        assert set(check.needs) <= set(names[: names.index(check.name)]), check.name
 
 
 def test_what_builds_on_a_failure_is_skipped_and_names_it():
@@ -54,16 +47,6 @@ def test_a_check_that_hangs_is_given_up_and_is_a_doubt_where_a_role_elsewhere_do
     assert after.verdict is CheckStatus.GOOD
 
 
-def test_what_a_role_elsewhere_does_keeps_nothing_else_from_being_looked_at():
-    checks = (
-        Check("listing", lambda _: bad("refused", "allow it"), by_role=True),
-        Check("object", lambda _: good("got"), needs=("listing",), by_role=True),
-        Check("sample", lambda _: good("came"), needs=("listing",)),
-    )
-    assert [one.verdict for one in run(*checks)] == ["fail", "skip", "skip"]
-    assert [one.verdict for one in run(*checks, coordinator="c:50051")] == ["fail", "skip", "ok"]
-
-
 def test_errors_are_findings_that_tell_no_password():
     def raises(error):
         def look(_):
@@ -81,19 +64,3 @@ def test_errors_are_findings_that_tell_no_password():
     assert "KeyError" in bug.reason
     assert "bug" in bug.remedy
     assert (told.reason, told.remedy) == ("s3://bucket/a@b.jpg is empty", "ask http://***@host")
-
-
-def test_what_was_opened_is_closed_even_if_nobody_listens_to_the_end():
-    looked, closed = case(), []
-    looked.closing.callback(closed.append, "closed")
-    findings = run_checks([Check("one", lambda _: good("a")), Check("two", lambda _: good("b"))], looked)
-    next(findings)
-    findings.close()
-    assert closed == ["closed"]
-
-
-def test_several_looks_are_one_finding():
-    found = combined([good("a", x=1), bad("b", "mend b"), skipped("c", "name c")])
-    assert found.verdict is CheckStatus.BAD
-    assert (found.reason, found.remedy, found.measured) == ("a; b; c", "mend b; name c", {"x": 1})
-    assert combined([skipped("c"), good("a")]).verdict is CheckStatus.GOOD

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from superdl.doctor import CHECKS
-from superdl.doctor_command import add_arguments, read_stack
+from superdl.doctor_command import add_arguments
 from superdl.main import main
-from superdl.super_wire.errors import ConfigError
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 OUTPUTS = {
@@ -26,20 +25,6 @@ OUTPUTS = {
     "Bucket": "photos",
     "Prefix": "train/",
 }
-
-
-def test_with_nothing_named_it_says_what_to_name(capsys):
-    code, found = asked(capsys)
-    assert code == 0
-    assert {name for name, one in found.items() if one["verdict"] == "ok"} >= {"function", "shared memory"}
-    for check, remedy in {
-        "listing": "s3://bucket/prefix",
-        "coordinator": "--coordinator",
-        "cache": "--cache",
-    }.items():
-        assert found[check]["verdict"] == "skip"
-        assert remedy in found[check]["remedy"]
-    assert not [one for one in found.values() if one["verdict"] == "skip" and not one["reason"]]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +80,6 @@ def test_without_torch_as_beside_a_coordinator(images, valkey):
     for check in ("cache", "sample"):
         assert found[check]["verdict"] == "skip"
         assert "needs torch" in found[check]["reason"]
-
-
-def test_outputs_of_a_stack(tmp_path):
-    listed = [{"OutputKey": name, "OutputValue": value} for name, value in OUTPUTS.items()]
-    for content in (OUTPUTS, {"Stacks": [{"Outputs": listed}]}):
-        (tmp_path / "stack.json").write_text(json.dumps(content))
-        assert read_stack(str(tmp_path / "stack.json")) == OUTPUTS
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"Stacks": []}', '{"Stacks": [{"Outputs": 3}]}', '{"a": 1}'])
-def test_what_is_no_stack_is_refused(tmp_path, text):
-    (tmp_path / "stack.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"stack\.json"):
-        read_stack(str(tmp_path / "stack.json"))
 
 
 def test_a_stack_names_what_is_looked_at(stack, tmp_path, capsys):

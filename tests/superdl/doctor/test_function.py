@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.coordinator.executors.lambda_running import handler_of
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 ON_LAMBDA = ("--executor", "lambda")
 
@@ -48,17 +48,6 @@ def test_a_function_that_is_not_there_or_another(service, valkey, monkeypatch, c
     assert all(one in found["function"]["reason"] for one in words)
 
 
-@pytest.mark.slow
-def test_a_function_that_decodes_otherwise(service, valkey, capsys):
-    service.deploy(handler=handler_of("decoding_otherwise"))
-    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
-    assert code == 0
-    assert "decodes images otherwise than this machine" in found["function"]["reason"]
-    code, found = asked(capsys, "--executor", "local,lambda", "--cache", valkey.url)
-    assert code == 1
-    assert "share a cache" in found["function"]["remedy"]
-
-
 def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, valkey, capsys):
     service.denied = ("/invocations",)
     code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
@@ -67,9 +56,3 @@ def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, 
     code, found = asked(capsys, *ON_LAMBDA)
     assert (code, found["function"]["verdict"]) == (0, "skip")
     assert "--cache" in found["function"]["remedy"]
-
-
-def test_workers_are_tried_by_their_coordinator(valkey, capsys):
-    code, found = asked(capsys, "--executor", "workers", "--cache", valkey.url)
-    assert (code, found["function"]["verdict"]) == (0, "skip")
-    assert "--coordinator" in found["function"]["remedy"]

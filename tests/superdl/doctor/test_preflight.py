@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from superdl.doctor.preflight import preflight
+from superdl.doctor import preflight
 from superdl.main import main
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError
 from superdl.super_wire.recipe import Recipe

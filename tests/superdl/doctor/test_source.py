@@ -11,14 +11,14 @@ from superdl import doctor
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.ports import free_port
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 
 def looked(capsys, source, *words):
     return asked(capsys, source, "--resize", "32", "--crop", "32", *words)
 
 
-def elsewhere() -> tuple[str, str]:
+def elsewhere():
     """A coordinator that nobody asks here."""
     return "--coordinator", f"127.0.0.1:{free_port()}"
 
@@ -74,40 +74,6 @@ def test_no_credentials(photos, monkeypatch, capsys):
     )  # it is not public
 
 
-def test_a_program_for_credentials_that_is_missing(photos, monkeypatch, capsys, tmp_path):
-    only(monkeypatch, "credentials")
-    (tmp_path / "config").write_text("[default]\ncredential_process = /no/such/program\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    code, found = looked(capsys, "s3://photos")
-    assert (code, found["credentials"]["verdict"]) == (1, "fail")
-    assert "/no/such/program" in found["credentials"]["reason"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "verdict", "words"),
-    [
-        ({"AWS_PROFILE": "nobody"}, "fail", "nobody"),
-        ({"AWS_DEFAULT_REGION": "", "SUPER_S3_ENDPOINT_URL": ""}, "warn", "set AWS_DEFAULT_REGION"),
-        (
-            {"AWS_SESSION_TOKEN": "geheim", "AWS_CREDENTIAL_EXPIRATION": "2001-01-01T00:00:00Z"},
-            "fail",
-            "cannot be had",
-        ),
-    ],
-)
-def test_identities_that_are_not_well(photos, monkeypatch, capsys, variables, verdict, words):
-    only(monkeypatch, "credentials")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    code, found = looked(capsys, "s3://photos")
-    told = found["credentials"]
-    assert (code, told["verdict"]) == (int(verdict == "fail"), verdict)
-    assert words in told["reason"] + told["remedy"]
-    assert "geheim" not in str(found)
-
-
 def test_a_source_that_is_none(photos, capsys):
     keys = [path.name for path in (photos.directory / "photos" / "ant").iterdir()]
     rows = "".join(f"{key},{place}\n" for place, key in enumerate(keys))
@@ -122,14 +88,6 @@ def test_a_source_that_is_none(photos, capsys):
         assert words in found["listing"]["reason"]
     code, found = looked(capsys, "s3://photos/ant", "--key-list", "s3://photos/labels.csv")
     assert (code, found["listing"]["verdict"]) == (0, "ok"), found  # a key list needs no folders
-
-
-def test_of_a_large_source_the_beginning_is_enough(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("superdl.doctor.source._ENOUGH", 3)
-    write_images(tmp_path / "photos", 8)
-    code, found = looked(capsys, str(tmp_path / "photos"))
-    assert (code, found["listing"]["verdict"]) == (0, "ok")
-    assert "3 samples and more" in found["listing"]["reason"]
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.store.opening import StoreChoice
 from superdl.super_wire.record import HEADER_BYTES, pack
 from superdl.super_wire.store import DirectoryStore, PackMeta
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 
 @pytest.fixture(autouse=True)
@@ -42,27 +41,6 @@ def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
     code, found = look(capsys)
     assert (code, found["verdict"]) == (1, "fail")
     assert "version 99" in found["reason"]
-
-
-def test_what_is_no_store_and_what_is_none_yet(tmp_path, capsys, monkeypatch):
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "mine.txt").write_text("mine")
-    code, found = look(capsys, "--store", str(tmp_path / "pictures"))
-    assert (code, found["verdict"]) == (1, "fail")
-    assert "mine.txt" in found["reason"]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    code, found = look(capsys)
-    assert (code, found["verdict"]) == (0, "ok")
-    assert str(tmp_path / "cache" / "superdl" / "store") in found["reason"]
-    assert not (tmp_path / "cache").exists()
-    assert look(capsys, "--store", "None")[1]["verdict"] == "skip"
-    code, found = look(capsys, "--executor", "lambda")  # local processes look after it
-    assert (code, found["verdict"]) == (0, "ok")
-    no_room = StoreChoice("", "/home has only 1.2 GiB free")
-    monkeypatch.setattr("superdl.coordinator.store.chosen_store", lambda *_: no_room)
-    code, found = look(capsys)
-    assert (code, found["verdict"]) == (0, "warn")
-    assert no_room.reason in found["reason"]
 
 
 def test_the_store_of_a_coordinator(tmp_path, capsys):

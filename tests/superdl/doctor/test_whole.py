@@ -9,7 +9,7 @@ import pytest
 from superdl.main import main
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.asking import asked, only
+from tests.superdl.doctor.conftest import asked, only
 
 OTHER_VERSION = """
 import importlib.metadata as metadata
@@ -65,13 +65,6 @@ def test_the_embedded_default(images, capsys):
     assert code == 0, found
     assert found["sample"]["verdict"] == "ok"
     assert found["coordinator"]["verdict"] == "skip"
-
-
-def test_a_directory_that_is_not_there(tmp_path, capsys, monkeypatch):
-    only(monkeypatch, "listing")
-    code, found = asked(capsys, str(tmp_path / "none"))
-    assert code == 1
-    assert "does not exist" in found["listing"]["reason"]
 
 
 @pytest.mark.slow

@@ -7,23 +7,18 @@ import json
 import struct
 import tarfile
 import zlib
-from typing import TYPE_CHECKING, Any
 
 from superdl.index.shard import Shard
 from superdl.main import main
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-
-def index(source: object, out: Path, *words: str) -> list[dict[str, Any]]:
+def index(source, out, *words):
     """The rows that the command writes."""
     assert main(["index", str(source), "-o", str(out), "--force", *words]) == 0
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
-def content_of(row: Mapping[str, Any], directory: Path) -> bytes:
+def content_of(row, directory):
     """A member's bytes, by its row alone."""
     path = directory / row["key"]
     if row["encoding"].startswith("parquet:"):
@@ -38,7 +33,7 @@ def content_of(row: Mapping[str, Any], directory: Path) -> bytes:
     return zlib.decompress(content, wbits=-15) if row["encoding"] == "deflate" else content
 
 
-def tar_of(path: Path, files: Mapping[str, bytes], form: int = tarfile.GNU_FORMAT) -> Path:
+def tar_of(path, files, form=tarfile.GNU_FORMAT):
     """A tar of files, in their order."""
     with tarfile.open(path, "w", format=form) as tar:
         for name, content in files.items():
@@ -51,17 +46,17 @@ def tar_of(path: Path, files: Mapping[str, bytes], form: int = tarfile.GNU_FORMA
 class HeldShard(Shard):
     """A shard in memory; ``fetched`` are the places between which bytes were asked for."""
 
-    def __init__(self, content: bytes, key: str = "a.tar") -> None:
+    def __init__(self, content, key="a.tar"):
         super().__init__(f"held/{key}", key, "1", len(content), self.fetch)
         self.content, self.fetched = content, list[tuple[int, int]]()
 
-    def fetch(self, length: int, begin: int) -> bytes:
+    def fetch(self, length, begin):
         """So many bytes from a place on."""
         self.fetched.append((begin, begin + length))
         return self.content[begin : begin + length]
 
 
-def _varint(value: int) -> bytes:
+def _varint(value):
     value &= 2**64 - 1
     content = bytearray()
     while value >= 0x80:
@@ -70,11 +65,11 @@ def _varint(value: int) -> bytes:
     return bytes([*content, value])
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _field(number, content):
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _feature(value: bytes | float) -> bytes:
+def _feature(value):
     if isinstance(value, bytes):
         return _field(1, _field(1, value))
     if isinstance(value, float):
@@ -82,7 +77,7 @@ def _feature(value: bytes | float) -> bytes:
     return _field(3, _field(1, _varint(value)))
 
 
-def tfrecord_of(path: Path, examples: Sequence[Mapping[str, bytes | float]]) -> Path:
+def tfrecord_of(path, examples):
     """Records of Examples, each feature of one value, framed as TensorFlow frames them, without checksums."""
     with path.open("wb") as file:
         for example in examples:
@@ -94,7 +89,7 @@ def tfrecord_of(path: Path, examples: Sequence[Mapping[str, bytes | float]]) -> 
     return path
 
 
-def _chunk(samples: Sequence[bytes], config: bytes = b"") -> bytes:
+def _chunk(samples, config=b""):
     at = 4 * (len(samples) + 2) + len(config)
     offsets = [at]
     for sample in samples:
@@ -102,7 +97,7 @@ def _chunk(samples: Sequence[bytes], config: bytes = b"") -> bytes:
     return struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets) + config + b"".join(samples)
 
 
-def mds_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
+def mds_of(directory, samples):
     """An MDS shard of images and int64 labels with its index, byte for byte as MDSWriter lays them out."""
     columns = {
         "column_names": ["image", "label"],
@@ -126,19 +121,19 @@ def mds_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
     return directory / "shard.00000.mds"
 
 
-def litdata_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
+def litdata_of(directory, samples):
     """A chunk of images and int64 labels with its index, byte for byte as LitData lays them out."""
     rows = [struct.pack("<2I", len(image), 8) + image + struct.pack("<q", label) for image, label in samples]
     return _litdata_chunk(directory, _chunk(rows), len(rows), ["jpeg", "int"])
 
 
-def litdata_arrow_of(directory: Path) -> Path:
+def litdata_arrow_of(directory):
     """The same of bytes and numbers, which it writes as the rows of an Arrow file inside the chunk."""
     content = struct.pack("<5I", 3, *[20] * 4) + b"ARROW1\0\0" + bytes(100)
     return _litdata_chunk(directory, content, 3, ["bytes", "int"])
 
 
-def _litdata_chunk(directory: Path, content: bytes, samples: int, kinds: list[str]) -> Path:
+def _litdata_chunk(directory, content, samples, kinds):
     (directory / "chunk-0-0.bin").write_bytes(content)
     leaf = {"type": None, "context": None, "children_spec": []}
     spec = [1, {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}]

@@ -41,7 +41,6 @@ def source(tmp_path):
 BESIDE = {
     "numbers": ({"a/1.jpg": "", "a/1.cls": "7\n", "b.2.png": "", "b.2.txt": " -8 "}, (), [7, -8]),
     "texts": ({"1.jpg": "", "1.txt": "a dog\n", "2.JPEG": "", "2.cls": "cat"}, (), ["a dog", "cat"]),
-    "a BOM": ({"1.jpg": "", "1.txt": "\ufeffcat", "2.jpg": "", "2.cls": "cat"}, (), ["cat"] * 2),
     "JSON": ({"1.jpg": "", "1.json": '{"label": 3, "mood": "glad"}'}, (), [3]),
     "a field": ({"1.jpg": "", "1.json": '{"mood": "glad"}'}, ("--label-field", "mood"), ["glad"]),
     "an extension": ({"1.jpg": "", "1.cap": "dog", "1.cls": "1"}, ("--label-field", "cap"), ["dog"]),
@@ -55,7 +54,6 @@ BESIDE = {
         {"1.jpg": "", "1.txt": "4", "2.jpg": ""}, ("--missing-label", "0"), [4, 0]
     ),
     "folders": ({"x/cat/1.jpg": "", "x/dog/2.jpg": ""}, ("--labels", "folder"), ["cat", "dog"]),
-    "none": ({"1.jpg": "", "2.jpg": ""}, ("--labels", "none"), [0, 0]),
     "other extensions": ({"1.dcm": "", "1.cls": "1", "2.jpg": ""}, ("--image-field", "dcm"), [1]),
     "some": ({"a/1.jpg": "", "a/1.cls": "1", "b/2.jpg": ""}, ("--only", "a/*"), [1]),
 }  # fmt: skip
@@ -120,16 +118,6 @@ def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
     assert len(catalog) == 600
 
 
-@pytest.mark.parametrize("bucket", ["gs://pets", "az://pets"])
-def test_other_clouds_give_it_too(cloud_server, bucket, tmp_path):
-    pytest.importorskip("obstore")
-    files = {"images/1.jpg": b"i", "labels/1.txt": b"3 .5 .5 .1 .1", "images/2.jpg": b"j"}
-    cloud_server.objects = {f"set/{name}": content for name, content in files.items()}
-    rows = index(f"{bucket}/set", tmp_path / "list.jsonl", "--labels", "yolo", "--missing-label", "")
-    assert [row["label"]["classes[]"] for row in rows] == [[3], []]
-    assert len(list_source(f"{bucket}/set", str(tmp_path / "list.jsonl"))) == 2
-
-
 MISSING = (
     "2 of 3 images have no label file, such as images/1.jpg (not images/1.cls, labels/1.cls, images/1.txt, "
 )
@@ -139,9 +127,7 @@ WRONG = {
     "polygons": (
         {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2: a line has",
     ),
-    "a class of a half": ({"1.jpg": "", "1.txt": "0.5 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1"),
     "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
-    "texts": ({"1.jpg": "", "1.txt": "a dog"}, ("--labels", "yolo"), "1.txt: line 1"),
     "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: it is a label and not UTF-8"),
     "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: it is a label, and empty"),
     "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: it cannot be read"),
@@ -246,45 +232,18 @@ def test_cocos_boxes_become_a_key_list(source, tmp_path, capsys):
     ]
 
 
-def test_coco_in_a_bucket(object_store, tmp_path):
-    write(
-        object_store.directory / "data",
-        {"val/b.jpg": "", "val/a/a.jpg": "", "of/x.json": json.dumps(INSTANCES)},
-    )
-    rows = index("s3://data/val", tmp_path / "list.jsonl", "--coco", "s3://data/of/x.json")
-    assert [row["key"] for row in rows] == ["a/a.jpg", "b.jpg"]
-
-
 def _instances(**changed):
     return json.dumps(INSTANCES | changed)
 
 
 IMAGE, BOX = INSTANCES["images"][0], INSTANCES["annotations"][0]
-NO_COCO = {
+NO_COCO = {  # spoilt files are for tests/hostile/fuzz_index.py
     "no JSON": ("{", "JSONDecodeError"),
-    "a list": ("[1]", "TypeError"),
-    "deep": ("[" * 100_000, "RecursionError"),
-    "no images": ('{"annotations": []}', "KeyError.'images'"),
-    "images of numbers": (_instances(images=[1]), "TypeError"),
-    "names of lists": (_instances(images=[IMAGE | {"file_name": ["b"]}]), "TypeError"),
-    "no size": (_instances(images=[{"id": 9, "file_name": "b.jpg"}]), "KeyError.'height'"),
-    "a text for an id": (_instances(images=[IMAGE | {"id": "9"}]), "'str' object cannot be interpreted"),
-    "one id twice": (
-        _instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]),
-        "1 images have the",
-    ),
-    "one name twice": (
-        _instances(images=[IMAGE, IMAGE | {"id": 5}]),
-        "1 images have the id or the file",
-    ),
+    "one id twice": (_instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]), "1 images have the id"),
+    "one name twice": (_instances(images=[IMAGE, IMAGE | {"id": 5}]), "1 images have the id or the file"),
     "captions": (_instances(annotations=[{"image_id": 9, "caption": "x"}]), "annotation 0 has no bbox, or"),
-    "three numbers": (_instances(annotations=[BOX | {"bbox": [1, 2, 3]}]), "not enough values"),
-    "texts": (_instances(annotations=[BOX | {"bbox": ["x", 2, 3, 4]}]), "could not convert string to float"),
     "not finite": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]), "the bbox .1, 2, 3, inf"),
-    "too large": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, 10**400]}]), "OverflowError"),
     "of no image": (_instances(annotations=[BOX, BOX | {"image_id": 7}]), "annotation 1 .*is of no image"),
-    "of a list": (_instances(annotations=[BOX | {"image_id": [7]}]), "unhashable"),
-    "a class of a text": (_instances(annotations=[BOX | {"category_id": "dog"}]), "'str' object cannot be"),
 }
 
 

@@ -41,7 +41,7 @@ SIZES = st.lists(
 )
 
 
-def images(sizes: list[int]) -> list[bytes]:
+def images(sizes):
     rng = random.Random(len(sizes))
     return [rng.randbytes(size) for size in sizes]
 
@@ -225,9 +225,6 @@ def test_numbers_of_class_labels_are_kept_where_asked(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words", "message"),
     [
-        ({"1.jpg": b"i", "1.json": b"{"}, (), "1.json': no JSON"),
-        ({"1.jpg": b"i", "1.json": b'{"label": [1]}'}, (), "1.json': the label is a number or a text"),
-        ({"1.jpg": b"i", "1.cls": b""}, (), "1.cls': it is a label, and empty"),
         ({"1.jpg": b"i"}, (), "'1.jpg': it has no label"),
         ({"1.jpg": b"i", "1.png": b"j", "1.cls": b"1"}, (), "several images (1.jpg, 1.png)"),
         ({"1.jpg": b"i", "1.cls": b"1", "2.jpg": b"i", "2.cls": b"x"}, (), "all numbers or all texts"),
@@ -238,7 +235,6 @@ def test_numbers_of_class_labels_are_kept_where_asked(tmp_path):
             (),
             "its label are not adjacent",
         ),
-        ({"x/1.cls": b"a", "x/2.jpg": b"j", "x/1.jpg": b"i"}, (), "its label are not adjacent"),
         ({"x/1.jpg": b"i", "x/1.cls": b"a", "x/2.jpg": b"j"}, (), "'x/2.jpg': no label stands beside it"),
         ({"a/\udcff.jpg": b"i"}, (), "its name is not UTF-8"),
     ],
@@ -320,7 +316,6 @@ def _written(name, content):
     ("write", "message"),
     [
         (_tar_with(tarfile.SYMTYPE), "'c/1.jpg': it is a link"),
-        (_tar_with(tarfile.LNKTYPE), "'c/1.jpg': it is a link"),
         (_appended, "tars were appended to each other"),
         (_twice, "'c/1.jpg': its name comes more than once"),
         (_encrypted, "'c/1.jpg': it is encrypted"),
@@ -334,16 +329,12 @@ def _written(name, content):
             "its samples are rows of Arrow, as LitData writes bytes and numbers: give it images",
         ),
         (_written("a.tar.gz", b""), "unpack it first"),
-        (_written("a.tgz", b""), "unpack it first"),
         (_written("a.tar", b"\x1f\x8b" + bytes(600)), "it is compressed with gzip"),
-        (_written("a.tfrecord", b"\x1f\x8b" + bytes(600)), "it is compressed with gzip"),
         (
             _written("a.tfrecord", b"no record " * 9),
             "member '0': it is no TFRecord, or broken: its length is ",
         ),
-        (_written("a.tar", b""), "a.tar: it is no tar"),
         (_written("a.parquet", b"PAR1"), "a.parquet: it is no Parquet"),
-        (_written("1.txt", b""), "holds no shard"),
         (_written("index.json", b'{"shards": [1]}'), "index.json: it is no index"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from superdl.main import main
 from superdl.super_wire.store import open_store
 from tests.fixtures.images import write_images
-from tests.superdl.store.filled import asked, fill
+from tests.superdl.store.conftest import asked, fill
 
 
 @pytest.mark.slow

@@ -9,65 +9,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.main import main
-from superdl.store import Collection, Contents
-from superdl.store.removing import choose
+from superdl.store.contents import Collection, Contents, choose
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.store import Segment, SegmentPack, pack_segment, segment_entries
 from tests.fixtures.images import SIDE
-from tests.superdl.store.filled import asked, fill
+from tests.superdl.store.conftest import asked, fill
 
 NOW_S = 1e9
 OURS, THEIRS = "a" * 32, "b" * 32
-BROKEN, REFUSED = StoreFormatError("no pack"), StoreRefusedError("another user's")
-collections = st.lists(
-    st.tuples(
-        st.integers(0, 20),  # days since it was opened
-        st.booleans(),  # in use
-        st.lists(
-            st.tuples(st.integers(1, 100), st.sampled_from([OURS, THEIRS, BROKEN, REFUSED])),
-            min_size=1,
-            max_size=6,
-        ),
-    ),
-    max_size=6,
-)
 
 
-@given(collections, st.integers(0, 800), st.integers(0, 20))
-def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use(drawn, keep_bytes, days):
-    contents = Contents()
-    order, size = {}, {}
-    for number, (age_days, in_use, packs) in enumerate(drawn):
-        name = f"{number:016x}"
-        one = Collection(name, used_s=NOW_S - age_days * 86400, in_use=in_use)
-        for place, (pack_bytes, decoder) in enumerate(packs):
-            pack = f"{name}-{place}"
-            one.packs[pack] = size[pack] = pack_bytes
-            if isinstance(decoder, str):
-                contents.decoders[pack] = decoder
-            else:
-                contents.broken[pack] = decoder
-            if not in_use:
-                order[pack] = (decoder in (OURS, REFUSED), -age_days)
-        contents.collections[name] = one
-
-    chosen = choose(contents, OURS, NOW_S, keep_bytes=keep_bytes)
-    stay = set(order) - set(chosen)
-    assert set(chosen) <= set(order)
-    assert [order[pack] for pack in chosen] == sorted(order[pack] for pack in chosen)
-    assert not chosen or all(order[chosen[-1]] <= order[pack] for pack in stay)
-    assert sum(size.values()) - sum(size[pack] for pack in chosen) <= keep_bytes or not stay
-
-    old = choose(contents, OURS, NOW_S, older_than_days=days)
-    assert set(old) == {pack for pack, (_, age) in order.items() if -age >= days}
+def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use():
+    contents = Contents(
+        {
+            name: Collection(name, dict.fromkeys(packs, 10), used_s=NOW_S - days * 86400, in_use=in_use)
+            for name, packs, days, in_use in (
+                ("old", ("old-1", "old-2"), 9, False),
+                ("new", ("new-1", "new-2", "new-3"), 1, False),
+                ("open", ("open-1",), 20, True),
+            )
+        },
+        decoders={"old-1": OURS, "new-1": OURS, "new-2": THEIRS, "open-1": THEIRS},
+        broken={"old-2": StoreRefusedError("another user's"), "new-3": StoreFormatError("no pack")},
+    )
+    assert choose(contents, OURS, NOW_S) == ["new-2", "new-3", "old-1", "old-2", "new-1"]
+    assert choose(contents, OURS, NOW_S, keep_bytes=30) == ["new-2", "new-3", "old-1"]
+    assert choose(contents, OURS, NOW_S, older_than_days=5) == ["old-1", "old-2"]
 
 
-def collection_of_pack(pack: str) -> str:
+def collection_of_pack(pack):
     return pack.partition("-")[0]
 
 
@@ -113,7 +86,7 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
     assert (code, set(seen["packs"]), store.packs()) == (0, set(new), {})
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from superdl.super_wire.record import HEADER_BYTES
-from tests.superdl.store.conftest import COUNT
-from tests.superdl.store.filled import asked
+from tests.superdl.store.conftest import COUNT, asked
 
 
 def spoil(address, pack, at):

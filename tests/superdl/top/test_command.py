@@ -9,7 +9,6 @@ import socket
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -26,16 +25,11 @@ from superdl.top.looks import view_of
 from superdl.top.terminal import rendered
 from tests.fixtures.images import SIDE
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.stack import Stack
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 HOSTILE = "a\x1b[2J[red]b\u202e<img>"
 
 
-def text_of(view: dict[str, Any]) -> str:
+def text_of(view):
     """What a terminal that takes colours gets."""
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
     console.print(rendered(view))
@@ -44,7 +38,7 @@ def text_of(view: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def nowhere(monkeypatch):
     """A user without a coordinator, whose runs meet in a directory of their own."""
     monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
     with tempfile.TemporaryDirectory(prefix="super-i-") as directory:
@@ -52,9 +46,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
-    stack: Stack, images: Path, tmp_path: Path
-) -> None:
+def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(stack, images, tmp_path):
     shutil.copytree(images, tmp_path / HOSTILE)
     next((tmp_path / HOSTILE).rglob("*.jpg")).with_name(f"{HOSTILE}.jpg").write_bytes(b"no JPEG")
     dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", RECIPE, on_bad_sample="skip")
@@ -85,8 +77,8 @@ def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
 
 @pytest.mark.slow
 def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
-    nowhere: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nowhere, images, capsys, monkeypatch
+):
     for command in (["top", "--once"], ["stats"]):
         assert main(command) == 2
         assert "no embedded run" in capsys.readouterr().err
@@ -121,7 +113,7 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
         release_all()
 
 
-def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
+def test_rates_are_differences_also_over_a_restart_and_for_who_is_new():
     counted = dict.fromkeys(
         ("cache_misses", "samples_straight", "batches_read", "samples_produced", "samples_restored"), 0
     )

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,11 +16,6 @@ import pytest
 from superdl.main import main
 from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.stack import Stack
 
 REQUESTS = {"in_flight": 2, "had": 3, "wanted": 4}
 VIEW: dict[str, Any] = {
@@ -37,7 +32,7 @@ VIEW: dict[str, Any] = {
 LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.5}
 
 
-def late_batches(job: str) -> list[dict[str, Any]]:
+def late_batches(job):
     if job == "away":
         raise CoordinatorError("no answer")
     if job != "a & b":
@@ -46,18 +41,18 @@ def late_batches(job: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
+def page():
     with Page(0, late_batches) as page:
         yield page
 
 
-def asked(url: str, path: str, method: str = "GET", host: str | None = None) -> http.client.HTTPResponse:
+def asked(url, path, method="GET", host=None):
     connection = http.client.HTTPConnection(str(urlsplit(url).netloc), timeout=20)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     return connection.getresponse()
 
 
-def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
+def told(answer):
     """The next event of a stream."""
     while not (line := answer.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
@@ -67,7 +62,7 @@ def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1234", "LOCALHOST", "[::1]:80"])
-def test_loopback_names_are_answered_under_a_strict_policy(page: Page, host: str) -> None:
+def test_loopback_names_are_answered_under_a_strict_policy(page, host):
     answer = asked(page.url, "/?x", host=host)
     assert answer.status == 200
     html = answer.read().decode()
@@ -82,13 +77,13 @@ def test_loopback_names_are_answered_under_a_strict_policy(page: Page, host: str
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil", "", "a\tb"])
 @pytest.mark.parametrize("path", ["/", "/events"])
-def test_other_names_are_refused(page: Page, path: str, host: str) -> None:
+def test_other_names_are_refused(page, path, host):
     answer = asked(page.url, path, host=host)
     assert answer.status == 403
     assert page.url in answer.read().decode()
 
 
-def test_two_names_or_none_are_refused(page: Page) -> None:
+def test_two_names_or_none_are_refused(page):
     for head in (b"", b"Host: localhost\r\nHost: localhost\r\n"):
         with socket.create_connection(("127.0.0.1", urlsplit(page.url).port or 0), 20) as client:
             client.sendall(b"GET / HTTP/1.0\r\n" + head + b"\r\n")
@@ -96,14 +91,14 @@ def test_two_names_or_none_are_refused(page: Page) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-def test_nothing_but_get(page: Page, method: str) -> None:
+def test_nothing_but_get(page, method):
     answer = asked(page.url, "/", method)
     assert (answer.status, answer.headers["Allow"]) == (405, "GET")
     assert asked(page.url, "/", "<b>").status == 501
     assert asked(page.url, "/../etc/passwd").status == 404
 
 
-def test_a_stream_tells_what_was_and_what_comes_with_gaps_where_nobody_answered(page: Page) -> None:
+def test_a_stream_tells_what_was_and_what_comes_with_gaps_where_nobody_answered(page):
     page.show(VIEW)
     answer = asked(page.url, "/events")
     assert answer.headers["Content-Type"] == "text/event-stream"
@@ -120,7 +115,7 @@ def test_a_stream_tells_what_was_and_what_comes_with_gaps_where_nobody_answered(
     assert len(told(asked(page.url, "/events"))["points"]) == 2, "whoever comes later gets all"
 
 
-def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page: Page) -> None:
+def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page):
     answer = asked(page.url, "/batches?job=a%20%26%20b")
     assert answer.headers["Content-Type"] == "application/json"
     assert json.loads(answer.read()) == [LATE]
@@ -130,21 +125,21 @@ def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page: Page
     assert asked(page.url, "/batches?job=a%20%26%20b", host="evil.example").status == 403
 
 
-def test_only_so_many_look_at_once(page: Page) -> None:
+def test_only_so_many_look_at_once(page):
     page.show(VIEW)
     streams = [asked(page.url, "/events") for _ in range(32)]
     assert asked(page.url, "/events").status == 503
     assert {stream.status for stream in streams} == {200}
 
 
-def test_a_port_that_cannot_be_had_is_named(page: Page, stack: Stack, capsys: Any) -> None:
+def test_a_port_that_cannot_be_had_is_named(page, stack, capsys):
     for port in (urlsplit(page.url).port, 70_000):
         assert main(["top", "--coordinator", stack.address, "--web", str(port)]) == 2
         assert f"{port}" in capsys.readouterr().err
     assert main(["top", "--coordinator", stack.address, "--web", "0", "--once"]) == 2
 
 
-def test_the_stream_of_a_real_coordinator_goes_on_through_its_restart(stack: Stack) -> None:
+def test_the_stream_of_a_real_coordinator_goes_on_through_its_restart(stack):
     command = [sys.executable, "-m", "superdl.main", "top", "--coordinator", stack.address, "--web", "0"]
     with subprocess.Popen([*command, "--interval", "0.1"], stdout=subprocess.PIPE, text=True) as top:
         try:

@@ -1,14 +1,15 @@
-"""States of a sampler and its iterators: what they name, and what loading one does, at once."""
+"""Iterators are lazy, and states of samplers and iterators name a place and go on there, at once."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import islice
 
 import pytest
 
-from superdl.sampler import SuperSampler
-from superdl.super_wire.errors import ConfigError
+from superdl.sampler import PlanIterator, SuperSampler
+from superdl.super_wire.errors import ConfigError, UsageError
 from tests.sampler.stand_ins import BoundDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -67,18 +68,6 @@ def test_what_the_loop_consumed_is_where_another_sampler_goes_on(make, consumed)
     assert places(resumed) == epoch(1)
 
 
-def test_resumed_iterations_count_from_where_they_began(make):
-    sampler = make()
-    sampler.load_state_dict(sampler.state_dict() | {"epoch": 4, "position": 10})
-    assert place(sampler.state_dict(batches_consumed=0)) == (4, 10)
-    places(iter(sampler), 9)
-    assert place(sampler.state_dict(batches_consumed=7)) == (4, 17)
-    again = make()
-    again.load_state_dict(sampler.state_dict(batches_consumed=7))
-    places(iter(again), 5)
-    assert place(again.state_dict(batches_consumed=5)) == (4, 22)
-
-
 def test_more_than_was_given_cannot_have_been_consumed(make):
     sampler = make()
     with pytest.raises(ConfigError, match="batches_consumed=1, but no iteration has begun"):
@@ -99,21 +88,6 @@ def test_set_epoch_keeps_the_position_of_the_epoch_just_loaded(make):
     sampler.load_state_dict(state)
     sampler.set_epoch(2)
     assert places(sampler) == epoch(2)
-
-
-def test_out_of_order_what_went_ahead_does_not_go_again(make, coordinator):
-    coordinator.script.resident = {3, 5, 9}
-    sampler = make(in_order=False)
-    iterator = iter(sampler)
-    given = places(iterator, 2)
-    assert given == [(0, 3), (0, 5)]
-    state = json.loads(json.dumps(iterator.state_dict()))
-    assert (place(state), state["given_ahead"]) == ((0, 0), [3, 5])
-    assert sampler.state_dict(batches_consumed=1)["given_ahead"] == [3]
-    for in_order in (False, True):
-        resumed = make(in_order=in_order)
-        resumed.load_state_dict(state)
-        assert sorted(given + places(resumed)) == epoch(0)
 
 
 def test_loading_a_state_asks_for_its_page_before_a_batch_is_asked_for(make, coordinator):
@@ -147,3 +121,61 @@ def test_a_state_of_another_plan_changes_nothing(make):
     with pytest.raises(ConfigError, match="seed is 9 in the state and 0 here"):
         iterator.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
     assert places(iterator) == epoch(0)
+
+
+@pytest.fixture
+def sampler(make):
+    return make()
+
+
+def epochs(iterator):
+    return {batch.epoch for batch in iterator}
+
+
+def test_an_iterator_that_is_never_used_has_no_effect(sampler, coordinator):
+    unused = [iter(sampler) for _ in range(3)]
+    assert all(isinstance(iterator, PlanIterator) for iterator in unused)
+    assert {(iterator.epoch, iterator.position) for iterator in unused} == {(0, 0)}
+    assert coordinator.count("NextBatches") == 0
+    assert epochs(sampler) == {0}
+    assert epochs(sampler) == {1}
+    assert epochs(unused[2]) == {2}, "its epoch is the next when it begins, not when it was made"
+
+
+def test_an_abandoned_epoch_is_not_resumed(sampler):
+    iterator = iter(sampler)
+    next(iterator)
+    assert [batch.position for batch in sampler] == list(range(50))
+    assert epochs(sampler) == {2}
+
+
+def test_set_epoch_names_the_next(sampler):
+    sampler.set_epoch(7)
+    assert epochs(sampler) == {7}
+    assert epochs(sampler) == {8}
+    sampler.set_epoch(8)
+    assert epochs(sampler) == {8}, "an epoch may be repeated"
+
+
+def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
+    iterator = iter(sampler)
+    next(iterator)
+    sampler.set_epoch(0)  # what it is, as Lightning says in each first epoch
+    next(iterator)
+    assert caplog.messages == []
+    sampler.set_epoch(3)
+    assert epochs(iterator) == {0}
+    (told,) = caplog.messages
+    assert "set_epoch(3)" in told
+    assert "iteration of epoch 0" in told
+    assert epochs(sampler) == {3}
+    assert epochs(sampler) == {4}
+    assert len(caplog.messages) == 1, "an ordinary loop has nothing to be told"
+
+
+def test_it_cannot_be_pickled_but_its_batches_can(sampler):
+    iterator = iter(sampler)
+    batch = next(iterator)
+    assert pickle.loads(pickle.dumps(batch)) == batch
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        pickle.dumps(iterator)

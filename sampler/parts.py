@@ -1,0 +1,150 @@
+"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job.
+
+The share of each dataset in a batch is a pure function in the coordinator. So all parts of a mix have equally
+many batches and advance together, and each batch of the mix combines one of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from superdl.sampler.arguments import check_places
+from superdl.sampler.at_exit import OPEN_JOBS
+from superdl.sampler.checkpoint import Checkpoint
+from superdl.sampler.distributed import run_id
+from superdl.sampler.embedded.embedded import tell_user
+from superdl.sampler.pages import Pager
+from superdl.sampler.registration import client_of
+from superdl.sampler.session import Session
+from superdl.super_wire.batch_ref import MixedRef
+from superdl.super_wire.errors import ConfigError, SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from superdl.sampler.arguments import Description
+    from superdl.sampler.prefetch import PlanPosition, PrefetchBuffer
+    from superdl.sampler.stats import SamplerStats
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = ["Part", "Parts"]
+
+_LOG = logging.getLogger(__name__)
+
+_MIX_VERSION = 1
+
+
+class Part:
+    """The job of one dataset on this rank, the thread that fetches its pages, and its states.
+
+    The constructor raises as that of ``SuperSampler``.
+    """
+
+    def __init__(
+        self, plan: Description, *, coordinator: str | None, job: str | None, in_order: bool
+    ) -> None:
+        dataset, spec = plan.dataset, plan.spec
+        run = run_id()
+        address = dataset.coordinator if coordinator is None else coordinator
+        client = client_of(address, run, alone=plan.num_replicas == 1)
+        listed = getattr(dataset, "listed_as", None)
+        session = Session(client, dataset, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
+        try:
+            check_places(spec.draws, listed, session.binding.fingerprint, dataset.source)
+            dataset.ping_cache(session.binding.cache)
+        except BaseException:
+            session.close()  # nothing will read what this job would have decoded
+            raise
+        dataset.coordinator = address
+        if not client.alone:
+            OPEN_JOBS.add(client.address, session.job, spec.rank)
+        if plan.rank == 0:
+            tell_user(client.address, session.kept)
+        self.dataset, self.spec, self.session, self.order = dataset, spec, session, plan.order
+        self.coordinator = client.address
+        self.size = session.binding.size
+        if self.order is not None:
+            self.order.size = self.size
+        self.checkpoint = Checkpoint(
+            *(spec, session.binding.fingerprint, session.batches_per_epoch),
+            in_order=in_order,
+            order=self.order,
+        )
+        self.pager = Pager(session, client, rank=spec.rank, in_order=in_order)
+        weakref.finalize(self, self.pager.stop_soon)
+
+    @property
+    def job(self) -> str:
+        """Return the id of its job."""
+        return self.session.job
+
+    def __len__(self) -> int:
+        return self.session.batches_per_epoch if self.order is None else len(self.order)
+
+    def __repr__(self) -> str:
+        draws = self.spec.draws
+        drawn = "" if draws is None else f"{draws.length(self.size):,} draws of {self.size:,} samples, "
+        return f"{self.dataset.source} (job {self.job}): {drawn}{len(self)} batches of {self.spec.batch_size}"
+
+    def begin(self, place: PlanPosition) -> PrefetchBuffer:
+        """Start an iteration at a place; if a sampler of the user's gives the order, draw it first."""
+        if self.order is not None:
+            self.session.begin_epoch(place.epoch, place.position, self.order.draw(place.epoch))
+        return self.pager.begin(place)
+
+    def job_stats(self) -> SamplerStats:
+        """Return the coordinator's counters for its job."""
+        return self.session.stats(self.pager.checks)
+
+    def close(self) -> None:
+        """Close the job on this rank, end the thread."""
+        OPEN_JOBS.discard(self.coordinator, self.job, self.spec.rank)
+        self.pager.stop()
+        self.dataset.name_bad_samples()
+        try:
+            self.session.close()
+        except SuperError as error:  # best effort: the lease of a silent job expires anyway
+            _LOG.warning("job %s could not be closed: %s", self.job, error)
+
+
+class Parts(list[Part]):
+    """The parts of one sampler; ``mixes``: of a mix, also if that has a single dataset."""
+
+    def __init__(self, parts: Iterable[Part], *, mixes: bool) -> None:
+        super().__init__(parts)
+        self.mixes = mixes
+
+    def joined(self, batches: Sequence[BatchRef]) -> Any:
+        """Return the batch that consists of one of each part."""
+        if not self.mixes:
+            return batches[0]
+        return MixedRef(tuple((number, ref) for number, ref in enumerate(batches) if len(ref)))
+
+    def state_of(self, place: PlanPosition) -> dict[str, Any]:
+        """Return a place in the plan, which is the same in all parts, as a state."""
+        states = [part.checkpoint.state_of(place) for part in self]
+        return {"version": _MIX_VERSION, "mix": states} if self.mixes else states[0]
+
+    def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
+        """Return the place that ``state`` describes; raises as a Checkpoint."""
+        states = self._states_in(state) if self.mixes else [state]
+        places = [part.checkpoint.place_in(own) for part, own in zip(self, states, strict=True)]
+        return places[0]
+
+    def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
+        states = state.get("mix") if isinstance(state, Mapping) else None
+        if not isinstance(states, list) or len(states) != len(self) or state.get("version") != _MIX_VERSION:
+            raise ConfigError(f"this is no state of a SuperSampler of a mix of {len(self)} datasets")
+        names = ("epoch", "position", "given_ahead")
+        places = [isinstance(own, Mapping) and [own.get(name) for name in names] for own in states]
+        if any(place != places[0] for place in places):
+            raise ConfigError("the states of this mix's parts are of different places")
+        return states
+
+    def prepare(self, place: PlanPosition) -> None:
+        """Request the first page of an iteration that begins at a place later, without waiting."""
+        for part in self:
+            part.pager.prepare(place)

@@ -1,0 +1,99 @@
+"""``superdl run``, ``compare`` and ``simulate`` as people type and mistype them.
+
+A spec's keys are options of ``run`` too, as services hand hyper-parameters on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from superdl import run_command
+from superdl.main import main
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
+        (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
+        (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none to compare"),
+        (["--runs", "nowhere"], "nowhere holds no report.json"),
+        (["--runs", "nowhere", "--repeats", "2"], "--runs compares what is there"),
+        (["--runs", "nowhere", "--warmup-epochs", "-1"], "--warmup-epochs is a whole number of at least 0"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path, capsys):
+    assert main(["compare", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def spec_of(*words):
+    parser = argparse.ArgumentParser()
+    run_command.add_arguments(parser)
+    return run_command.spec_of(parser.parse_args(["digits", *words]), {})
+
+
+def test_keys_are_options_in_the_order_of_the_command_line():
+    spec = spec_of(
+        "--epochs", "25", "--set", "loader.batch_size=8", "--batch-size=16", "--optimizer.lr", "1e-4"
+    )
+    assert (spec.epochs, spec.loader.batch_size, spec.optimizer.lr) == (25, 16, 1e-4)
+    assert spec_of("--lr", "0.25", "--lr", "0.5").optimizer.lr == 0.5
+    assert spec_of("--data.kind", "tiny-imagenet").data.kind == "tiny-imagenet"
+
+
+@pytest.mark.parametrize("words", [["--kind", "torch"], ["--epoch.s", "3"]])
+def test_a_name_that_is_no_key_or_of_two_sections_is_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        spec_of(*words)
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+SPEC = """
+name: small
+datasets: [{name: data, samples: 500, image: 32}]
+jobs: [{batch_size: 20, step_s: 0.05, workers: 2}]
+functions: {kind: pool, concurrency: 2, decode_s: 0.01}
+cache: {budget_gb: 0.01}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(SPEC, encoding="utf-8")
+    return str(file)
+
+
+def test_rows_say_that_they_are_simulated(spec, capsys, tmp_path):
+    output = tmp_path / "out.json"
+    assert main(["simulate", spec, "--json", "--output", str(output), "--set", "jobs=null"]) == 2
+    assert main(["simulate", spec, "--json", "--output", str(output)]) == 0
+    told = capsys.readouterr()
+    mapping = json.loads(told.out)
+    assert mapping == json.loads(output.read_text(encoding="utf-8"))
+    assert mapping["simulated"] is True
+    (row,) = mapping["rows"]
+    assert row["simulated"] is True
+    assert row["samples_read"] == 500
+    assert "small, simulated" in told.err
+
+
+def test_a_sweep_gives_a_row_each(spec, capsys, tmp_path):
+    file = tmp_path / "swept.yaml"
+    file.write_text(SPEC + "sweep: {concurrency: [1, 2], cache_gb: [0.01]}\n", encoding="utf-8")
+    assert main(["simulate", str(file), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["swept"] for row in rows] == [
+        {"concurrency": 1, "cache_gb": 0.01},
+        {"concurrency": 2, "cache_gb": 0.01},
+    ]
