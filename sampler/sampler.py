@@ -17,7 +17,7 @@ from superdl.sampler.arguments import (
     whole_number,
 )
 from superdl.sampler.at_exit import in_background
-from superdl.sampler.checkpoint import sampler_state_in
+from superdl.sampler.checkpoint import check_workers, sampler_state_in
 from superdl.sampler.distributed import check_schedules, check_still_there
 from superdl.sampler.parts import Part, Parts
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
@@ -232,10 +232,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """Return a new pass over the next epoch, which begins when its first batch is requested.
 
         Raises:
+            ConfigError: a StatefulDataLoader would load a state of a different number of workers.
             UsageError: this is not the process that made the sampler, or not the rank that it was made for,
                 or Accelerate would step the learning-rate schedule once per rank.
         """
         self._check_process()
+        check_workers()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
         if self.shuffle:  # only if training
             check_schedules(self.num_replicas)

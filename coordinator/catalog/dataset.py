@@ -89,6 +89,8 @@ class Dataset:
     """All ids, shape (samples, 16), once derived; always ``None`` for a random recipe."""
     noted: bool = False
     """True once the state records which catalog this run reads."""
+    moved: str = ""
+    """A line for the user if the store holds these samples under another directory."""
     _recent: RecentIds = field(default_factory=RecentIds)
 
     @property

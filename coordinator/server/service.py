@@ -204,7 +204,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             job=request.job,
             cache=self._engine.cache_address,
             batches_per_epoch=plan.batches_per_epoch,
-            warnings=self._exceeds_cache(dataset, plan),
+            warnings=[*self._exceeds_cache(dataset, plan), *filter(None, [dataset.moved])],
             kept=keeper.told,
             store=keeper.address if store_id else "",
             store_id=store_id,

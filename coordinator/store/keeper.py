@@ -19,7 +19,7 @@ from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.store import index
 from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places
+from superdl.coordinator.store.places import Joined, Places, moved_line
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -28,7 +28,6 @@ from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.store.opening import StoreChoice
     from superdl.super_wire.request import PrefetchResult
     from superdl.super_wire.store import Segment, Store
-
-__all__ = ["StoreKeeper"]
 
 _log = logging.getLogger(__name__)
 
@@ -230,9 +227,11 @@ class StoreKeeper:
         packs_before = set(self.room.sizes)  # the look may miss packs that are written during it
         known = self._known.setdefault(content, index.Known())
 
-        def looked() -> tuple[Joined, Any]:
+        def looked() -> tuple[Joined, index.Found]:
             contents = index.look(store, collection, self.fingerprint, known)
-            return self.places.join(ids, contents), contents
+            joined = self.places.join(ids, contents)
+            dataset.moved = "" if joined.indices.size or known.packs else moved_line(store, dataset)
+            return joined, contents
 
         try:
             joined, contents = await self._threads.run(looked)

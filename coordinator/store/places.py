@@ -7,21 +7,31 @@ them. A dataset's ids are joined with the entries once, sorted, when it is opene
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from superdl.coordinator.executors.messages import RecordPlaces
+from superdl.coordinator.store.index import read_indexes
+from superdl.super_wire.errors import StoreError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.store import segment_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.store.index import Found
+    from superdl.super_wire.store import Store
 
-__all__ = ["Joined", "Places", "join"]
+__all__ = ["Joined", "Places", "join", "moved_line"]
+
+_LOOKED_AT = 64
+_IDS_DERIVED = 10**7  # takes seconds
+_DIRECTORY = "file://"
 
 _SPOILT = np.uint32(2**31)
 """Flag on a pack's number: the record is damaged, but earlier requests may refer to it."""
@@ -202,3 +212,43 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
         chosen["offset"].astype(np.uint64),
         chosen["bytes"].astype(np.uint32),
     )
+
+
+def moved_line(store: Store, dataset: Dataset) -> str:
+    """Return a line for the user if the store has the samples under another path.
+
+    Looks at one pack of each of the newest collections, for seconds at most.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    catalog, recipe = dataset.catalog, dataset.recipe
+    if not catalog.whole_bucket:
+        return ""
+    packs = store.packs()
+    of_collections = {name.partition("-")[0]: name for name in packs}
+    used = store.used()
+    newest = sorted(of_collections, key=lambda collection: -used.get(collection, 0.0))[:_LOOKED_AT]
+    derived = 0
+    for _, index in read_indexes(
+        store, {of_collections[name]: packs[of_collections[name]] for name in newest}
+    ):
+        if isinstance(index, StoreError) or index.meta.recipe != recipe.json:
+            continue
+        bucket = index.meta.bucket
+        if bucket == catalog.bucket or not bucket.startswith(_DIRECTORY):
+            continue
+        # Deriving ids takes time, so bound their total.
+        derived += len(catalog)
+        if derived > _IDS_DERIVED:
+            break
+        # These are the samples' ids in the other directory.
+        ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
+        by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
+        if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:
+            return (
+                f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
+                "moved or copied, and is decoded again, since samples are known by their directory. "
+                'SuperDataset(..., alias="a-name") knows them by a name, wherever they lie (docs/store.md)'
+            )
+    return ""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
@@ -95,7 +96,7 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
 
 def refused_by_the_loader(stack: Stack, images: Path, state: Any, now: int) -> None:
     with (
-        pytest.raises(AssertionError),
+        pytest.raises(ConfigError),
         run_of(stack, images, state, kind="stateful", workers=now) as run,
     ):
         next(iter(run.loader))

@@ -139,6 +139,17 @@ def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(
     assert_exactly_once(second.epochs[1], expected)
 
 
+def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(photos, tmp_path, coordinator, caplog):
+    stack = coordinator()
+    train(stack, photos)
+    assert "alias=" not in caplog.text
+    moved = photos.rename(tmp_path / "elsewhere")
+    for _ in range(2):  # the second time it is stored as what it is now
+        train(stack, moved)
+    [line] = [record.getMessage() for record in caplog.records if "alias=" in record.getMessage()]
+    assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()}, which the store holds")
+
+
 def test_a_name_serves_readers_of_a_store_that_others_write(
     photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
 ) -> None:
