@@ -39,6 +39,7 @@ _PROBED = 8
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
 _BUSY = 0.5
 _ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
+_BAR = 44  # characters of the longest bar
 _FEW = 1.5  # smaller factors are shown as a percentage
 
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
@@ -181,8 +182,20 @@ class Results:
     def print(self, console: Console) -> None:
         """Print everything."""
         print_rows(console, ("", *_COLUMNS), self._rows(), title=_NOTHING_TRAINED)
-        say(console, "\n".join(self._sentences()))
+        self._plot_rates(console)
+        say(console, "\n" + "\n".join(self._sentences()))
         say(console, f"\nIn your script:\n\n{self.lines()}")
+
+    def _plot_rates(self, console: Console) -> None:
+        rates = {
+            f"{column}, {loader}": epochs[place].images / epochs[place].wall_s
+            for place, column in enumerate(_COLUMNS)
+            for loader, epochs in self.epochs.items()
+        }
+        width, longest = max(map(len, rates)), max(rates.values())
+        say(console, "images/s")
+        for name, rate in rates.items():
+            say(console, f"  {name:{width}}  {'█' * max(1, round(_BAR * rate / longest))} {number(rate)}")
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = []
