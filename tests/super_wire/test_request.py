@@ -107,14 +107,12 @@ RESTORE = replace(
     offsets=(64, 128),
     lengths=(9, 9),
 )
-TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 OF_MEMBERS = replace(
     REQUEST,
     members=("a", "b"),
     member_offsets=(0, 64),
     member_lengths=(9, 9),
     encodings=("", "deflate"),
-    traceparent=TRACE,
 )
 FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
 
@@ -181,7 +179,6 @@ BAD = {
             ],
             "super_request": [None, 1, "2"],
             "answer_to": STREAMS,
-            "traceparent": ["00-a-b-01", TRACE.upper(), "x\n"],
             "alias": [None, 5, "my/pets", "größe", "p" * 65],
             "prefix": [None, "k"],
             "kind": [None, 1, "", "steal", ["decode"], "restore", "save", "decode_to_store"],
