@@ -46,6 +46,7 @@ class Listing:
     catalog: Catalog | None = None
     error: SuperError | None = None
     ended_at_s: float = 0.0
+    took_s: float = 0.0
     ended_at: str = ""
     """End of the listing as date and time in UTC, for display."""
     runs: set[str] = field(default_factory=set)

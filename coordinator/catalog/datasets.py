@@ -51,6 +51,7 @@ _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
+_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
 
 
 class DatasetRegistry:
@@ -103,7 +104,8 @@ class DatasetRegistry:
     ) -> Dataset:
         """Return the dataset of these facts, and start its listing unless a suitable one exists.
 
-        With ``renew``, even the run's own listing is replaced if it is too old. Jobs in progress keep theirs.
+        With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
+        Jobs in progress keep theirs.
         ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
@@ -112,7 +114,7 @@ class DatasetRegistry:
         dataset_id = digest128(*map(str.encode, facts))
         known = self.get(dataset_id)
         is_good = known is not None and known.listing.error is None
-        if known is not None and is_good and (not renew or self._is_fresh(known.listing)):
+        if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
         listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
         dataset = Dataset(dataset_id, recipe, listing)
@@ -180,8 +182,12 @@ class DatasetRegistry:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _is_fresh(self, listing: Listing) -> bool:
-        return not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
+    def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
+        age_s = self._clock() - listing.ended_at_s
+        return not listing.ended or age_s <= self._fresh_s(listing.took_s, renew=renew)
+
+    def _fresh_s(self, took_s: float, *, renew: bool) -> float:
+        return min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
 
     def _key(self, about: bytes) -> bytes:
         """Return a key for the state. It depends on what this coordinator may read."""
@@ -198,7 +204,11 @@ class DatasetRegistry:
     ) -> Listing:
         for listing in reversed(self._listings):  # the newest that fits
             is_own = run_id in listing.runs and not renew
-            if listing.what == what and listing.error is None and (is_own or self._is_fresh(listing)):
+            if (
+                listing.what == what
+                and listing.error is None
+                and (is_own or self._is_fresh(listing, renew=renew))
+            ):
                 listing.runs.add(run_id)
                 return listing
         under_way = sum(not other.ended for other in self._listings)
@@ -210,7 +220,8 @@ class DatasetRegistry:
         # The state may have the run's own listing, or a recent one.
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
         for kept in filter(None, (latest, own)):
-            if (kept is own and not renew) or time.time() - kept.ended_s <= self._max_age_s:
+            fresh_s = self._fresh_s(kept.took_s, renew=renew)
+            if (kept is own and not renew) or time.time() - kept.ended_s <= fresh_s:
                 listing.kept = kept
         listing.task = asyncio.create_task(self._list(listing), name=f"list {listing.source}")
         self._listings.append(listing)
@@ -266,6 +277,8 @@ class DatasetRegistry:
         now_s = time.time()
         ended_s = min(now_s, listing.kept.ended_s) if listing.kept else now_s
         listing.ended_at_s = self._clock() - (now_s - ended_s)
+        if listing.kept:
+            listing.took_s = listing.kept.took_s
         listing.ended_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ended_s))
         if isinstance(result, SuperError):
             listing.error = result
@@ -274,15 +287,16 @@ class DatasetRegistry:
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
         """List a source and keep the catalog; long listings run in a separate process."""
-        listing.kept = None
+        listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
             # More than a few samples: start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
+        listing.took_s = self._clock() - began_s
         if file:
-            listing.kept = Kept(file, time.time())
+            listing.kept = Kept(file, time.time(), listing.took_s)
             await asyncio.to_thread(self._state.note, self._key(listing.key), listing.kept)
         return mapped
 

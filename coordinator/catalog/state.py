@@ -56,10 +56,11 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A listing's catalog file, and the listing's end (Unix time)."""
+    """A listing's catalog file, the listing's end (Unix time) and its duration."""
 
     file: str
     ended_s: float
+    took_s: float = 0.0
 
 
 class CatalogState:

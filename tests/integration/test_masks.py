@@ -241,7 +241,7 @@ def test_lists_whose_fields_cannot_be(scenes: Path, shared_stack: Stack) -> None
     assert "the recipe has the field 'mask'" in told(RECIPE, **{"depth.key": "masks/00.png"})
     assert "1 of its 1 keys are not in" in told(RECIPE, **{"mask.key": "masks/99.png"})
     assert "is not a path below the source" in told(RECIPE, **{"mask.key": "../secret.png"})
-    assert "the field mask: a key is a text" in told(RECIPE, **{"mask.key": None})
+    assert "the field mask: the key '' is empty" in told(RECIPE, **{"mask.key": None})
     assert "member, offset and length come together" in told(RECIPE, **{"mask.member": "a", "mask.offset": 0})
     place = {"mask.member": "a", "mask.offset": 0, "mask.length": 10**7}
     assert "the member 'a' of 'masks/00.png' ends at 10000000" in told(

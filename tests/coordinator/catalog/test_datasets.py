@@ -84,13 +84,20 @@ class SlowLister:
         return list_source(source, key_list, progress, cancelled, *how)
 
 
-def test_a_new_sampler_of_a_run_lists_again_what_is_too_old(source):
+@pytest.mark.parametrize(("max_age_s", "young_s"), [(300.0, 20.0), (5.0, 5.0)])
+def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_than_it_took(
+    source, max_age_s, young_s
+):
     clock = Clock()
+
+    def lister(*arguments):
+        clock.now_s += 2.0
+        return list_source(*arguments)
 
     async def work(datasets):
         first = await listed(datasets, source)
         (source / "cat" / "new.jpg").write_bytes(b"x")
-        clock.now_s += 300.0
+        clock.now_s += young_s
         assert await listed(datasets, source, renew=True) is first
         clock.now_s += 0.1
         assert await listed(datasets, source) is first, "of its run"
@@ -100,7 +107,7 @@ def test_a_new_sampler_of_a_run_lists_again_what_is_too_old(source):
         assert await listed(datasets, source) is again
         assert len((await listed(datasets, source, recipe=OTHER)).catalog) == 7, "the newest"
 
-    run(work, clock=clock)
+    run(work, clock=clock, lister=lister, max_age_s=max_age_s)
 
 
 def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_once(source):
