@@ -1,9 +1,4 @@
-"""The costs of SUPER beside the usual alternatives: ``superdl bench``. Not in the wheel.
-
-A question is one module here with ``add_arguments`` and ``measure``, and one row in :data:`BENCHMARKS`. It
-compares in one run, on the same images, and its report describes the method. `harness` runs and reports them,
-`loaders` has the other loaders.
-"""
+"""Measure the costs of SUPER beside the usual alternatives: ``superdl bench``. Not in the wheel."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BENCHMARKS", "add_arguments", "run"]
 
+# By name. Each is a module here with add_arguments and measure, to compare in one run.
 BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
     "function": "the function: images per CPU second, beside a bare decoding loop",
@@ -24,7 +20,6 @@ BENCHMARKS: Mapping[str, str] = {
     "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3",
     "train": "a trainer on one core that decodes for itself, or has it done on other cores",
 }
-"""Keyed by name; each is a module of this folder with ``add_arguments`` and ``measure``."""
 
 _FILE_WIDTH = 140  # for tables written to a file or a pipe, which have no width
 

@@ -1,7 +1,4 @@
-"""``python -m benchmarks.answering``: the coordinator, with functions that only take time.
-
-It takes the coordinator's options, and is measured by ``superdl bench coordinator``.
-"""
+"""The coordinator with functions that only take time: ``python -m benchmarks.answering``."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ _SAMPLE_S = 0.002
 
 
 class AnswersAlone(Executor):
-    """An executor without functions: waits as they would, then reports all samples as cached.
-
-    Nothing is fetched, decoded or written.
-    """
+    """An executor without functions: waits as they would, then reports all samples as cached."""
 
     name = "local"  # the registry entry that it replaces
     remote = False

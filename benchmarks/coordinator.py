@@ -1,8 +1,4 @@
-"""``superdl bench coordinator``: the coordinator's cost, with many jobs and while listing.
-
-The jobs come from :mod:`benchmarks.coordinator_clients`, and are planned by the coordinator of
-:mod:`benchmarks.answering`; sources are listed by the real one, with its state in a directory.
-"""
+"""The coordinator's cost, with many jobs and while listing: ``superdl bench coordinator``."""
 
 from __future__ import annotations
 
@@ -144,7 +140,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
-    """Measure each mode with each number of jobs, round by round."""
     with (
         private_directory() as directory,
         cache_server() as cache,
@@ -189,12 +184,9 @@ def _measured_jobs(
     jobs: int,
     epoch: int,
 ) -> dict[str, Any]:
-    """Open ``jobs`` jobs, let each request its first page, then measure.
-
-    They begin in an epoch of their own, so that a random recipe's ids are fresh.
-    """
     paced = min(arguments.rate, jobs * _RATE_OF_A_JOB)
     rate, offered = (math.inf, arguments.rate) if way == FLAT_OUT else (paced, paced)
+    # Each measurement has an epoch of its own, so that a random recipe's ids are fresh.
     batches = int(offered * arguments.seconds)
     opened = [
         clients.open(
@@ -272,13 +264,11 @@ def _measured_listing(source: str, samples: int) -> dict[str, Any]:
 
 
 class _Watch:
-    """Resources used by a coordinator and its listing process, and the latency of health checks.
-
-    Memory is anonymous memory above that at the beginning.
-    """
+    """Resources used by a coordinator and its listing process, and the latency of health checks."""
 
     def __init__(self, server: Server) -> None:
         self.answers_s: list[float] = []
+        # Anonymous memory above that at the beginning.
         self.peak_bytes = self.after_bytes = 0
         self.cpu_s = self.wall_s = 0.0
         self._process = psutil.Process(server.pid)
@@ -336,5 +326,5 @@ def _anonymous_bytes(process: psutil.Process) -> int:
     return 0  # it has ended
 
 
+# By the name that --only takes.
 PARTS = {"jobs": _jobs, "listing": _listing}
-"""Keyed by the name that ``--only`` takes."""

@@ -1,8 +1,4 @@
-"""Simulated samplers and readers of many jobs, in one process: they request pages like the sampler and send
-read reports like readers. They read nothing and train nothing.
-
-:mod:`benchmarks.coordinator` measures their cost to the coordinator.
-"""
+"""Simulated samplers and readers of many jobs, which request pages and send reports, but read nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +26,8 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
+# A page is requested once there is room for this many batches, with as many still left.
 PAGE_BATCHES = 32
-"""The sampler requests a page once there is room for this many batches, with as many still left."""
 
 _TIMEOUT_S = 120.0
 _THREADS = 4
@@ -42,14 +38,12 @@ _ROWS_AT_A_TIME = 2**17
 
 
 def write_key_list(path: Path, samples: int) -> str:
-    """Write a key list like ImageNet's, with labels and versions; return its URL.
-
-    The coordinator's work depends on its size and its strings, not on images.
-    """
+    """Write a key list like ImageNet's, with labels and versions; return its URL."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    # The coordinator's work depends on the number and the strings, not on images.
     schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, samples, _ROWS_AT_A_TIME):
@@ -65,15 +59,13 @@ def write_key_list(path: Path, samples: int) -> str:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job with one rank, and its progress: all before ``asked`` is known, all before ``read`` was read.
-
-    ``batches`` is the total number of batches read.
-    """
+    """A job with one rank, and its progress."""
 
     name: str
     batches_per_epoch: int
     epoch: int
     open_s: float
+    # Batches before asked are known, those before read were read; batches counts all read.
     samples: int = 0
     asked: int = 0
     read: int = 0
@@ -130,7 +122,8 @@ class Clients:
         return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Request each job's first page; from then on jobs differ in their place in a page."""
+        """Request each job's first page."""
+        # From then on jobs differ in their place in a page.
         for number, job in enumerate(jobs):
             self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
@@ -160,7 +153,7 @@ class Clients:
         return sum(stats.samples_produced for stats in self._stats(jobs))
 
     def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
-        """Simulate reading one batch: its report, and the next page if there is room."""
+        """Report one batch as read, and request the next page if there is room."""
         report = ReadReport(
             rank=0,
             epoch=job.epoch,

@@ -1,8 +1,4 @@
-"""``superdl bench function``: the function's cost per image, beside a bare loop.
-
-Each arm runs in a separate process. The bare loop decodes bytes in memory; the other arm is the function's
-whole handler, as an executor calls it. The first pass is a warm-up.
-"""
+"""The function's cost per image, beside a bare loop: ``superdl bench function``."""
 
 from __future__ import annotations
 
@@ -168,7 +164,7 @@ def run_arm(arm: FunctionArm, environment: Mapping[str, str]) -> FunctionFigures
 
 
 class _Context:
-    """The context that an executor passes to the handler."""
+    """Stand-in of the context that an executor passes to the handler."""
 
     function_name = "bench"
     aws_request_id = "bench"
@@ -178,10 +174,8 @@ class _Context:
 
 
 def _clocked_threads() -> dict[str, float]:
-    """Return the CPU seconds of threads that end from now on, by the first part of their name.
-
-    The function's threads do not report their CPU themselves.
-    """
+    """Return the CPU seconds of threads that end from now on, by the first part of their name."""
+    # The function's threads do not report their CPU themselves.
     seconds: dict[str, float] = defaultdict(float)
     run = threading.Thread.run
 
@@ -196,10 +190,10 @@ def _clocked_threads() -> dict[str, float]:
 
 
 def _measured(arm: FunctionArm) -> FunctionFigures:
-    """Measure the arm in this process, which is fresh."""
     os.sched_setaffinity(0, arm.cores)
     seconds = _clocked_threads()
     one_pass = _bare(arm) if arm.way == BARE else _calls(arm)
+    # A warm-up, which is not counted.
     one_pass()
     seconds.clear()
     wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -220,7 +214,6 @@ def _recipe(arm: FunctionArm) -> Recipe:
 
 
 def _bare(arm: FunctionArm) -> Callable[[], None]:
-    """Decode and resize, with a thread per core, and drop the results."""
     contents = [file.read_bytes() for file in Path(arm.images.directory).glob("*/*")]
     limit_pixels = Limits().image_pixels
     program = Program(_recipe(arm), bucket="", epoch=0, limit_pixels=limit_pixels, step_modules=frozenset())

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.listed_bucket PORT SAMPLES``: an S3 server that only lists objects."""
+"""An S3 server that only lists objects: ``python -m benchmarks.listed_bucket PORT SAMPLES``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``superdl bench read``: the trainer's CPU per image, with SUPER and with others.
-
-It chooses and orders the arms, and computes figures. :mod:`benchmarks.harness.arm` runs an arm,
-:mod:`benchmarks.loaders.contenders` has the loaders.
-"""
+"""The trainer's CPU per image, with SUPER and with others: ``superdl bench read``."""
 
 from __future__ import annotations
 
@@ -40,12 +36,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+# A contender, and the images to load.
 _Arm = tuple[str, Loading]
-"""A contender, and the images to load."""
 
 FILES, SHARDS = "files", "shards"
+# The epochs that have a row.
 EPOCHS = {FILES: ("later",), SHARDS: ("first", "second")}
-"""The epochs that have a row."""
 
 COLUMNS = (
     Column("num_workers", "work-\ners", "d"),
@@ -166,7 +162,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
-    """Yield arms, contenders varying fastest: arms to compare run close together."""
+    """Yield arms, contenders varying fastest."""
+    # Arms to compare run close together.
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
@@ -176,7 +173,6 @@ def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespac
 def _runs(
     arms: Sequence[_Arm], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> list[Run[Lap]]:
-    """Run the arms; over shards, each of SUPER's has fresh services."""
     from_files = arguments.source == FILES
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
@@ -189,6 +185,7 @@ def _runs(
             name = f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {contender}"
             say(f"round {number} of {arguments.rounds}: {name}")
             fresh = not from_files and contender == SUPER_LOADER
+            # Over shards the first epoch counts, so that SUPER's cache must be empty.
             context = loader_services(store=store) if fresh else contextlib.nullcontext(services)
             with context as arm_services:
                 laps = run_checked(
@@ -243,7 +240,7 @@ def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any
 
 
 def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """Yield medians by conditions, and ratios to other rows; ``None`` if missing."""
+    """Yield medians by conditions, and ratios to other rows; None if missing."""
     rows = {
         tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
         for conditions, laps in by_conditions(runs)

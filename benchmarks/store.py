@@ -1,8 +1,4 @@
-"""``superdl bench store``: the savings of a store, and the cost of reading it.
-
-Each arm is a separate process; SUPER's have their own services. The bare loop is in
-:mod:`benchmarks.loaders.bare_loops`.
-"""
+"""The savings of a store, and the cost of reading it: ``superdl bench store``."""
 
 from __future__ import annotations
 
@@ -60,8 +56,8 @@ _RATIOS = {"speed_of_bare": "images_per_s", "cpu_times_bare": "cpu_ms"}
 _FIGURES = [column.name for column in _COLUMNS[2:] if column.name not in _RATIOS]
 
 _Figures = dict[str, float | None]
+# Its name, and the figures of each epoch: none if it cannot run here.
 _Arm = tuple[str, list[_Figures]]
-"""Its name, and the figures of each epoch: none if it cannot run here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +113,7 @@ def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def epoch_figures(lap: Lap) -> _Figures:
-    """Return the figures of an epoch; ``None``, a dash: nothing was read."""
+    """Return the figures of an epoch; None, a dash: nothing was read."""
     images = lap.images
     return {
         "images_per_s": images / lap.wall_s,
@@ -144,6 +140,7 @@ class _Bench:
         set_bytes = (HEADER_BYTES + 3 * images.crop**2) * images.images
         self._all_bytes, self._quarter_bytes = max(64 * 2**20, int(_FOOTPRINT * set_bytes)), set_bytes // 4
 
+    # These docstrings are printed by --help.
     def saved(self) -> Iterator[_Arm]:
         """Decodes and speed, with and without a store."""
         workers = replace(self._loading, num_workers=2)
@@ -185,7 +182,7 @@ class _Bench:
                 yield self._super(arm, "s3://bucket/store", self._all_bytes, server)
 
     def _fill(self) -> None:
-        """Put all images in the store, if no earlier arm has."""
+        # An earlier arm may have filled it.
         if not Path(self._store).exists():
             self._super("filling the store")
 
@@ -211,10 +208,10 @@ class _Bench:
         return arm, [epoch_figures(lap) for lap in run_child(measure_arm, spec, name=arm)]
 
 
+# By the name that --only takes.
 ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {
     "saved": _Bench.saved,
     "straight": _Bench.straight,
     "disk": _Bench.disk,
     "s3": _Bench.s3,
 }
-"""Keyed by the name that ``--only`` takes."""

@@ -1,4 +1,4 @@
-"""``superdl bench train``: training on one core, with decoding on the same core or on the others."""
+"""Training on one core, with decoding on the same core or on the others: ``superdl bench train``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _trained(contender: str, spec: TrainerSpec, arguments: argparse.Namespace) -> list[Lap]:
-    """Train with a contender; SUPER gets fresh services."""
     form = CONTENDERS[contender]
     loading = replace(spec.loading, num_workers=form.workers_of(arguments.workers))
     arm = ArmSpec(
@@ -165,10 +164,7 @@ def loss_difference(runs: Sequence[Run[Lap]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """The setup of a trainer.
-
-    ``core`` is the processor that it and its workers use; ``width`` is the network's.
-    """
+    """The setup of a trainer: the processor that it and its workers use, and the network's width."""
 
     loading: Loading
     width: int
@@ -179,6 +175,7 @@ class Trainer:
     """A small ResNet with its optimiser, in one torch thread; keeps each loss."""
 
     def __init__(self, spec: TrainerSpec) -> None:
+        # Workers that it starts inherit the core.
         os.sched_setaffinity(0, {spec.core})
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -232,9 +229,8 @@ class Alone:
         return self.decode_ms_per_image / self.compute_ms_per_image
 
     def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
-        """Return the maximum speed-up of a step over ``plain_ms_per_image``: neither the trainer's computing
-        nor the work of functions and services per image can take less.
-        """
+        """Return the maximum speed-up of a step over ``plain_ms_per_image``."""
+        # Neither computing nor the work of functions and services can take less.
         return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
 
 
@@ -249,13 +245,11 @@ def costs_alone(spec: TrainerSpec) -> Alone:
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """Return a ResNet with one block per stage: about a millisecond an image.
-
-    It takes uint8 images. ``width`` is the number of channels of the first stage.
-    """
+    """Return a ResNet with one block per stage, for uint8 images: about a millisecond an image."""
     declare_operators()
     from torchvision.models.resnet import BasicBlock
 
+    # The width is the number of channels of the first stage.
     layers: list[nn.Module] = [
         nn.Conv2d(3, width, kernel_size=7, stride=4, padding=3, bias=False),
         nn.BatchNorm2d(width),

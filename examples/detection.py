@@ -1,8 +1,4 @@
-"""Detection: YOLO's files become a key list, and each image has its own number of boxes.
-
-The recipe resizes whole images, so that boxes relative to the image stay right. torchvision's v2 transforms
-then flip images together with their boxes.
-"""
+"""Detection: YOLO's files become a key list, and each image has its own number of boxes."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 from superdl.main import main as superdl
 
 SIDE, CELLS = 48, 6
+# torchvision's v2 transforms flip an image together with its boxes.
 FLIP = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.SanitizeBoundingBoxes()])
 
 
@@ -57,6 +54,7 @@ def main(folder: Path) -> None:
     make_data(folder)
     key_list = folder / "list.jsonl"
     superdl(["index", str(folder), "-o", str(key_list), "--labels", "yolo", "--missing-label", ""])
+    # Whole images are resized, so that boxes relative to the image stay right.
     dataset = SuperDataset(folder, Recipe([{"op": "resize", "size": [SIDE, SIDE]}]), key_list=key_list)
     torch.manual_seed(0)
     model = torch.nn.Sequential(

@@ -1,7 +1,4 @@
-"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders.
-
-Masks are palette PNGs, whose numbers are the classes. Functions cut the same part out of both.
-"""
+"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders."""
 
 from __future__ import annotations
 
@@ -16,8 +13,10 @@ from PIL import Image, ImageDraw
 from superdl import Recipe, SuperDataset, SuperLoader
 from superdl.main import main as superdl
 
+# Masks are palette PNGs, whose numbers are the classes.
 CLASSES = ["background", "red", "green"]
 CROPS = [{"op": "random_crop", "size": 48}, {"op": "horizontal_flip"}, {"op": "vertical_flip"}]
+# Functions cut the same part out of both.
 RECIPE = Recipe.fields(image=Recipe(CROPS), mask=Recipe([{"op": "mask"}, *CROPS]))
 
 

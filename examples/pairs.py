@@ -1,7 +1,4 @@
-"""Images with their captions: learn by contrast, as CLIP does, which caption belongs to an image.
-
-Functions decode the images; captions are token ids in the key list, which arrive as a tensor.
-"""
+"""Images with their captions: learn by contrast, as CLIP does, which caption belongs to an image."""
 
 from __future__ import annotations
 
@@ -32,6 +29,7 @@ def make_data(folder: Path) -> None:
         image.save(folder / f"{number}.jpg")
         tokens = [vocabulary[word] for word in f"a {colour} square {place}".split()]
         padded = tokens + [vocabulary["[PAD]"]] * (6 - len(tokens))
+        # Token ids in the key list arrive as a tensor.
         rows.append(json.dumps({"key": f"{number}.jpg", "label": padded}) + "\n")
     (folder / "list.jsonl").write_text("".join(rows))
 

@@ -1,13 +1,9 @@
-"""Experiments: one YAML spec, one command, one report.
-
-This package trains models through SUPER's public API, as a user would, and reports where time is spent.
-`experiments.spec` defines a run, `experiments.run.run` executes it. Importing the package is cheap: only the
-modules that train load torch.
-"""
+"""Train from a YAML spec through SUPER's public API, and report the time of each part."""
 
 from __future__ import annotations
 
 from superdl.experiments.places import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
 from superdl.experiments.spec import Spec, load_spec
 
+# Only the modules that train load torch, so importing this package is cheap.
 __all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "Spec", "load_spec"]

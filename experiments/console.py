@@ -1,7 +1,4 @@
-"""The console of all commands, its lines and tables.
-
-Control characters in keys, labels and names are escaped, so that data cannot steer a terminal.
-"""
+"""Print lines and tables for all commands."""
 
 from __future__ import annotations
 
@@ -20,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Console(console.Console):
-    """Rich's console, with control characters of every text escaped."""
+    """Rich's console, which escapes control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a text, or a table's cell, with control characters escaped."""
+        """Render a text or a table's cell."""
+        # Keys, labels and names are data, and must not steer a terminal.
         return super().render_str(shown_lines(text), **options)
 
 

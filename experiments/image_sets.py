@@ -1,8 +1,4 @@
-"""The image sets that `superdl data make` draws, and the sets they replace.
-
-It imports fast, since specs and the command line load it. `experiments.data.pictures` draws the pictures,
-`experiments.data.making` writes them.
-"""
+"""The image sets that `superdl data make` draws, and the published sets they replace."""
 
 from __future__ import annotations
 
@@ -21,35 +17,28 @@ _FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, which counts for small fi
 
 @dataclass(frozen=True, slots=True)
 class MadeSet:
-    """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``.
-
-    ``train`` and ``val`` are its full counts, ``quick`` the training pictures of a small version. Each
-    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
-    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; else
-    ``grey_share`` and ``cmyk_share`` are among RGB pictures.
-    """
+    """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``."""
 
     name: str
     about: str
     classes: int
+    # Pictures of the whole set; quick has the training pictures of a small version.
     train: int
     val: int
     quick: int
+    # Each picture has one of these sizes in pixels: (width, height).
     sizes: tuple[tuple[int, int], ...]
     extension: str
-    image_bytes: int
+    image_bytes: int  # the mean of a file
     quality: int = 90
     grey: bool = False
-    contrast: float = 1.0
+    contrast: float = 1.0  # of the texture: the weaker, the harder to learn
+    # Among RGB pictures; with grey set, all are greyscale.
     grey_share: float = 0.0
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return the pictures per split for ``samples`` training ones; None: the whole set.
-
-        Raises:
-            ConfigError: there are fewer samples than classes.
-        """
+        """Return pictures per split for ``samples`` training ones (None: all), or raise ConfigError."""
         if samples is None:
             return {"train": self.train, "val": self.val}
         if samples < self.classes:
@@ -60,13 +49,14 @@ class MadeSet:
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
     def disk_bytes(self, pictures: int) -> int:
-        """Estimate the disk space of this many pictures."""
+        """Estimate the disk space of ``pictures``, in bytes."""
         blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
         # Sizes vary: files larger than a block lose half a block more on average.
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return the folder of a class: its number, zero-padded for sorting."""
+        """Return the folder of a class."""
+        # Zero-padded, so that names sort by number.
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 

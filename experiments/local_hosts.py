@@ -1,8 +1,4 @@
-"""``python -m superdl.experiments.local_hosts``: simulate a run's hosts locally.
-
-It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and returns the exit code of the first
-that failed. It tries a run of several hosts, and measures their gain, on one machine.
-"""
+"""Simulate a run's hosts, 127.0.0.2 and so on: ``python -m superdl.experiments.local_hosts``."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ def main() -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the variables of all hosts; those already set are kept."""
     with contextlib.ExitStack() as stack:
         # All sockets stay open until the ports are known, so that they differ.
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
@@ -71,12 +66,13 @@ def _environment(threads: int) -> dict[str, str]:
         "SUPER_SHARED_FILES": "1",  # the hosts of one machine see the same files
         "SUPER_STEP_MODULES": _STEPS,
         "TRAINING_JOB_NAME": f"local-{secrets.token_hex(4)}",
+        # Last: variables that are already set win.
         **os.environ,
     }
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts; after a failure or a signal, the others have some time to end."""
+    """Wait for all hosts, and end the others after a failure or a signal."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))
@@ -89,6 +85,7 @@ def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
             for process in living:
                 process.send_signal(signal.SIGTERM)
         if codes or signals:
+            # The others have some time to end.
             deadline_s = min(deadline_s, time.monotonic() + _END_S)
         if time.monotonic() > deadline_s:
             for process in living:

@@ -1,7 +1,4 @@
-"""A run's environment, to repeat and compare it: software, hardware, the commit.
-
-It contains no path of the machine, no host or user name, no variable of the environment.
-"""
+"""Describe a run's software, hardware and commit, without paths, host or user names."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return facts of this machine and its software; no host, user or path names."""
+    """Return facts of this machine and its software."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -75,7 +72,6 @@ def version_of(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """Return the processor's name from Linux; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -84,11 +80,8 @@ def _cpu_model() -> str | None:
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout at ``root``, and whether tracked files differ from it.
-
-    Both are None if ``root`` is no checkout, or git fails. A repository further up is not SUPER's, but that
-    of a project with SUPER in its environment.
-    """
+    """Return the commit of the checkout at ``root``, and whether tracked files differ; None if unknown."""
+    # A repository further up is that of a project with SUPER in its environment.
     if not (root / ".git").exists():
         return None, None
     commit = _git(root, "rev-parse", "--verify", "HEAD")

@@ -1,8 +1,4 @@
-"""The models that a spec may name, and their pretrained weights.
-
-Each takes uint8 images directly and normalises them on the device. torchvision, timm and safetensors are
-optional, and imported only here, when needed. Nothing in a file of weights is executed.
-"""
+"""The models that a spec may name, and their pretrained weights."""
 
 from __future__ import annotations
 
@@ -17,29 +13,29 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Prefix of the names of timm's models.
 TIMM = "timm:"
-"""Prefix of the names of timm's models."""
 _CLASSES_MIN = 2
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as for torchvision's weights
 _STD = (0.229, 0.224, 0.225)
 
 
+# Arguments as in torchvision; `vit_mini`, for CPUs, has 0.56 M parameters.
 _TRANSFORMERS = {
     "vit_b_32": {"patch_size": 32, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072},
     "vit_mini": {"patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
 }
-"""Arguments as in torchvision; `vit_mini`, for CPUs, has 0.56 M parameters."""
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model by name, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model with fresh weights on ``device``, in channels_last layout, for uint8 images.
 
-    ``side`` is that of the square images in pixels; only vision transformers depend on it. The prefix
-    ``timm:`` selects timm's model of that name, with the mean and deviation that its weights expect.
+    Only vision transformers depend on ``side``, in pixels. ``timm:NAME`` is timm's model, with its
+    mean and deviation.
 
     Raises:
-        ConfigError: torchvision or timm is needed but missing, timm has no such model, there are fewer than
-            two classes, or the model cannot take images of this side.
+        ConfigError: torchvision or timm is missing, timm has no such model, there are fewer than two
+            classes, or the model cannot take images of this side.
     """
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
@@ -59,15 +55,11 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
 
 
 class SmallCNN(nn.Module):
-    """Four 3x3 convolutions with batch norm, three with stride 2, an average, a linear layer.
-
-    Input is uint8 [N, 3, H, W] with H and W of at least 8, contiguous or channels_last; output is float [N,
-    classes]. It reaches about 0.98 on the digits in three epochs, in seconds on two CPU cores.
-    """
+    """A small network from uint8 [N, 3, H, W], H and W of at least 8, to float [N, classes]."""
 
     def __init__(self, num_classes: int, width: int = 24) -> None:
-        """Make the layers, with ``width`` channels in the first."""
         super().__init__()
+        # About 0.98 on the digits after three epochs, in seconds on two CPU cores.
         self.features = nn.Sequential(
             _convolution(3, width, stride=2),
             _convolution(width, 2 * width, stride=2),
@@ -110,6 +102,7 @@ class NormalisedNetwork(nn.Module):
         self.network = network
         self._side = side
         means, stds = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
+        # Not persistent, so that checkpoints hold only the network's own values.
         self.register_buffer("scale", 1 / (255 * stds), persistent=False)
         self.register_buffer("shift", -means / stds, persistent=False)
 
@@ -126,8 +119,8 @@ class NormalisedNetwork(nn.Module):
 
 
 def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
-    """Make a vision transformer for square images of ``side`` pixels."""
     shape = _TRANSFORMERS[name]
+    # torchvision asserts this with a message that does not name the key.
     if side % shape["patch_size"]:
         raise ConfigError(
             f"model.name {name} cuts images into patches of {shape['patch_size']} pixels: set recipe.crop to "
@@ -138,7 +131,6 @@ def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
 
 
 def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
-    """Make an untrained timm model: weights come from a file, never from the network."""
     declare_operators()
     try:
         import timm
@@ -153,6 +145,7 @@ def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
     known = timm.get_pretrained_cfg(name)
     fixed = known is not None and known.fixed_input_size
     try:
+        # Untrained: weights come from a file, never from the network.
         network = timm.create_model(
             name, pretrained=False, num_classes=num_classes, **({"img_size": side} if fixed else {})
         )
@@ -184,13 +177,11 @@ _LIBRARIES: list[torch.library.Library] = []  # operators last as long as their 
 
 
 def declare_operators() -> None:
-    """Let torchvision be imported with a torch that was built without CUDA.
-
-    A torchvision built for CUDA looks up its own operators in torch during import, and fails if its library
-    did not load. Declaring them beforehand avoids this; SUPER never calls them.
-    """
+    """Let torchvision be imported with a torch that was built without CUDA."""
     if _LIBRARIES or torch.version.cuda is not None:
         return
+    # A torchvision built for CUDA looks up these operators in torch during import, and
+    # fails if its library did not load. SUPER never calls them.
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # torch's own
     for schema in _OPERATORS:
         library.define(schema)  # type: ignore[no-untyped-call]  # the same
@@ -205,7 +196,7 @@ _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of Normal
 
 
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
-    """Load the weights in the file ``place``, and return a line that describes them.
+    """Load weights from the file ``place``, and return a line that describes them.
 
     A classifier with another number of classes is left out. If the file is missing, the error names
     ``source``.
@@ -274,6 +265,7 @@ def _loaded(path: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(path)
+    # weights_only: nothing in a file is executed.
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -1,8 +1,4 @@
-"""Files of runs and comparisons: new directories, strict JSON, logs of rows.
-
-JSON is strict, so that every reader accepts it: a number that is not finite (the loss of a diverged model)
-becomes null.
-"""
+"""Write files of runs and comparisons: new directories, strict JSON, logs of rows."""
 
 from __future__ import annotations
 
@@ -21,16 +17,12 @@ if TYPE_CHECKING:
 
 
 def now_text() -> str:
-    """Return the current time in UTC, in seconds, in the format used by files."""
+    """Return the current time in UTC, in seconds, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Make ``<output>/<name>-<time>``, and append a number if that exists.
-
-    Raises:
-        ConfigError: the directory cannot be made.
-    """
+    """Make ``<output>/<name>-<time>``, with a number if that exists; ConfigError if it cannot be made."""
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
     while True:
@@ -49,8 +41,8 @@ def new_directory(output: str | Path, name: str) -> Path:
 
 
 def _finite(value: object) -> object:
-    """Return ``value`` with every number that is not finite replaced by None."""
     if isinstance(value, float):
+        # Strict JSON has no NaN; every reader accepts null, such as for the loss of a diverged model.
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -60,16 +52,12 @@ def _finite(value: object) -> object:
 
 
 def strict_json(value: object, *, indent: int | None = None) -> str:
-    """Return ``value``, made of mappings, sequences and scalars, as JSON text."""
+    """Return mappings, sequences and scalars as JSON text."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print a result if ``shown`` (``--json``), and write it to ``file`` (``--output``).
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Print a result if ``shown``, and write it to ``file``; ConfigError if that cannot be written."""
     text = strict_json(value, indent=2) + "\n"
     if file:
         try:
@@ -83,7 +71,7 @@ def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> 
 
 
 def write_json(value: object, path: Path) -> None:
-    """Write ``value`` as a JSON file, as `write_whole` does."""
+    """Write ``value`` as a JSON file, atomically."""
     write_whole(strict_json(value, indent=2) + "\n", path)
 
 
@@ -96,18 +84,15 @@ def write_whole(text: str, path: Path) -> None:
 
 
 class RowLog:
-    """``<name>.jsonl`` in a directory: a line for each row.
-
-    Each group of rows is written at once.
-    """
+    """``<name>.jsonl`` in a directory: a line for each row."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Create the file."""
         # A worker forked meanwhile would inherit a buffer and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Append rows."""
+        # One write for the whole group.
         self._file.write("".join(strict_json(row) + "\n" for row in rows).encode())
 
     def close(self) -> None:

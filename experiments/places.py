@@ -1,8 +1,4 @@
-"""Directories that a training service (SageMaker) names by variables, applied to a spec.
-
-A job's container keeps only these: ``SM_OUTPUT_DATA_DIR`` and ``SM_MODEL_DIR`` are uploaded at the end, a
-checkpoint directory continuously. Places in the spec take precedence.
-"""
+"""Apply the directories that a training service (SageMaker) names by variables to a spec."""
 
 from __future__ import annotations
 
@@ -15,9 +11,10 @@ if TYPE_CHECKING:
 
     from superdl.experiments.spec import Spec
 
+# SageMaker uploads these two when a job ends.
 OUTPUT_DIR, MODEL_DIR = "SM_OUTPUT_DATA_DIR", "SM_MODEL_DIR"
+# SUPER's own, uploaded continuously: the launcher sets it for jobs with checkpoints.
 CHECKPOINT_DIR = "SM_CHECKPOINT_DIR"
-"""SUPER's own variable: the launcher sets it for jobs with checkpoints."""
 
 _TRAIN = ("SM_CHANNEL_TRAIN", "SM_CHANNEL_TRAINING")
 _VAL = ("SM_CHANNEL_VAL", "SM_CHANNEL_VALIDATION", "SM_CHANNEL_TEST")
@@ -26,24 +23,25 @@ _LAST = "checkpoints/last.pt"
 
 
 def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """Return the spec with the places named by the environment.
-
-    Channels become its data. A checkpoint directory receives its files, and the newest run of that name there
-    is resumed; otherwise the output directory receives them. With a model directory, the run keeps a model.
-    """
+    """Return the spec with the environment's places; those that the spec names take precedence."""
     data, training, output = spec.data, spec.training, spec.output
     train, val = (
         next((environment[name] for name in names if environment.get(name)), None) for names in (_TRAIN, _VAL)
     )
+    # Channels become the data.
     if train and not (data.train or data.directory):
         data = replace(data, kind="directory", train=train, val=val, samples=None)
     kept = environment.get(CHECKPOINT_DIR)
+    # A checkpoint directory, else the output directory, receives the files.
     if output == _DEFAULT_OUTPUT:
         output = kept or environment.get(OUTPUT_DIR) or output
+    # With a directory for models, the run keeps one.
     if (kept or environment.get(MODEL_DIR)) and not (training.checkpoint_every or training.checkpoint_steps):
         training = replace(training, checkpoint_every=1 if kept else spec.epochs)
+    # Resume the newest run of that name there.
     if kept and training.resume is None:
         files = Path(kept).glob(f"{spec.name}-2*/{_LAST}")  # as new_directory() names them
+        # Names end with the time, so the greatest is the newest.
         newest = max(files, key=lambda file: file.parent.parent.name, default=None)
         training = replace(training, resume=str(newest.parent.parent) if newest else None)
     return replace(spec, data=data, training=training, output=output)

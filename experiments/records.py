@@ -1,7 +1,4 @@
-"""Measurements of a run: step records, loader counters, pass summaries, listeners.
-
-Plain values only, so that reports need no torch. `experiments.training` takes the measurements.
-"""
+"""Measurements of a run as plain values, so that reports need no torch."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Counters since a job was opened, from the coordinator or a loader that decodes on its own.
 LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
-"""A job's counters since it was opened, from the coordinator or from a loader that decodes on its own."""
 
 
 # ------------------------------------------------------------------------------------------- counters
@@ -28,11 +25,9 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 
 @dataclass(slots=True)
 class LoaderCounters(WorkCounters):
-    """One reading of a job's counters, or the difference of two.
+    """One reading of a job's counters, or the difference of two."""
 
-    The status counters are this process's: calls for pages of the plan, and the loop's waiting for a page.
-    """
-
+    # Of this process: calls for pages of the plan, and the loop's waiting for a page.
     status_calls: int = 0
     status_s: float = 0.0
     status_cpu_s: float = 0.0
@@ -49,11 +44,8 @@ class LoaderCounters(WorkCounters):
         return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
 
     def since(self, earlier: LoaderCounters) -> LoaderCounters:
-        """Return the counts since ``earlier``.
-
-        A counter that decreased was reset by a coordinator restart, so its whole value is new, as in
-        Prometheus. Dollars count as reset if any other counter was.
-        """
+        """Return the counts since ``earlier``, also across a restart of the coordinator."""
+        # As in Prometheus: a counter that decreased was reset, so its whole value is new.
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
         # Dollars show no reset: they also fall when other jobs use the samples.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
@@ -74,7 +66,7 @@ def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
 
 
 class CountedLoader(Protocol):
-    """A source of a job's counters: a sampler, or a loader that decodes on its own."""
+    """A source of a job's counters."""
 
     def job_stats(self) -> LoaderStats:
         """Return the current counters."""
@@ -84,19 +76,16 @@ class CounterLaps:
     """Split a loader's counters into laps, the first from the start of the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
-        """Start with the counters of ``loader`` at zero."""
         self._loader = loader
         self._last = LoaderCounters()
 
     def lap(self) -> LoaderCounters | None:
-        """Return the counts since the last lap.
-
-        Return None if the coordinator did not answer; the next lap then covers both.
-        """
+        """Return the counts since the last lap; None if the coordinator did not answer."""
         try:
             now = LoaderCounters.read(self._loader.job_stats())
         except CoordinatorError as error:
             _log.warning("the coordinator gave no job statistics: %s", error)
+            # The next lap covers this one too.
             return None
         lap, self._last = now.since(self._last), now
         return lap
@@ -107,11 +96,7 @@ class CounterLaps:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a pass; docs/runs.md describes the columns.
-
-    ``skipped`` is 1 if float16 gradients were not finite, so that no weight changed. ``top5_accuracy`` is
-    None for at most five classes, where it would always be 1.
-    """
+    """One step of a pass; docs/runs.md describes the columns."""
 
     epoch: int
     split: str
@@ -130,6 +115,7 @@ class StepRecord:
     loss: float
     accuracy: float
     finished_at_s: float
+    # None for at most five classes, where it would always be 1.
     top5_accuracy: float | None = None
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
@@ -137,26 +123,24 @@ class StepRecord:
     position: int | None = None
     straight: int = 0
     lr: float | None = None
+    # 1 if float16 gradients were not finite, so that no weight changed.
     skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, from 1 per epoch.
-
-    ``since_start_s`` is the mean of all steps of the epoch so far.
-    """
+    """The mean seconds of the ``steps`` training steps up to ``step``, from 1 per epoch."""
 
     epoch: int
     step: int
     steps: int
     mean_s: float
-    since_start_s: float = 0.0
+    since_start_s: float = 0.0  # the mean of all steps of the epoch so far
 
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The steps of a pass stalled for one cause, and their seconds of waiting."""
+    """The stalled steps of a pass with one cause, and the seconds they waited."""
 
     steps: int
     wait_s: float
@@ -164,7 +148,7 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class StallSummary:
-    """The stalls of a pass. Of its ``steps`` steps, the others were limited by computing."""
+    """The stalls of a pass. Its other steps were limited by computing."""
 
     steps: int
     stalled: int
@@ -174,11 +158,7 @@ class StallSummary:
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """One pass over one split; seconds overlap, so they need not add up to ``wall_s``.
-
-    ``fetch_s``, ``decode_s`` and ``invocations`` are of this lap of the job, summed over functions; None if
-    the coordinator did not report them. ``stalls`` covers this rank's steps.
-    """
+    """One pass over one split; seconds overlap, so they need not add up to ``wall_s``."""
 
     samples: int
     batches: int
@@ -187,6 +167,7 @@ class PassSummary:
     wait_s: float
     read_s: float
     compute_s: float
+    # Of the job's functions in this lap; None if the coordinator did not report them.
     decode_s: float | None
     invocations: int | None
     hits: int
@@ -197,7 +178,7 @@ class PassSummary:
     images_per_s: float
     job: LoaderCounters | None
     top5_accuracy: float | None = None
-    stalls: StallSummary | None = None
+    stalls: StallSummary | None = None  # of this rank's steps
     straight: int = 0
     fetch_s: float | None = None
     skipped: int = 0
@@ -205,20 +186,20 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """One epoch: the training pass and, with validation data, the validation pass."""
+    """The training pass of an epoch and, with validation data, the validation pass."""
 
     epoch: int
     train: PassSummary
     val: PassSummary | None
 
     def splits(self) -> tuple[tuple[str, PassSummary], ...]:
-        """Return the passes of this epoch as (name, summary) pairs."""
+        """Return the passes as (name, summary) pairs."""
         trained = ("train", self.train)
         return (trained,) if self.val is None else (trained, ("val", self.val))
 
 
 class Listener:
-    """A listener for training events, called in the main thread; this base ignores them."""
+    """Base of listeners for training events, called in the main thread. It ignores them."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""

@@ -1,8 +1,4 @@
-"""Common parts of all specs: read from YAML, changed by ``a.b=c``, checked by pydantic.
-
-A spec is a frozen pydantic dataclass whose fields have the types below. `experiments.spec` and
-`experiments.simulator.spec` define the keys.
-"""
+"""Read specs from YAML, change them by ``a.b=c``, and check them with pydantic."""
 
 from __future__ import annotations
 
@@ -33,25 +29,25 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
+# For each dataclass of a spec: an unknown key and an infinite number are errors.
 KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""The configuration of each dataclass of a spec: an unknown key and an infinite number are errors."""
 
+# For a section: a YAML key with nothing below it is null.
 NULL_IS_EMPTY = BeforeValidator(lambda value: {} if value is None else value)
-"""For a section: a YAML key with nothing below it is null."""
 
 Whole = Annotated[int, Strict()]
 AtLeastZero = Annotated[Whole, Field(ge=0)]
 AtLeastOne = Annotated[Whole, Field(ge=1)]
+# Not strict: YAML 1.1 reads 1e-3, which has no point, as text.
 PositiveNumber = Annotated[float, Field(gt=0)]
-"""Text that is a number counts as a number: YAML 1.1 reads 1e-3, which has no point, as text."""
 NonNegativeNumber = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
 ListOfMappings = tuple[dict[str, Any], ...]
 # Names of arms and trials become folders of runs.
 _FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+# Mappings by a name that is valid as a folder. Their content is checked elsewhere.
 NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EMPTY]], NULL_IS_EMPTY]
-"""Mappings by a name that is valid as a folder. Their content is checked elsewhere."""
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
@@ -66,10 +62,7 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator for ordered names, in a list or comma-separated; returns the latter.
-
-    ``alone`` is a name that excludes all others.
-    """
+    """Make a validator that joins ordered names by commas. ``alone`` excludes all others."""
     known = (alone, *allowed)
 
     def check(value: object) -> str:
@@ -85,7 +78,7 @@ def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
 
 
 def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values, as YAML gives them; missing keys take their defaults."""
+    """Make a spec from plain values; missing keys take their defaults."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
@@ -94,6 +87,7 @@ def build(cls: type[Made], mapping: object) -> Made:
 
 _VALUES_MAX = 100_000
 _MAPPING = "must be a mapping of keys to values"
+# By pydantic's error type, where its message is long or mentions Python.
 _REASONS = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -104,11 +98,9 @@ _REASONS = {
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
 }
-"""Replacements, by pydantic's error type, for messages that are long or mention Python."""
 
 
 def _message(cls: type, fault: Mapping[str, Any]) -> str:
-    """Format pydantic's error with the dotted key."""
     own = fault.get("ctx", {}).get("error")
     # A dataclass's own check raised it: the message is complete.
     if isinstance(own, ConfigError):
@@ -128,7 +120,7 @@ def _dotted(words: list[str | int]) -> str:
 
 
 def _unknown(cls: Any, words: list[str | int]) -> str:
-    """Name the keys of the section that has an unknown key."""
+    # Follow the path to the dataclass of the section, whose keys are allowed here.
     for section in words[:-1]:
         if isinstance(section, str):
             kind = get_type_hints(cls)[section]
@@ -144,17 +136,14 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys and aliases that expand to very much.
-
-    Values that Python rejects are reported with their line.
-    """
+    """A loader that rejects duplicate keys and aliases that expand to very much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._counts: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node and count its values, those of aliases each time."""
+        # The values of an alias count each time: nested aliases grow exponentially.
         is_alias = self.check_event(yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.CollectionNode) and not is_alias:
@@ -210,10 +199,9 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 class SpecFolder:
-    """The specs in a package, as YAML files in one folder."""
+    """The specs of a package, YAML files in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Use the specs in ``folder``, which is read on demand."""
         self._folder = folder
 
     def find(self, name: str | Path) -> Path:
@@ -244,11 +232,7 @@ class SpecFolder:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with each ``a.b=value`` set; values are read as YAML.
-
-    Raises:
-        ConfigError: an override is not of this form, or leads through a key that holds no mapping.
-    """
+    """Return a copy with each ``a.b=value`` set, values read as YAML, or raise ConfigError."""
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")

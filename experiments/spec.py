@@ -1,8 +1,4 @@
-"""The spec of a run: its keys, their defaults, and the allowed values.
-
-It imports no torch, so that the command line can reject a bad spec at once. `experiments.schema` reads and
-checks specs, `experiments.run` executes them.
-"""
+"""The spec of a run: its keys, their defaults, and the allowed values."""
 
 from __future__ import annotations
 
@@ -37,6 +33,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.ids import Versions, checked_naming
 
+# This module imports no torch, so that the command line rejects a bad spec at once.
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
@@ -48,26 +45,22 @@ _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """The images. With kind `auto`: the digits, unless ``train`` names a source.
-
-    ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples`` is
-    the number of training images of a drawn set; null: those present, else the whole set. Aliases and
-    ``versions`` (times or digests) name samples of ``train`` and ``val`` as in `SuperDataset`.
-    """
+    """The images. With kind `auto`: the digits, unless ``train`` names a source."""
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
+    # Where a set is, or is written; null: a folder of its name below data/.
     directory: Text | None = None
+    # Training images of a drawn set; null: those present, else the whole set.
     samples: AtLeastOne | None = None
     train: Text | None = None
     val: Text | None = None
     train_key_list: Text | None = None
     val_key_list: Text | None = None
-    train_alias: Text | None = None
+    train_alias: Text | None = None  # as in SuperDataset
     val_alias: Text | None = None
-    versions: Versions | None = None
+    versions: Versions | None = None  # as in SuperDataset: times or digests
 
     def __post_init__(self) -> None:
-        """Reject contradictions between keys."""
         if self.kind in _DATA_SETS and (self.train or self.val):
             raise ConfigError(
                 f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
@@ -89,39 +82,32 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``.
-
-    ``steps`` replaces both: a recipe's steps as in `super_dataset.Recipe`, the random ones seeded by
-    ``augment_seed``.
-    """
+    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``."""
 
     resize: AtLeastOne = 64
     crop: AtLeastOne = 64
+    # In place of both: steps as in Recipe, the random ones seeded by augment_seed.
     steps: ListOfMappings | None = None
     augment_seed: AtLeastZero = 0
 
     def __post_init__(self) -> None:
-        """Reject a crop larger than the image."""
         if self.crop > self.resize:
             raise ConfigError(f"recipe.crop ({self.crop}) must not exceed recipe.resize ({self.resize})")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """The loader; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default).
-
-    ``on_bad_sample`` is as in SuperDataset; the report lists skipped and replaced samples.
-    """
+    """The loader; ``read_timeout`` is in seconds."""
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
     batch_size: AtLeastOne = 32
     num_workers: AtLeastZero = 2
     read_timeout: PositiveNumber = 120.0
-    coordinator: Text | None = None
+    coordinator: Text | None = None  # host:port; null: the embedded default
+    # As in SuperDataset. The report lists skipped and replaced samples.
     on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
 
     def __post_init__(self) -> None:
-        """Reject options that other loaders do not have."""
         if self.on_bad_sample != "raise" and not self.runs_functions:
             raise ConfigError(f"loader.on_bad_sample is SUPER's; loader.kind {self.kind} raises")
 
@@ -133,37 +119,31 @@ class LoaderSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class ModelSpec:
-    """The model; its number of classes follows from the data.
-
-    The prefix ``timm:`` selects timm's models. ``weights`` is a file of pretrained weights; a classifier for
-    other classes is left out. ``weights_from`` is where to get that file.
-    """
+    """The model; its number of classes follows from the data."""
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
+    # A file of pretrained weights; a classifier for other classes is left out.
     weights: Text | None = None
-    weights_from: Text | None = None
+    weights_from: Text | None = None  # where to get that file
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class OptimizerSpec:
-    """The optimiser, and the schedule whose highest learning rate is ``lr``.
-
-    ``momentum`` and ``nesterov`` belong to `sgd`. `cosine`, `step` and `constant` begin with a linear warm-up
-    of ``warmup_epochs``; `step` multiplies by ``step_factor`` after each ``step_epochs``.
-    """
+    """The optimiser, and the schedule whose highest learning rate is ``lr``."""
 
     name: Annotated[str, one_of(("adamw", "sgd"))] = "adamw"
     lr: PositiveNumber = 0.005
     weight_decay: NonNegativeNumber = 0.01
-    momentum: Share = 0.9
-    nesterov: bool = False
+    momentum: Share = 0.9  # for sgd
+    nesterov: bool = False  # for sgd
     schedule: Annotated[str, one_of(("one_cycle", "cosine", "step", "constant"))] = "one_cycle"
-    warmup_epochs: NonNegativeNumber = 0.0
+    warmup_epochs: NonNegativeNumber = 0.0  # a linear warm-up of all schedules but one_cycle
+    # The schedule `step` multiplies by step_factor after each step_epochs.
     step_epochs: AtLeastOne = 30
     step_factor: Share = 0.1
 
     def __post_init__(self) -> None:
-        """Reject options without an effect, or without a counterpart in torch."""
+        # These would have no effect, or no counterpart in torch.
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
                 "optimizer.warmup_epochs: a one_cycle schedule has a warm-up of its own; set "
@@ -195,46 +175,37 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """Items paid by the hour, by their names in the price table; null: not in the bill.
-
-    ``machine`` trains, ``data_machine`` runs functions beside it, ``cache_node`` belongs to a managed cache.
-    """
+    """Items paid by the hour, by their names in the price table; null: not in the bill."""
 
     machine: Text | None = None
     machines: AtLeastOne = 1
-    data_machine: Text | None = None
+    data_machine: Text | None = None  # runs functions beside the machine that trains
     data_machines: AtLeastOne = 1
-    cache_node: Text | None = None
+    cache_node: Text | None = None  # of a managed cache
     cache_nodes: AtLeastOne = 1
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CompareSpec:
-    """The comparison of ``superdl compare``: each arm runs ``repeats`` times, interleaved.
-
-    ``arms`` maps names to values by dotted keys, such as ``{torch: {loader.kind: torch}}``. The first
-    ``warmup_epochs`` of each run are left out of the figures of later epochs.
-    """
+    """The comparison of ``superdl compare``: each arm runs ``repeats`` times, interleaved."""
 
     repeats: AtLeastOne = 3
+    # Epochs of each run left out of the figures of later epochs.
     warmup_epochs: AtLeastZero = 1
+    # Values by dotted keys, by name, such as {torch: {loader.kind: torch}}.
     arms: NamedMappings = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Spec:
-    """One complete run. Relative paths are relative to the working directory.
-
-    ``executor`` runs the functions of the embedded default, several names with the cheapest first; auto:
-    ``SUPER_EXECUTOR``, else local. ``trials`` are runs that ``superdl compare`` starts at once in each arm,
-    values by dotted keys, by the trial's name; none: the run itself.
-    """
+    """One complete run. Relative paths are relative to the working directory."""
 
     name: Text = "digits"
     seed: AtLeastZero = 0
     epochs: AtLeastOne = 3
     device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
     output: Text = "runs"
+    # Of the embedded default, the cheapest first; auto: SUPER_EXECUTOR, else local.
     executor: Annotated[str, some_of(tuple(EXECUTORS), "auto")] = "auto"
     data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
     recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
@@ -244,10 +215,11 @@ class Spec:
     training: Annotated[TrainingSpec, NULL_IS_EMPTY] = field(default_factory=TrainingSpec)
     cost: Annotated[CostSpec, NULL_IS_EMPTY] = field(default_factory=CostSpec)
     compare: Annotated[CompareSpec, NULL_IS_EMPTY] = field(default_factory=CompareSpec)
+    # Runs that `superdl compare` starts at once in each arm: values by dotted keys, by
+    # name. None: the run itself.
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reject a name that is no folder name, and executors that contradict other keys."""
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
         if self.executor == "auto":
@@ -263,6 +235,7 @@ class Spec:
             )
         kind = EXECUTORS.get(self.executor)
         in_bucket = (self.data.train or "").startswith("s3://")
+        # A service's functions cannot read local files.
         if kind is not None and kind.runs_on is RunsOn.SERVICE and not in_bucket:
             raise ConfigError(
                 f"functions on {kind.place} see no files of this machine: with executor={kind.name} the "
@@ -270,7 +243,7 @@ class Spec:
             )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the spec as plain mappings that `parse_spec` and YAML accept."""
+        """Return plain mappings that `parse_spec` and YAML accept."""
         return asdict(self)
 
     def write(self, path: Path) -> None:
@@ -296,15 +269,15 @@ def spec_keys() -> tuple[str, ...]:
     )
 
 
+# Shortens a spec without a section quick, whatever its data.
 _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 1}
-"""Values that shorten a spec without a section ``quick``, whatever its data."""
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
     """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
 
-    A file may have a section ``quick``, values by dotted keys that shorten the run. They are always checked,
-    and applied before the overrides if ``quick`` is set; without it, a few steps are taken.
+    With ``quick``, the values of the file's section ``quick`` apply before the overrides; without
+    such a section, a few steps are taken.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
@@ -314,5 +287,6 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
         if not isinstance(values, Mapping):
             raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
         small = apply_values(full, values)
+        # Also without quick, so that a wrong section fails at once.
         parse_spec(small)
         return parse_spec(apply_overrides(small if quick else full, overrides))

@@ -1,9 +1,4 @@
-"""Detect the steps of a pass that waited for data, and the cause.
-
-A step stalled if the trainer waited for more than a twentieth of its time, and at least a millisecond. The
-coordinator reports the cause if a reader had to wait. The step's own figures show it for batches in the
-cache, and for loaders that decode on their own. `docs/runs.md` lists the causes.
-"""
+"""Detect the steps of a pass that waited for data, and the cause; `docs/runs.md` lists the causes."""
 
 from __future__ import annotations
 
@@ -22,6 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# A step stalled if it waited for more than a twentieth of its time, and at least 1 ms.
 _LEAST_SHARE = 0.05
 _LEAST_S = 0.001
 # Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
@@ -51,11 +47,9 @@ def is_stalled(step: StepRecord) -> bool:
 
 
 def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
-    """Return the cause of a step's stall, named as in `super_wire.waits`.
-
-    ``causes`` are the coordinator's, by epoch and position.
-    """
+    """Return the cause of a step's stall, given the coordinator's ``causes`` by epoch and position."""
     if step.misses:
+        # Only the coordinator knows why a reader had to wait.
         if step.plan_epoch is None or step.position is None:
             return UNKNOWN
         return wait_for(causes.get((step.plan_epoch, step.position), UNKNOWN))
@@ -72,7 +66,7 @@ def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
 
 
 class StallMeter:
-    """Collects a split's stalled steps, and fetches their causes in batches.
+    """Collect a split's stalled steps, and fetch their causes in batches.
 
     Args:
         source: the loader; its ``job_stats`` reports recent stalls.

@@ -1,7 +1,4 @@
-"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs in a separate process.
-
-The benchmarks choose the arms and evaluate their figures.
-"""
+"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs in a separate process."""
 
 from __future__ import annotations
 
@@ -41,8 +38,8 @@ class Trainer(Protocol):
 class Contender:
     """An opened loader. Each iteration is one epoch, in a new order.
 
-    Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is valid
-    until the next one is requested: a loader may reuse its memory.
+    Images are uint8 (batch, 3, height, width), labels int64 (batch,). A batch is valid until the
+    next one is requested: a loader may reuse its memory.
 
     Args:
         batches: the iterable, which is closed, or else ends with its last reference.
@@ -64,15 +61,13 @@ class Contender:
         self._gets = gets
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Begin the next epoch."""
         batches = () if self._batches is None else self._batches
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the functions' work so far: decoded samples, requests to a bucket's store, and to the
-        source. For a loader that decodes itself only the last is not 0, if it counts its GETs.
-        """
+        """Return the work so far: samples decoded, requests to a bucket's store and to the source."""
         if self._sampler is None:
+            # A loader that decodes itself has no functions.
             return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
         stats = self._sampler.job_stats()
         return {
@@ -117,17 +112,10 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """The costs of a lap's epochs.
-
-    ``opening_s`` is that of the loader, before the first lap; ``first_s`` the time until the first batch.
-    Functions ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs or the
-    loader's. ``disk_bytes`` were read from disks for this process. A trainer adds its steps, their losses,
-    and the time in which none was under way. ``checksum`` is that of one epoch's images and labels, see
-    :func:`checksum`.
-    """
+    """The costs of a lap's epochs."""
 
     images: int
-    first_s: float
+    first_s: float  # until the first batch
     wall_s: float
     main_cpu_s: float
     workers_cpu_s: float
@@ -135,15 +123,17 @@ class Lap:
     coordinator_cpu_s: float
     functions_cpu_s: float
     store_cpu_s: float
+    # Produced and sent by functions; source_requests may be the loader's own.
     produced: int
     store_requests: int
     source_requests: int
-    opening_s: float = 0.0
-    disk_bytes: int = 0
+    opening_s: float = 0.0  # of the loader, before the first lap
+    disk_bytes: int = 0  # read from disks for this process
+    # Of a trainer: its steps, the time in which none was under way, and the steps' losses.
     steps: int = 0
     wait_s: float = 0.0
     losses: Sequence[float] = ()
-    checksum: int = 0
+    checksum: int = 0  # of one epoch's images and labels
 
     @property
     def trainer_cpu_s(self) -> float:
@@ -167,7 +157,6 @@ class _Spent:
         return {"workers_cpu_s": children_cpu_s(), **self._pids.cpu_s()}
 
     def read(self, contender: Contender) -> dict[str, Any]:
-        """Return the figures by a lap's names."""
         before, self._before = self._before, {**contender.counts(), **self._cpu_s()}
         return {name: value - before.get(name, 0) for name, value in self._before.items()}
 
@@ -250,10 +239,8 @@ def drop_pages(store: str) -> None:
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
-    """Return a number that grows with every pixel of a batch, weighted by its image's label.
-
-    Sums over batches do not depend on the order.
-    """
+    """Return a number that grows with every pixel of a batch, weighted by its image's label."""
+    # Sums over batches do not depend on the order.
     return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
 
 

@@ -1,8 +1,4 @@
-"""The image sets of the benchmarks: recipes, options, location, loading parameters.
-
-The digits and the photos come from `experiments.data`. The photos are drawn JPEGs that cost as much as
-ImageNet's photographs: 500x375 pixels and about 110 KB.
-"""
+"""The image sets of the benchmarks: recipes, options, location, loading parameters."""
 
 from __future__ import annotations
 
@@ -34,6 +30,7 @@ def not_negative(text: str) -> int:
 
 IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",
+    # Drawn, and as costly to decode as ImageNet's photographs.
     "photos": "500x375 JPEGs of 110 KB (synthetic), resize 256, crop 224",
 }
 

@@ -1,8 +1,4 @@
-"""Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores.
-
-CPU, memory and imports are then its own. CPU is read from the kernel's clock of the process: nanoseconds,
-over all its threads, including ended ones.
-"""
+"""Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
+# CPUCLOCK_SCHED of the kernel: user and system time of all threads, including ended ones.
 _WHOLE_PROCESS = 2
-"""CPUCLOCK_SCHED of the kernel: user and system time of all threads."""
 
 _ALONE_S = 2.0  # seconds for which work is measured alone
 
@@ -58,6 +54,7 @@ def run_child(
     """
     variables = {**os.environ, **(environment or {})}
     try:
+        # Spawned, so that memory and imports are its own.
         with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (variables,)) as pool:
             return pool.submit(function, argument).result()
     except SuperError:

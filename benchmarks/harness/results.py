@@ -1,7 +1,4 @@
-"""Reports of benchmarks: the table, the method, and the machine with its versions.
-
-The same figures are written as JSON. Measuring is up to the benchmarks.
-"""
+"""Reports of benchmarks as a table and as JSON: the figures, the method, and the machine."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
 
 _FORMAT = 2
 
+# Options that change no figure; some are paths of the machine.
 _NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
-"""Options that change no figure; some are paths of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +80,13 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
 
 
 def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """Return the median of each figure where present; ``None`` if it never is."""
+    """Return the median of each figure where present; None if it never is."""
     values = {name: [value for row in figures if (value := row[name]) is not None] for name in figures[0]}
     return {name: median(present) if present else None for name, present in values.items()}
 
 
 def over(above: float | None, below: float | None) -> float | None:
-    """Return the ratio of two figures; ``None`` if one is missing or the second is 0."""
+    """Return the ratio of two figures; None if one is missing or the second is 0."""
     return above / below if above is not None and below else None
 
 
@@ -99,6 +96,7 @@ def measured(
     say: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
     """Run a benchmark; return its report and JSON: figures, options, machine, versions."""
+    # Before the benchmark, which is itself a load.
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
     report = measure(arguments, say)
     options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
@@ -139,10 +137,7 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
 
 
 def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
-    """Return this machine's hardware and software; no host, user or path names.
-
-    ``packages`` are listed with their versions besides SUPER's own, ``None`` if not installed.
-    """
+    """Return this machine's hardware and software, with the versions of ``packages`` besides SUPER's."""
     hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {
         **environment,

@@ -1,9 +1,6 @@
 """The servers that benchmarks read from: a cache, an S3 store, a coordinator with functions.
 
-Each is a context manager whose block begins once the server answers. Process ids are exposed to measure CPU.
-Servers run on the cores that the caller has when it starts them.
-
-A cache has a unix socket, as the embedded default's.
+Each is a context manager whose block begins once the server answers, on the caller's present cores.
 """
 
 from __future__ import annotations
@@ -49,25 +46,19 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator's address, and the processes of it, its cache and its S3 server.
-
-    ``environment`` is what reading processes need besides the address.
-    """
+    """A coordinator's address, and the processes of it, its cache and its S3 server."""
 
     coordinator: str
     pids: Pids
+    # Reading processes need it besides the address.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
-    """Run a program that listens on a unix socket or a loopback port; yield its process id. It ends with the
-    block or this process.
+    """Run a program that listens on a unix socket or a loopback port; yield its process id.
 
-    Args:
-        command: the program and its arguments.
-        listens: the socket's path, or the port.
-        options: of `subprocess.Popen`.
+    It ends with the block or this process. ``options`` are those of `subprocess.Popen`.
     """
     with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
@@ -112,7 +103,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Yield a private directory with a short path, for the block."""
+    """Yield a private directory for the block."""
+    # A short path: a unix socket's may have 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
 
@@ -188,14 +180,10 @@ def coordinator(
     module: str = "superdl.coordinator",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run a coordinator on a socket in a directory.
+    """Run a coordinator, or ``module`` in its place, on a socket in a directory.
 
-    Args:
-        directory: may contain the socket of a killed coordinator.
-        cache: its cache.
-        words: further options.
-        module: a replacement to run, with the same options.
-        environment: overrides this process's own.
+    ``directory`` may contain the socket of a killed coordinator. ``words`` are further options, and
+    ``environment`` overrides this process's own.
     """
     path = directory / "coordinator.sock"
     path.unlink(missing_ok=True)

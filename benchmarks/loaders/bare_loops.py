@@ -1,9 +1,4 @@
-"""Bounds: loops that read the same data as SUPER and do nothing else, in the main process.
-
-:class:`SocketLoop` reads the same bytes from the same cache: it sends pipelined GETs for one batch and
-receives the replies into a buffer reused for every batch. It checks nothing and knows the length of every
-reply beforehand. It uses SUPER once, to have samples produced. :class:`PackLoop` reads and hashes packs.
-"""
+"""Bounds: loops that read the same data as SUPER and do nothing else, in the main process."""
 
 from __future__ import annotations
 
@@ -53,10 +48,9 @@ def open_socket_loop(loading: Loading) -> Contender:
 
 
 class SocketLoop:
-    """Batches over an open connection; ``ids`` are sample ids in hex. An iteration is an epoch.
+    """Batches from pipelined GETs over an open connection; ``ids`` are sample ids in hex.
 
-    A reply is ``$length``, a header, pixels and an end of line. The images of a batch are a view of its
-    replies.
+    An iteration is an epoch. A batch is valid until the next one, which reuses its buffer.
     """
 
     def __init__(
@@ -69,6 +63,7 @@ class SocketLoop:
         self._random = np.random.default_rng(loading.seed)
         self._batch_size = loading.batch_size
         shape = (loading.crop, loading.crop, 3)
+        # A reply, of known length: $length, a header, pixels and an end of line.
         begin = len(f"${HEADER_BYTES + np.prod(shape)}\r\n") + HEADER_BYTES
         end = begin + int(np.prod(shape))
         self._replies = np.zeros((loading.batch_size, end + len("\r\n")), dtype=np.uint8)
@@ -84,7 +79,6 @@ class SocketLoop:
             yield images, torch.from_numpy(self._labels[indices])
 
     def _receive(self, count: int) -> None:
-        """Receive ``count`` replies."""
         buffer = self._replies[:count].reshape(-1).data
         while buffer:
             received = self._connection.recv_into(buffer)
@@ -112,10 +106,9 @@ def open_pack_loop(loading: Loading, **how: Any) -> Contender:
 class PackLoop:
     """A loop over ``store`` in random batches: a ``preadv`` and a hash per record.
 
-    Within a batch they are read in pack order, each into its slot of one block; with ``one_slot`` all into
-    the first. With ``ahead`` the disk fetches the next batch while the loop reads the current one.
-
-    An iteration yields the sum of the hashes of each batch, and its places: pack, start, length.
+    Each goes into its slot of one block; with ``one_slot`` all into the first. With ``ahead`` the
+    disk fetches the next batch while the loop reads the current one. An iteration yields the sum of
+    each batch's hashes, and its places: pack, start, length.
     """
 
     def __init__(self, batch_size: int, store: str, *, one_slot: bool = False, ahead: bool = False) -> None:
@@ -137,10 +130,10 @@ class PackLoop:
         self._header = bytearray(HEADER_BYTES)
 
     def __iter__(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Begin the next epoch."""
         order = np.random.default_rng(self._epoch).permutation(len(self._places)).tolist()
         self._epoch += 1
         starts = range(0, len(order), size := self._batch_size)
+        # Each batch is read in pack order.
         batches = [sorted(self._places[at] for at in order[start : start + size]) for start in starts]
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
             for pack, offset, length in following if self._ahead else ():

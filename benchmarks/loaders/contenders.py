@@ -1,9 +1,4 @@
-"""The loaders that ``superdl bench read`` compares, with their requirements and image formats.
-
-All shuffle the same images, with the same batch size, workers and seed. Each follows its documentation, and
-imports its package only where it runs. A new contender takes two functions in `opening`, which open it and
-write its format, and one row in `CONTENDERS`.
-"""
+"""The loaders that ``superdl bench read`` compares, with their requirements and image formats."""
 
 from __future__ import annotations
 
@@ -63,6 +58,7 @@ class ContenderSpec:
         return ""
 
 
+# A new one needs a row here, and functions in opening: to open it and to write its format.
 CONTENDERS: Mapping[str, ContenderSpec] = {
     PILLOW: ContenderSpec("DataLoader + Pillow", partial(opening.open_named, "torch"), decodes=True),
     BOTO3: ContenderSpec(
@@ -93,14 +89,10 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
         "SuperLoader", opening.open_super_loader, without_workers=True, open_shards=opening.open_super_loader
     ),
 }  # fmt: skip
-"""Keyed by the name that ``--contenders`` takes, in the order of the table."""
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
-    """Convert the images for a contender in a separate process, unless done before.
-
-    It is not measured. Its directory appears whole or not at all, and is kept.
-    """
+    """Convert the images for a contender, unmeasured and atomically, unless done before."""
     form = CONTENDERS[contender]
     if form.convert is None:
         return

@@ -1,8 +1,4 @@
-"""Open the compared loaders: SUPER, those that a spec may name, and raw ones of previously decoded pixels.
-
-SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. Loaders
-that a spec may name are opened by `experiments.loaders` as for training, without their figures.
-"""
+"""Open the compared loaders: SUPER, those that a spec may name, and raw ones of decoded pixels."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
+# Pixels of shape (height, width, 3), and the label.
 Pair = tuple["npt.NDArray[np.uint8]", int]
-"""Pixels of shape (height, width, 3), and the label."""
 
 _CHUNK_BYTES = 64_000_000
 _IMAGES, _LABELS = "images.npy", "labels.npy"
@@ -107,6 +103,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
         pin_memory=False,
         converted=converted,
     )
+    # Without the figures that a run would record.
     return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))
 
 
@@ -122,11 +119,9 @@ class Pairs(Dataset[Pair]):
         self._crop = loading.crop
 
     def __len__(self) -> int:
-        """Return the number of files."""
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Pair:
-        """Read and decode one file."""
         content = self._samples.read(index)
         return decode_image(content, resize=self._resize, crop=self._crop), self._samples.labels[index]
 
@@ -134,8 +129,7 @@ class Pairs(Dataset[Pair]):
 class PlannedOrder(Sampler[list[int]]):
     """SUPER's plan as a batch sampler for other loaders: equal batches in equal order.
 
-    Each iteration is the next epoch of the plan of a shuffled SuperSampler with one rank. Indices refer to
-    the images sorted by key, as in the catalog.
+    Each iteration is the next epoch. Indices refer to the images sorted by key, as in the catalog.
     """
 
     def __init__(self, size: int, batch_size: int, seed: int) -> None:
@@ -143,11 +137,9 @@ class PlannedOrder(Sampler[list[int]]):
         self._epoch = 0
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return self._plan.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin the next epoch."""
         # A generator: a DataLoader that makes two iterators but uses one begins one epoch.
         epoch, self._epoch = self._epoch, self._epoch + 1
         for position in range(len(self)):
@@ -206,11 +198,12 @@ def write_litdata(loading: Loading, target: Path) -> None:
 
 
 def open_litdata(loading: Loading) -> Contender:
-    """Open LitData, image by image: batches of chunks cost more without decoding."""
+    """Open LitData, image by image."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 
     directory = str(loading.format_directory("litdata-raw"))
+    # Without decoding, batches of chunks cost more.
     dataset = StreamingDataset(directory, shuffle=True, seed=loading.seed, batch_decode=False)
     batches = data_loader(dataset, loading, StreamingDataLoader, batch_size=loading.batch_size)
     return Contender(batches, pair=_image_and_label)
@@ -229,11 +222,8 @@ def write_array(loading: Loading, target: Path) -> None:
 
 
 def open_array(loading: Loading) -> Contender:
-    """Open an array in memory, from which numpy gathers a batch by its indices: a bound.
-
-    It costs no decoding, network or per-image work, only the copy of a batch and, with workers, its transfer
-    to the main process. numpy requests huge pages from the system; torch does not.
-    """
+    """Open an array in memory, from which numpy gathers a batch by its indices."""
+    # A bound: only the copy of a batch and, with workers, its transfer to the main process.
     batches = _ArrayBatches(loading.format_directory("array"))
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
@@ -251,4 +241,5 @@ class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
         return len(self._labels)
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        # numpy requests huge pages from the system; torch does not.
         return torch.from_numpy(self._images[indices]).permute(0, 3, 1, 2), self._labels[indices]

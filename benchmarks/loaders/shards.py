@@ -1,9 +1,4 @@
-"""Tar shards in an S3 server, for ``superdl bench read --from shards``: written from an image set, indexed
-for SUPER, and read by WebDataset.
-
-WebDataset is used as documented, with an opener for ``s3://`` by boto3 instead of a program per shard. Its
-shuffles are those of :mod:`superdl.experiments.loaders`.
-"""
+"""Tar shards in an S3 server: written from an image set, indexed for SUPER, and read by WebDataset."""
 
 from __future__ import annotations
 
@@ -31,18 +26,15 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.image_sets import Loading
 
+# Images of a tar.
 PER_SHARD = 100
-"""Images per tar."""
 
 _FORMAT = "tar-shards"
 _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
-    """Return the set as shards in an S3 server, writing them unless present.
-
-    ``superdl index`` writes their key list each time, beside them.
-    """
+    """Return the set as shards in an S3 server, written unless present, and index them again."""
     say(f"writing and indexing shards: {loading.name}")
     directory = loading.format_directory(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
@@ -80,6 +72,7 @@ def open_webdataset(loading: Loading) -> Contender:
     import webdataset
 
     opened = multiprocessing.Value("q")
+    # As documented, but boto3 opens s3:// instead of a program per shard.
     webdataset.gopen_schemes["s3"] = partial(_get, opened)
     dataset = webdataset.DataPipeline(
         shuffled([f"{loading.shards}/{name}" for name in _names(loading)], loading.seed),
@@ -102,7 +95,7 @@ def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
 
 @cache
 def _client(_process: int) -> Any:
-    """Return this process's client: forks must not share connections."""
+    # The process id is the key of the cache: forks must not share connections.
     import boto3
 
     endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL")

@@ -1,9 +1,4 @@
-"""``superdl advise``: predict a run from a short probe, and find the change that helps most.
-
-The probe reads batches through the run's own loader, first without a model, then with its steps. The
-simulator (:mod:`superdl.experiments.simulator`) then plays the run, and each change that users could make,
-with the coordinator's own core. Validation is left out.
-"""
+"""Predict a run without validation from a short probe, and the most useful change: ``superdl advise``."""
 
 from __future__ import annotations
 
@@ -65,25 +60,20 @@ _MB, _GB = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times and sizes of a run's parts, on the machine where they were measured.
-
-    ``step_s`` is per batch, ``handover_s`` the time to take over a finished batch, ``function_s`` per sample,
-    ``read_s`` a worker's time for a cached batch. Functions process ``functions`` requests at once while the
-    model computes. ``cache_bytes`` is the space for records, each of ``record_bytes``; ``stored`` is set if
-    there is a store too.
-    """
+    """Times and sizes of a run's parts, on the machine where they were measured."""
 
     samples: int
     batch_size: int
     epochs: float
     workers: int
+    # Of a batch: its step, and taking it over when it is finished.
     step_s: float
     handover_s: float
-    function_s: float
-    read_s: float
+    function_s: float  # per sample
+    read_s: float  # a worker's time for a cached batch
     record_bytes: int
-    functions: int
-    cache_bytes: int
+    functions: int  # requests processed at once while the model computes
+    cache_bytes: int  # space for records, each of record_bytes
     stored: bool
     random: bool
     ranks: int = 1
@@ -96,18 +86,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run: its first epoch, later ones, all of it; US dollars.
-
-    Waiting is a share of an epoch. Figures of later epochs are None if there is only one; ``usd`` is None if
-    the spec names no machine.
-    """
+    """The prediction for a run: its first epoch, later ones, all of it; US dollars."""
 
     first_images_per_s: float
-    first_waiting: float
-    later_images_per_s: float | None
+    first_waiting: float  # a share of the epoch
+    later_images_per_s: float | None  # None with only one epoch
     later_waiting: float | None
     wall_s: float
-    usd: float | None
+    usd: float | None  # None if the spec names no machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +136,7 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
         f"functions for {more} requests at once (SUPER_SLOTS with more cores, data hosts, Lambda)",
         replace(measured, functions=more),
     )
+    # Random recipes make new records each epoch, which neither cache nor store keeps.
     if measured.set_bytes > measured.cache_bytes and not measured.random:
         enough = math.ceil(1.02 * measured.set_bytes)
         maxmemory = math.ceil(maxmemory_for(enough) / _MB)
@@ -201,6 +188,7 @@ def forecast_of(measured: Measured, hour_usd: float | None = None) -> Forecast:
             store=StoreSpec(kind="directory", restore_s=0.0001) if measured.stored else StoreSpec(),
         )
     )
+    # The coordinator's own core plays the run in a simulated world.
     (trainers,) = World(model, log=False).run().trainers.values()
     slowest = [
         # The slowest rank determines a pass.
@@ -226,7 +214,6 @@ def forecast_of(measured: Measured, hour_usd: float | None = None) -> Forecast:
 
 
 def _hour_usd(spec: Spec) -> float | None:
-    """Return the hourly price of the spec's machines; None if it names none."""
     from superdl.cost.bill import PaidByHour, prices_for
 
     hired = PaidByHour(**asdict(spec.cost))
@@ -288,7 +275,6 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
 
 
 def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
-    """Read batches for some seconds, then take steps, for a run of ``count`` ranks."""
     if process_rank().replicas > 1:
         raise ConfigError(
             "one process is probed, and this is one of several: start it without torchrun, with --ranks"
@@ -303,6 +289,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         loader = opened_loader(spec, data.train, ranks, log, training=True, pin_memory=on_gpu)
         stack.enter_context(closing(loader))
         batches = _without_end(loader)
+        # First without a model, whose steps would slow the reading.
         log(f"reading {data.train.url}, for {_READING_S:.0f} s")
         read = _read(batches)
         stats: Any = loader.job_stats()
@@ -347,13 +334,11 @@ class _Read:
 
 
 def _without_end(loader: Loader) -> Iterator[Batch]:
-    """Yield the batches of one epoch after another."""
     while True:
         yield from loader
 
 
 def _read(batches: Iterator[Batch]) -> _Read:
-    """Read for a few seconds, as fast as batches arrive."""
     read = _Read()
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not read.samples:
@@ -381,6 +366,7 @@ def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes:
         with strategy.computing():
             loss = cross_entropy(strategy.model(images.to(device)), labels.to(device))
         updater.update(loss)
+        # CUDA computes asynchronously: wait, to time the step.
         synchronise(device)
         waits_s.append(got_s - began_s)
         steps_s.append(time.monotonic() - got_s)

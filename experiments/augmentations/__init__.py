@@ -1,8 +1,4 @@
-"""Random augmentation as custom steps, to study where its CPU time is spent.
-
-Each module has one step; it imports only NumPy, Pillow and the function's own package, which is all that a
-function has. A run allows these modules in processes it starts; others need ``SUPER_STEP_MODULES``.
-"""
+"""Random augmentation as custom steps, to study where its CPU time is spent."""
 
 from __future__ import annotations
 
@@ -13,6 +9,8 @@ from superdl.super_wire.recipe_steps import split_custom_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# Modules import only NumPy, Pillow and the function's own package: a function has no more.
+# A run allows them in processes it starts; others need SUPER_STEP_MODULES.
 __all__ = ["shipped_modules"]
 
 

@@ -1,9 +1,4 @@
-"""``experiments.augmentations.heavy:heavy@1``: augmentation dearer than decoding.
-
-It represents the long chains of random transforms used to train on small images. It uses integers, or
-floating point without functions of the platform's library, so that one seed gives the same bytes with the
-same Pillow.
-"""
+"""``experiments.augmentations.heavy:heavy@1``: augmentation dearer than decoding."""
 
 from __future__ import annotations
 
@@ -18,6 +13,8 @@ from superdl.lambda_prefetch import custom_step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Integers, or floating point without functions of the platform's library, so that one seed
+# gives the same bytes with the same Pillow.
 ROUNDS_MAX = 32
 
 _CHANNELS = 3
@@ -33,10 +30,10 @@ _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red
 
 @custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
-    """Flip, bend, blur, recolour an image and add noise; the shape stays the same.
+    """Flip, bend, blur, recolour an image and add noise, like long chains of random transforms.
 
     Args:
-        array: uint8 of shape (height, width, 3).
+        array: uint8 of shape (height, width, 3); the result has the same.
         seed: determines all random draws.
         rounds: more rounds mean more work but smaller changes each, so that images stay learnable.
 
@@ -93,8 +90,8 @@ def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: flo
 
 
 def _noisy(pixels: NDArray[np.int32], random: np.random.Generator, share: float) -> NDArray[np.uint8]:
-    """Add noise to each value: a sum of three uniform draws, which is nearly normal."""
     most = max(1, round(_NOISE * share))
+    # The sum of three uniform draws is nearly normal.
     noise = random.integers(-most, most, size=(_CHANNELS, *pixels.shape), dtype=np.int32, endpoint=True)
     noisy: NDArray[np.uint8] = np.clip(pixels + ((noise.sum(axis=0) + 1) >> 1), 0, 255).astype(np.uint8)
     return noisy

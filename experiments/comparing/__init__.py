@@ -1,10 +1,6 @@
-"""`superdl compare`: run the arms of a spec interleaved, and compare their figures.
-
-``arms`` defines the runs and their order, ``running`` executes them round by round; ``measured`` reads the
-runs' reports, ``figures`` holds the arithmetic and its wording, ``comparison`` and ``show`` the output. The
-process of each run imports this package, so nothing is imported here.
-"""
+"""Run the arms of a spec interleaved with `superdl compare`, and compare their figures."""
 
 from __future__ import annotations
 
+# Nothing is imported here, since the process of each run imports this package.
 __all__: list[str] = []

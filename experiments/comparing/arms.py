@@ -1,7 +1,4 @@
-"""The arms of a comparison with their trials, as complete specs, checked before they run.
-
-Their rounds are interleaved, so that a machine that grows slower or faster affects all arms alike.
-"""
+"""The arms of a comparison with their trials, as complete specs, checked before they run."""
 
 from __future__ import annotations
 
@@ -37,14 +34,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of doing the work, whose trials run at once; ``values`` by dotted key.
-
-    ``launch`` is a command to which ``-m superdl.main run SPEC`` is appended; it defaults to Python.
-    """
+    """A way of doing the work, whose trials run at once; ``values`` by dotted key."""
 
     name: str
     values: Mapping[str, Any]
     trials: tuple[Trial, ...]
+    # A command to which `-m superdl.main run SPEC` is appended; empty: Python.
     launch: tuple[str, ...] = ()
 
     @property
@@ -63,11 +58,9 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds: each repeat runs every arm, and starts one arm later.
-
-    With A, B and C: A B C, B C A, C A B. Over as many repeats as there are arms, each arm has each place
-    once, so that files not yet read, or a warm processor, do not always affect the same arm.
-    """
+    """Return all rounds, interleaved: for A, B and C, A B C, B C A, C A B."""
+    # Each arm has each place once in as many repeats as there are arms. Cold files, a warm
+    # processor or a slower machine then affect all alike.
     rounds: list[Round] = []
     for repeat in range(repeats):
         first = repeat % len(arms)
@@ -107,6 +100,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         _check_values(f"trials.{trial}", trial_values)
         trial_spec = _spec_of(spec, f"{name}-{trial}", values, trial_values, f"trials.{trial} in {where}")
         trials.append(Trial(trial, trial_spec))
+    # The trials share a coordinator, which has one such setting.
     executors = {trial.spec.executor for trial in trials if _needs_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
@@ -137,7 +131,7 @@ def _check_values(where: str, values: Mapping[str, Any]) -> None:
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
-    """Build a run's spec: common values, overridden by the arm's, then the trial's."""
+    # The arm's values override the common ones, and the trial's the arm's.
     own = {**arm, **trial}
     mapping = spec.to_mapping() | {"compare": {}, "trials": {}, "name": f"{spec.name}-{suffix}"}
     try:

@@ -1,8 +1,4 @@
-"""A comparison, its file ``compare.json``, and comparisons of runs made elsewhere.
-
-`compare_runs` reads directories of finished runs. Their arms are the runs' names, or names given to them;
-runs of one name are its repeats. `show` displays comparisons.
-"""
+"""A comparison, its file ``compare.json``, and comparisons of runs made elsewhere."""
 
 from __future__ import annotations
 
@@ -186,10 +182,10 @@ def read_report(directory: Path) -> dict[str, Any]:
 
 
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
-    """Compare the runs in ``named``, each a directory or ``NAME=directory``.
+    """Compare finished runs, each a directory or ``NAME=directory``, without running or writing anything.
 
-    Nothing is run or written, so the comparison has no directory yet. ``warmup_epochs`` of each run are left
-    out; None: as the runs' specs say.
+    Runs of one name are an arm's repeats. ``warmup_epochs`` of each are left out; None: as their
+    specs say.
 
     Raises:
         ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
@@ -241,12 +237,12 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
 def _place(word: str) -> tuple[str, Path]:
     """Return the name, which may be empty, and the directory."""
     name, equals, rest = word.partition("=")
+    # A directory's own name may contain "=".
     is_named = equals and not Path(word).exists()
     return (name, Path(rest).expanduser()) if is_named else ("", Path(word).expanduser())
 
 
 def _notes(place: str, run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on the limits of a run's report."""
     if str(run["executor"]).startswith("as the coordinator"):
         yield (
             f"{place} used a coordinator that it did not start: its CPU, and that of its cache and functions,"

@@ -1,8 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, spreads over repeats, the winner of a row.
-
-All functions are pure. To add a figure, add a field to `RoundFigures`, a line to `FIGURES` and a line to
-`round_figures`.
-"""
+"""The arithmetic of a comparison: figures of a round, spreads over repeats, the winner of a row."""
 
 from __future__ import annotations
 
@@ -20,23 +16,21 @@ if TYPE_CHECKING:
 
     Report = Mapping[str, Any]  # the content of a run's report.json
 
+# A Unix timestamp, and the CPU seconds up to it for each group of processes.
 CpuSample = tuple[float, dict[str, float]]
-"""A Unix timestamp, and the CPU seconds up to it for each group of processes."""
 
 
 class Figure(NamedTuple):
-    """A displayed figure of `RoundFigures`: title, unit, and whether more is better.
-
-    ``whole``: it covers the whole run, warm-up included.
-    """
+    """A displayed figure of `RoundFigures`: title, unit, and whether more is better."""
 
     key: str
     title: str
     unit: str
     more_is_better: bool = False
-    whole: bool = False
+    whole: bool = False  # it covers the whole run, warm-up included
 
 
+# A new figure needs a line here, a field of RoundFigures and a line in round_figures.
 FIGURES = (
     Figure("images_per_s", "throughput", "images/s", more_is_better=True),
     Figure("step_ms", "a step", "ms"),
@@ -55,11 +49,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """A round's figures, defined in docs/runs.md; None if not measured.
-
-    ``stall_percent_by_cause`` is the share of training time spent in stalled steps, by cause, and
-    ``cpu_ms_by_group`` the CPU time per image, by group of processes.
-    """
+    """A round's figures, defined in docs/runs.md; None if not measured."""
 
     images_per_s: float | None
     step_ms: float | None
@@ -73,22 +63,20 @@ class RoundFigures:
     wall_s: float | None
     first_batch_s: float | None
     accuracy: float | None
-    stall_percent_by_cause: dict[str, float]
-    cpu_ms_by_group: dict[str, float]
+    stall_percent_by_cause: dict[str, float]  # the share of training time spent in stalled steps
+    cpu_ms_by_group: dict[str, float]  # per image, by group of processes
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
-    """One repeat of an arm: the reports of its runs, which ran at the same time.
-
-    ``wall_s`` is from the start of the first process until the last run has reported, ``cpu_s`` the CPU time
-    of all processes that descend from it, as the system accounts for them; ``services`` samples the services
-    shared by the runs, which took ``services_start_s`` to start. All are absent for runs made elsewhere.
-    """
+    """One repeat of an arm: the reports of its concurrent runs. Runs made elsewhere have nothing else."""
 
     runs: tuple[Report, ...]
+    # From the start of the first process until the last run has reported.
     wall_s: float | None = None
+    # Of all processes that descend from it, as the system accounts for them.
     cpu_s: float | None = None
+    # Samples of the services shared by the runs, and the seconds that these took to start.
     services: tuple[CpuSample, ...] = ()
     services_start_s: float = 0.0
 
@@ -153,10 +141,7 @@ def _end_s(run: Report, epochs: int) -> float | None:
 
 
 def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epochs: int) -> float | None:
-    """Return training images per second of the passes; for concurrent runs, until all had ended.
-
-    Return None if that time is unknown, since it is taken from samples of the processes.
-    """
+    """Return training images per second; None if the time of concurrent runs is unknown."""
     wall_s = math.fsum(train_pass["wall_s"] for train_pass in trained)
     # Rates of concurrent runs do not add up: the last is fast once the others end.
     if len(runs) > 1:
@@ -167,10 +152,7 @@ def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up; without one, they include the start.
-
-    Empty if a run had several ranks. Shared services count from the end of the first run's warm-up.
-    """
+    """Return CPU seconds by group after the warm-up; without one, they include the start."""
     # The phases of such a run cover rank 0 alone.
     if any(run["ranks"] > 1 for run in measured.runs):
         return {}
@@ -180,6 +162,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
             if not warmup_epochs or (phase["epoch"] or 0) >= first_epoch(run) + warmup_epochs:
                 used.update({name: group["cpu_s"] for name, group in phase["groups"].items()})
     if measured.services:
+        # Count from the end of the first run's warm-up.
         # Other runs may still warm up: at worst this overstates the services.
         first_s = min(_end_s(run, warmup_epochs) or -math.inf for run in measured.runs)
         earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
@@ -279,7 +262,7 @@ def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, f
 
 
 def _overlap(first: Spread, second: Spread) -> bool:
-    """Check whether two ranges overlap; a single value has no range."""
+    # A single value has no range.
     if min(len(first.values), len(second.values)) == 1:
         return False
     return first.most >= second.least and second.most >= first.least

@@ -1,8 +1,7 @@
 """The processes of a round: one per run, started together, watched until all end.
 
-``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
-WORD...``, or a launcher with ``--launch``, tied to the process that started it. At its end it waits for the
-processes that the run started, so that its parent gets the CPU time of all.
+``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one: ``superdl WORD...``,
+or a launcher with ``--launch``, tied to the process that started it.
 """
 
 from __future__ import annotations
@@ -39,16 +38,13 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @dataclass
 class RunProcess:
-    """A run: its title, its spec's file, and the file that receives its output.
-
-    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_ended`` is set if the comparison ended the
-    run because another failed or the user interrupted.
-    """
+    """A run: its title, its spec's file, and the file that receives its output."""
 
     title: str
     spec_file: Path
     output: Path
-    launch: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()  # a command of its arm's own (Arm.launch)
+    # The comparison ended it, because another failed or the user interrupted.
     was_ended: bool = False
     process: subprocess.Popen[bytes] | None = None
 
@@ -76,10 +72,8 @@ class RunProcess:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt the run, which then writes its report, or kill it and its workers.
-
-        The services that it started end on their own.
-        """
+        """Interrupt the run, which then writes its report, or kill it and its workers."""
+        # Its services end on their own.
         if self.process is not None and self.code is None:
             self.was_ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -104,14 +98,15 @@ def run_together(
 ) -> None:
     """Start all runs, and wait for all processes; call ``tick`` each second.
 
-    A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
-    later. Call this from the main thread: the system ties the runs to the thread that starts them.
+    A run that fails ends the others: they are interrupted, and killed ``end_wait_s`` later. Call
+    this from the main thread.
 
     Raises:
         KeyboardInterrupt: the runs were interrupted too, and have written their reports.
     """
     kill_at_s, tick_at_s = math.inf, 0.0
     try:
+        # From the main thread: the system ties a child to the thread that started it.
         for run in runs:
             run.start()
         while any(run.code is None for run in runs):
@@ -133,7 +128,6 @@ def run_together(
 
 
 def _end(runs: Sequence[RunProcess], number: signal.Signals, wait_s: float) -> None:
-    """Send a signal to the runs, and wait for their end."""
     for run in runs:
         run.signal(number)
     until_s = time.monotonic() + wait_s
@@ -158,6 +152,7 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
         if embedded is not None:
+            # This waits for the services that the run started, so that the parent gets their CPU time.
             embedded.release_all()
 
 

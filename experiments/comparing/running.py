@@ -1,10 +1,4 @@
-"""Run a comparison round by round, and write the results to disk after each.
-
-One directory holds all of it: ``spec.yaml``, ``runs/`` with a folder for each round, and the output of
-`comparison` and `show`. Each run of a round is a separate process. The trials of an arm share the embedded
-default for a round: coordinator, cache and functions, started cold and ended afterwards, held by the
-comparison like by a training process.
-"""
+"""Run a comparison round by round, in one directory, and write the results after each."""
 
 from __future__ import annotations
 
@@ -142,7 +136,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
 
 
 def _write_pages(folder: Path, console: Console) -> None:
-    """Write the pages of a round's runs, now that nothing is timed."""
+    # Drawn after the round, when nothing is timed.
     for path in sorted(folder.rglob("report.json")):
         try:
             write_run_page(path.parent)
@@ -213,7 +207,7 @@ def _run_in(place: Path) -> Path:
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    """Describe the first failed run; those ended because of it are not at fault."""
+    # Runs that were ended because of another are not at fault.
     failed = min((run for run in runs if run.code), key=lambda run: run.was_ended)
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -242,6 +236,7 @@ class _SharedServices:
             return
         with contextlib.suppress(psutil.NoSuchProcess):  # killed from outside: earlier samples stay
             used = {name: reading.cpu_s for name, reading in self._groups.read().items()}
+            # The root of these groups is the coordinator, not a trainer.
             used["coordinator"] = used.get("coordinator", 0.0) + used.pop("trainer", 0.0)
             self.samples.append((time.time(), used))
 
@@ -254,7 +249,7 @@ def _is_coordinator(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
-    """Start the services for the spec's executor, and end them with the block."""
+    """Start a round's services cold, held like by a training process, and end them with the block."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 

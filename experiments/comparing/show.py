@@ -1,7 +1,4 @@
-"""Display a comparison: on a console, and as ``report.html`` with plots.
-
-The page's text is in ``reporting/templates/comparison.html``.
-"""
+"""Display a comparison: on a console, and as ``report.html`` with plots."""
 
 from __future__ import annotations
 
@@ -107,7 +104,6 @@ def _counted(comparison: Comparison) -> str:
 
 
 def _cpu_by_part(comparison: Comparison) -> Table | None:
-    """Tabulate the CPU time per image by group of processes."""
     by_arm = {
         arm.name: mean_by_name([figures.cpu_ms_by_group for figures in comparison.figures_of(arm.name)])
         for arm in comparison.arms
@@ -157,7 +153,6 @@ def _plot(comparison: Comparison) -> Plot | None:
 
 
 def _settings(comparison: Comparison) -> Iterator[Table]:
-    """Yield tables of the settings of arms, loaders and trials."""
     for arm in comparison.arms:
         if arm.values:
             yield facts_table(f"{arm.name} sets", arm.values)

@@ -1,8 +1,4 @@
-"""The data of experiments: drawn and published sets, users' sources, uploads.
-
-It imports fast (no torch, no scikit-learn), since the command line loads it. `experiments.loaders` reads the
-images.
-"""
+"""The data of experiments: drawn and published sets, users' sources, uploads."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from superdl.experiments.data.pushing import push
 from superdl.experiments.data.sources import PreparedData, Source, prepare_data
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 
+# The command line loads this package, so it imports neither torch nor scikit-learn.
 __all__ = [
     "DIGITS_FORMAT",
     "MADE_SETS",

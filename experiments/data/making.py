@@ -1,8 +1,4 @@
-"""Write an image set once and atomically: scikit-learn's digits or drawn pictures.
-
-The digits are a small, real set: 1,797 scans of 8x8 pixels, enlarged to 64x64 RGB, split into train and
-validation by class and a seeded hash, the same everywhere.
-"""
+"""Write an image set once and atomically: scikit-learn's digits or drawn pictures."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from superdl.super_wire.host import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# 1,797 scans of 8x8 pixels, enlarged to RGB. The manifest keeps these facts, to compare on reuse.
 DIGITS_FORMAT: Mapping[str, Any] = {
     "name": "digits",
     "format": 1,
@@ -31,7 +28,6 @@ DIGITS_FORMAT: Mapping[str, Any] = {
     "val_percent": 20,
     "counts": {"train": 1438, "val": 359},
 }
-"""The facts that determine the digits; stored in the set's manifest and compared when it is reused."""
 
 _TOLD_TIMES = 10
 _AT_ONCE = 50  # pictures that a thread draws between progress reports
@@ -78,9 +74,10 @@ def _write_digits(root: Path) -> None:
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
-    """Return the held-out indices: an equal share of each class, by a seeded hash."""
+    """Return the held-out indices, an equal share of each class."""
 
     def split_key(index: int) -> bytes:
+        # A seeded hash gives the same split everywhere.
         return hashlib.blake2b(f"{DIGITS_FORMAT['split_seed']}:{index}".encode(), digest_size=8).digest()
 
     held_out: set[int] = set()
@@ -92,7 +89,6 @@ def _validation_indices(labels: list[int]) -> set[int]:
 
 
 def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
-    """Raise an error if the set lacks images."""
     present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if present != counts:
         raise SourceError(
@@ -116,9 +112,9 @@ def make_set(
 ) -> Path:
     """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``; return its path.
 
-    A directory that already holds exactly this set is checked and left as it is. Equal ``samples``, the
-    number of training images (None: all), and ``seed`` give equal files, whatever the number of threads
-    (None: one per core; numpy and Pillow release the GIL). ``tell`` receives lines for people.
+    A directory that already holds exactly this set is checked and left as it is. Equal ``samples``,
+    the number of training images (None: all), and ``seed`` give equal files, whatever the
+    ``threads`` (None: one per core). ``tell`` receives lines for people.
 
     Raises:
         ConfigError: too few samples, no room, or a place that cannot be written.
@@ -146,6 +142,7 @@ def make_set(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
             f"about {size / _MEGABYTE:,.0f} MB, into {target}"
         )
+        # Threads suffice, since numpy and Pillow release the GIL.
         _draw(made, seed, counts, staging, threads or usable_cores(), tell)
 
     written_once(target, manifest, made.name, fill)
@@ -160,7 +157,6 @@ def _draw(
     threads: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Draw all pictures below ``root``, and report each tenth with the rate."""
     from superdl.experiments.data.pictures import label_of, picture_file
 
     def draw_some(split: str, start: int, digits: int) -> int:

@@ -1,10 +1,7 @@
 """Draw and encode a picture of a made set: a textured figure on photo-like noise.
 
-The class determines the texture's direction (mirrored or not, so that a flip changes no class), its kind and
-width, and the figure's outline, in this order of importance. Colours, brightness, place and size are drawn
-for each picture, whatever its class: the mean colour carries no information. The same seed gives the same
-pictures under the same numpy and Pillow, in whatever order they are drawn. `experiments.data.making` writes
-them.
+The class determines the texture's direction, kind and width, and the figure's outline, in this
+order of importance. The same seed gives the same pictures under the same numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
 
     Plane = NDArray[np.float32]
 
+# Raise this whenever the same seed would give other pictures.
 PICTURE_FORMAT = 1
-"""Raise this whenever the same seed would give other pictures."""
 
 _DIRECTIONS = tuple(math.radians(degrees) for degrees in (0.0, 90.0, 45.0, 22.5, 67.5))
 _KINDS = 2  # stripes, dashes
@@ -77,6 +74,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
     figure, texture = _figure_and_texture(label_of(made, index), random, width, height)
     brightness = 128.0 + random.uniform(-22, 22) + 40.0 * noise[0]
     brightness += np.float32(made.contrast * random.uniform(28, 48)) * texture
+    # Whatever the class, so that the mean colour carries no information.
     shades = random.normal(0.0, 14.0, 3)
     figure_shades = random.normal(0.0, 16.0, 3)
     tints = (16.0 * noise[1], -8.0 * (noise[1] + noise[2]), 16.0 * noise[2])
@@ -104,6 +102,7 @@ def _figure_and_texture(
     outline = (turn + label) % _OUTLINES  # few classes differ in both
 
     side = min(width, height)
+    # Mirrored or not, so that a flip changes no class.
     angle = direction * (1 if random.random() < _HALF else -1) + math.radians(random.uniform(-3, 3))
     period = max(_NARROWEST[0], _NARROWEST[1] * side) * _WIDTHS[widest] * random.uniform(0.95, 1.05)
     x = np.arange(width, dtype=np.float32)[None, :] - np.float32(width * random.uniform(0.4, 0.6))
@@ -135,7 +134,6 @@ def _outline(outline: int, x: Plane, y: Plane, radius: np.float32) -> Plane:
 
 
 def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> Plane:
-    """Cut a random piece of noise from ``plane``, mirrored or not."""
     top = int(random.integers(plane.shape[0] - height + 1))
     left = int(random.integers(plane.shape[1] - width + 1))
     piece = plane[top : top + height, left : left + width]

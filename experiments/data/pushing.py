@@ -1,8 +1,4 @@
-"""Upload a directory to S3 in parallel, files atomically; skip those already there.
-
-A file is there if the object has its size and, as ETag, its MD5. Buckets encrypted by KMS give other ETags:
-there everything is sent again. Memory is bounded by the workers and by the largest folder's names.
-"""
+"""Upload a directory to S3 in parallel, files atomically; skip those already there."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ def push(
 ) -> dict[str, int]:
     """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
 
-    ``done`` is called for each file sent or already there, with its size and the total. Returns the numbers
-    of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
+    ``done`` is called for each file sent or already there, with its size and the total in bytes.
+    Return the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
 
     Raises:
         ConfigError: ``url`` is not on S3.
@@ -49,6 +45,7 @@ def push(
         raise ConfigError(f"files are pushed to s3://bucket/prefix, not {url!r}")
     client, prefix = open_bucket(bucket), f"{prefix.strip('/')}/".lstrip("/")
     files = all_bytes = 0
+    # First for the total: an entry that cannot be sent then fails before any upload.
     for _, sizes in _folders(directory):
         files, all_bytes = files + len(sizes), all_bytes + sum(sizes.values())
     counts, failed = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
@@ -76,6 +73,7 @@ def push(
                     if len(failed) < _MOST_FAILURES:
                         path, key = folder / name, below + name
                         pending.append(pool.submit(_send, client, path, key, known.get(key)))
+                        # Bounds the memory of queued files.
                         settle(_AHEAD * workers)
             settle(0)
         finally:
@@ -90,7 +88,6 @@ def push(
 
 
 def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
-    """Return size and ETag of each object of a folder, by key."""
     try:
         pages = client.pages(below, folders=True)
         return {item.key: (item.size, item.version) for page in pages for item in page.objects}
@@ -107,6 +104,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
             size_bytes = file.tell()
+            # The ETag is an MD5, except in buckets encrypted by KMS: there all is sent again.
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
             if size_bytes > _MOST_BYTES:
@@ -139,6 +137,7 @@ def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
             if not stat.S_ISREG(known.st_mode):
                 raise SourceError(f"{folder / name} is no file: a directory with it is not pushed")
             sizes[name] = known.st_size
+        # os.walk does not follow links, and would leave their files out.
         for name in below:
             if (folder / name).is_symlink():
                 raise SourceError(f"{folder / name} is a link to a directory: push what it names by itself")

@@ -1,8 +1,6 @@
 """Turn a spec's `data` section into source URLs, and write a missing set first.
 
-A published set is recognised in the layout that its archive unpacks to. Nothing is unpickled: CIFAR-10 is
-read in its binary version. Nothing is written into a user's set. Parts that SUPER's loaders need (labels of
-validation images in folders, images in files) are written once beside it, into ``<directory>-superdl``.
+Nothing is written into a user's set; missing parts go beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -35,14 +33,11 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of a split's samples, and a key list if folders do not name them.
-
-    ``alias``, ``versions`` and ``classes`` (empty: taken from the source) are those of
-    :class:`superdl.SuperDataset`.
-    """
+    """The location of a split's samples, and a key list if folders do not name them."""
 
     url: str
     key_list: str | None = None
+    # As in SuperDataset; without classes, the source names them.
     alias: str | None = None
     versions: Versions | None = None
     classes: tuple[str, ...] = ()
@@ -50,14 +45,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """The sources of a run; without ``val`` there is no validation.
-
-    ``note`` identifies the images if the spec allows several.
-    """
+    """The sources of a run; without ``val`` there is no validation."""
 
     train: Source
     val: Source | None
-    note: str | None = None
+    note: str | None = None  # identifies the images if the spec allows several
 
 
 def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -> PreparedData:
@@ -85,7 +77,6 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
-    """Return the published set if present, else its drawn replacement, with a note."""
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
     prepared = None if made_in(place) is not None else find_published(data.kind, place, tell)
@@ -104,9 +95,9 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
 
 
 def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
-    """Return the made set, written if missing; of any size unless ``samples`` is set."""
     directory = Path(data.directory or default_directory(made, data.samples)).expanduser()
     samples, seed = data.samples, 0
+    # Without samples, a set of any size will do.
     if samples is None:
         standing = made_in(directory)
         if standing is not None and standing.get("name") == made.name:
@@ -200,11 +191,9 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Make a key list of Tiny ImageNet's validation images, which share one folder.
-
-    Each line of its annotations has an image's file, its class and a box, separated by tabs.
-    """
+    """Make a key list of Tiny ImageNet's validation images, which share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
+    # A line has an image's file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
     if any(len(row) < 2 for row in rows):  # noqa: PLR2004  # file and class
         raise SourceError(f"{annotations} has no file and class in each line: unpack the archive again")
@@ -276,13 +265,14 @@ def _file(directory: Path, name: str) -> Path:
 def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
-    """Write the images once, as PNG in class folders of ``train/`` and ``val/``."""
+    """Write the images once, as PNG in class folders."""
     from PIL import Image
 
     known = {path.name: path.stat() for paths in files.values() for path in paths}
     versions = {file: [stat.st_size, stat.st_mtime_ns] for file, stat in known.items()}
 
     def fill(staging: Path) -> None:
+        # CIFAR-10 is read in its binary version: the other would have to be unpickled.
         read = _read_mnist if name == "mnist" else _read_cifar
         splits = {split: read(paths) for split, paths in files.items()}
         total = sum(len(labels) for _, labels in splits.values())
@@ -321,7 +311,6 @@ def _read_mnist(paths: Sequence[Path]) -> _Arrays:
 
 
 def _read_cifar(paths: Sequence[Path]) -> _Arrays:
-    """Read images and labels of the batches of CIFAR-10's binary version."""
     import numpy as np
 
     content = b"".join(path.read_bytes() for path in paths)

@@ -50,11 +50,10 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
 
 
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
-    """Write a directory unless it already exists with the same manifest.
+    """Write a directory unless it already exists with the same manifest; concurrent processes wait.
 
-    ``manifest`` are the facts that determine the content, for JSON; it is stored in the directory. ``fill``
-    writes the content, called ``what`` in messages, into an empty directory. If several processes want to
-    write it, one writes and the others wait. The next writer deletes the remains of a killed one.
+    ``manifest`` are the facts that determine the content, for JSON; it is stored in the directory.
+    ``fill`` writes the content, called ``what`` in messages, into an empty directory.
 
     Raises:
         SourceError: the directory has other content.
@@ -69,6 +68,7 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
             # Another process may have written it while this one waited.
             if _stands(target, expected, what):
                 return
+            # A process that was killed could not delete its own.
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
                 shutil.rmtree(remains, ignore_errors=True)
             _write(target, expected, fill)
@@ -102,10 +102,10 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
 
 @contextmanager
 def _alone_beside(target: Path) -> Iterator[None]:
-    """Hold a lock on the parent directory, released even if this process is killed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
+        # The kernel releases it even if this process is killed.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

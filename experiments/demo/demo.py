@@ -111,10 +111,7 @@ def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, most: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """Choose evenly spaced images; return a key list (None: all), number and total.
-
-    Each is read here, so that both loaders find it in the page cache.
-    """
+    """Choose evenly spaced images; return a key list (None: all), number and total."""
     samples = list_samples(Source(f"file://{directory}"), "torch")
     total = len(samples)
     if most is None:
@@ -127,6 +124,7 @@ def _chosen(directory: Path, most: int | None, cores: int, scratch: Path) -> tup
         each_s = (time.perf_counter() - began_s) / len(probed)
         most = min(_IMAGES, max(_FEWEST, int(_DECODING_S * cores / _DECODING_EPOCHS / each_s)))
     chosen = [place * total // most for place in range(most)] if most < total else range(total)
+    # Both loaders then find each image in the page cache.
     for index in chosen:
         samples.read(index)
     if len(chosen) == total:
@@ -149,6 +147,7 @@ def _measured(task: Task, store: str) -> list[Epoch]:
         raise SuperError(f"{task.loader} failed: {process.stderr.strip()}")
     output = json.loads(process.stdout)
     services = []
+    # They would take CPU time from the next process.
     for pid in output["services"]:
         with suppress(psutil.NoSuchProcess):  # it has ended already
             services.append(psutil.Process(pid))

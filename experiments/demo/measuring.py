@@ -1,7 +1,4 @@
-"""A process that reads epochs with one loader, and prints figures.
-
-The clock starts after imports. The first epoch includes opening the loader and its services.
-"""
+"""Read epochs with one loader in a process of its own, and print figures."""
 
 from __future__ import annotations
 
@@ -35,19 +32,16 @@ SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The images to read: a directory of class folders, or those in a key list.
-
-    ``workers`` is the DataLoader's. Images are resized to ``resize`` pixels and cropped to ``crop``.
-    """
+    """The images to read: a directory of class folders, or those in a key list."""
 
     loader: str
     directory: str
     key_list: str | None
     epochs: int
     batch_size: int
-    workers: int
-    resize: int
-    crop: int
+    workers: int  # of the DataLoader
+    resize: int  # pixels of the shorter side
+    crop: int  # pixels of the centre square
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as documented, with workers that persist across epochs."""
+    """Open a DataLoader as documented."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(
@@ -92,6 +86,7 @@ def _open_pillow(task: Task) -> Any:
         batch_size=task.batch_size,
         shuffle=True,
         num_workers=task.workers,
+        # Else each epoch would start them again.
         persistent_workers=task.workers > 0,
         collate_fn=_collate,
     )
@@ -120,6 +115,7 @@ def _cpu_s() -> float:
 
 def measure(task: Task) -> list[Epoch]:
     """Read the epochs of a task in this fresh process."""
+    # After the imports. The first epoch includes opening the loader and its services.
     cpu_s, began_s, produced, epochs = _cpu_s(), time.perf_counter(), 0, []
     loader = _open_super(task) if task.loader == SUPER else _open_pillow(task)
     for _ in range(task.epochs):

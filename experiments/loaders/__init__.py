@@ -1,7 +1,4 @@
-"""The loaders that a spec may name, behind one interface, with equal files and seed.
-
-To add a loader, write one `open_*` function in a module here, and add one row to `LOADERS`.
-"""
+"""The loaders that a spec may name, behind one interface, with equal files and seed."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADERS", "Batch", "BatchFigures", "Loader", "LoaderRequest", "open_loader"]
 
+# A new loader needs a row here and an open function in a module of this package.
 LOADERS: Mapping[str, Callable[[LoaderRequest], Loader]] = {
     "super": open_super,
     "super-threads": open_super_threads,

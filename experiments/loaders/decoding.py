@@ -1,9 +1,4 @@
-"""Loaders whose workers decode; in its plain form, ``torch``, by Pillow and map-style.
-
-The plain form is the baseline for SUPER. It reads files, or objects of a bucket. Workers leave SIGTERM, which
-schedulers send to a whole process group (torchrun, Slurm, systemd), to the run: it needs them for its last
-step and checkpoint.
-"""
+"""Loaders whose workers decode; the plain form, ``torch``, is the baseline for SUPER."""
 
 from __future__ import annotations
 
@@ -81,7 +76,7 @@ def collate(samples: Sequence[DecodedSample]) -> Batch:
 
 
 def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Stack images of one shape and their labels with one copy, never transposed."""
+    """Stack images of one shape and their labels, as a channels_last view of one copy."""
     shape = (len(pixels), *pixels[0].shape)
     if get_worker_info() is None:
         images = torch.empty(shape, dtype=torch.uint8)
@@ -98,11 +93,9 @@ def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tup
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Block SIGTERM in this thread, which the workers that it starts inherit.
-
-    They leave the signal to the run, and end when their loader is closed or deleted. Other threads of this
-    process still receive it.
-    """
+    """Block SIGTERM in this thread, which workers started here inherit; other threads still receive it."""
+    # Schedulers send SIGTERM to the whole process group, but the run needs its workers for
+    # its last step and checkpoint.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -127,12 +120,14 @@ def end_workers(batches: Any) -> None:
 class DecodingLoader:
     """A DataLoader whose workers decode; they count as a job's functions do. See `Loader`.
 
-    It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
-    and logs this. A loader that cannot repeat an order raises an error instead.
+    It cannot seek: a resumed epoch is read from its start, and the batches before the place are
+    dropped. A loader that cannot repeat an order raises an error instead.
 
-    ``batches`` yields one rank's ``length`` batches each time it is iterated, of the epoch that
-    ``choose_epoch`` sets; without that, they count from 0. ``pads``: this rank's last sample only pads it to
-    the length of other ranks. ``requests`` to a bucket are billed for each sample.
+    Args:
+        batches: yields one rank's ``length`` batches each time it is iterated.
+        choose_epoch: sets the epoch of the next iteration; without it, epochs count from 0.
+        pads: this rank's last sample only pads it to the length of other ranks.
+        requests: to a bucket, billed for each sample.
     """
 
     def __init__(
@@ -172,7 +167,6 @@ class DecodingLoader:
             self._epoch, self._batch = epoch, 0
 
     def _facts(self) -> dict[str, Any]:
-        """Return the facts that determine the samples of a batch."""
         return {"samples": self.sample_count, "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
@@ -218,7 +212,6 @@ class DecodingLoader:
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin the next epoch."""
         if self._batches is None:
             raise RuntimeError("the loader is closed")
         dropped = self._begin()
@@ -243,7 +236,8 @@ class DecodingLoader:
         )
 
     def close(self) -> None:
-        """Stop the workers at once: the garbage collector stops those in a cycle badly."""
+        """Stop the workers at once."""
+        # The garbage collector stops workers in a cycle badly.
         batches, self._batches = self._batches, None
         end_workers(batches)
 
@@ -259,7 +253,6 @@ class SourceImages(Dataset[DecodedSample]):
         self._make = make
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self._samples)
 
     def __getitem__(self, place: tuple[int, int]) -> DecodedSample:
@@ -273,10 +266,7 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """A rank's order, whose indices carry their epoch; each iteration is an epoch.
-
-    Training gets a new shuffle per epoch, else the order is that of the keys.
-    """
+    """A rank's order, whose indices carry their epoch; training is shuffled, else in key order."""
 
     def __init__(self, dataset: Dataset[Any], request: LoaderRequest) -> None:
         self._indices: DistributedSampler[Any] = DistributedSampler(
@@ -289,15 +279,14 @@ class EpochSampler(Sampler[tuple[int, int]]):
         self._epoch = -1
 
     def __len__(self) -> int:
-        """Return the number of samples of this rank."""
         return len(self._indices)
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next."""
+        # __iter__ increments it.
         self._epoch = epoch - 1
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Begin the next epoch."""
         self._epoch += 1
         self._indices.set_epoch(self._epoch)
         # Workers persist across epochs, so that each index must carry its epoch.

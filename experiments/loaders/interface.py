@@ -22,27 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """A worker's measurements while it made a batch without a cache.
+    """A worker's measurements while it made a batch without a cache."""
 
-    ``batch_id`` identifies the samples and their order. Seconds are sums over them. ``padding`` marks samples
-    that only make ranks equally long; None: there are none.
-    """
-
-    batch_id: bytes
+    batch_id: bytes  # identifies the samples and their order
+    # Seconds are sums over the samples.
     fetch_s: float
     decode_s: float
     size_bytes: int
     read_s: float = 0.0
     hits: int = 0
     misses: int = 0
+    # Marks samples that only make ranks equally long; None: there are none.
     padding: NDArray[np.bool_] | None = None
 
 
 BatchFigures: TypeAlias = "BatchInfo | WorkerFigures"
-"""Figures of one batch."""
 
+# uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures.
 Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
-"""uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures."""
 
 
 class Loader(CountedLoader, Protocol):
@@ -58,7 +55,7 @@ class Loader(CountedLoader, Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The loader's settings, named as in its documentation, for the report."""
+        """Settings named as in the loader's documentation, for the report."""
 
     @property
     def fingerprint(self) -> str:
@@ -93,22 +90,19 @@ class Loader(CountedLoader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """The arguments of a loader; ``training`` means shuffled by ``seed``, else in key order.
-
-    The loader gives the part of ``rank``, one of ``replicas``, in each epoch; the batch size is per rank.
-    ``converted`` holds the images of loaders with their own format, and ``print_line`` receives a line for
-    people when they are written.
-    """
+    """The arguments of a loader, which gives the part of ``rank`` in each epoch."""
 
     source: Source
     recipe: RecipeSpec
     loader: LoaderSpec
-    training: bool
+    training: bool  # shuffled by the seed, else in key order
     seed: int
     pin_memory: bool
+    # One of replicas. The batch size is per rank.
     rank: int = 0
     replicas: int = 1
-    converted: Path = Path("data/converted")
+    converted: Path = Path("data/converted")  # images of loaders with their own format
+    # Receives a line for people when those are written.
     print_line: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:

@@ -1,9 +1,4 @@
-"""A source's samples as SUPER lists them, for loaders that decode on their own.
-
-Decoding runs in the calling process. ``recipe.resize`` and ``recipe.crop`` use Pillow as a torch user would,
-without the functions' code, so that a bug there shows as a difference. ``recipe.steps``, which may be random,
-use the functions' own code: the same pixels for the same CPU time.
-"""
+"""A source's samples as SUPER lists them, for loaders that decode in their own processes."""
 
 from __future__ import annotations
 
@@ -31,23 +26,19 @@ _SIZED = 64  # objects whose sizes are requested, if the listing has none
 
 @dataclass
 class Samples:
-    """The samples of a source in key order; it can be pickled.
+    """The samples of a source in key order; it can be pickled."""
 
-    ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
-    with paths below it. Sample ids use ``id_bucket`` and keys without ``prefix``. ``labels`` are indices into
-    ``classes``. ``fingerprint`` covers the listing, with files' sizes and times.
-    """
-
+    # s3://name with full keys, or file:// and the directory's real path with paths below it.
     bucket: str
     keys: list[str]
-    labels: list[int]
+    labels: list[int]  # indices into classes
     classes: tuple[str, ...]
-    fingerprint: bytes
+    fingerprint: bytes  # of the listing, with files' sizes and times
+    # Sample ids use this bucket, and keys without the prefix.
     id_bucket: str = ""
     prefix: str = ""
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.keys)
 
     def read(self, index: int) -> bytes:
@@ -109,7 +100,7 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 class ImageMaker:
-    """Makes images by one recipe; it can be pickled. The ids of ``samples`` seed random steps.
+    """Make images by one recipe; it can be pickled. The ids of ``samples`` seed random steps.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.
@@ -135,6 +126,7 @@ class ImageMaker:
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
         """Return the pixels of one file: uint8 of shape (height, width, 3)."""
         if self._recipe.steps is not None:
+            # The functions' own code: the same pixels for the same CPU time.
             return self._by_steps(content, key, epoch)
         try:
             return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
@@ -182,6 +174,7 @@ class ImageMaker:
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
     """Decode a file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
+    # As a torch user would, without the functions' code, so that a bug there shows.
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     width, height = image.size

@@ -1,9 +1,6 @@
 """WebDataset, MosaicML Streaming (MDS) and LitData over shards of a source's unchanged files.
 
-The files are packed once; the time that took is stored beside the shards and reported, since users of such a
-loader pay it. Each follows its documentation: samples are decoded in the workers, in each epoch. WebDataset's
-shuffles are the deterministic ones (``detshuffle``): the others are seeded by the clock or repeat one order
-in every epoch.
+Each follows its documentation: samples are decoded in the workers, in each epoch.
 """
 
 from __future__ import annotations
@@ -57,12 +54,12 @@ class Converted(NamedTuple):
 
     def loader(self, batches: Any, length: int, settings: Mapping[str, object]) -> Loader:
         """Return the loader that yields ``batches``."""
+        # Users of these loaders pay for the conversion, so it is reported.
         settings = {**settings, "conversion_s": round(self.seconds, 3)}
         return DecodingLoader(batches, length=length, samples=self.samples, settings=settings)
 
 
 def _convert(request: LoaderRequest, package: str, write: Write, note: str = "") -> Converted:
-    """List a split and return it as shards."""
     kind = request.loader.kind
     if find_spec(package) is None:
         raise ConfigError(
@@ -77,10 +74,6 @@ def _convert(request: LoaderRequest, package: str, write: Write, note: str = "")
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> tuple[Path, float]:
     """Return the images in the format of loader ``kind``, written if necessary, and their seconds.
 
-    Training images are written in shuffled order, as all these packages recommend, since they then read
-    sequentially; validation images in key order. Samples with another size, time or ETag go to another
-    directory.
-
     Raises:
         ConfigError: the place cannot be written, or has no room.
         SourceError: a file cannot be read, or the existing conversion is damaged.
@@ -92,6 +85,7 @@ def convert_once(samples: Samples, kind: str, write: Write, request: LoaderReque
         "samples": len(samples),
         "fingerprint": samples.fingerprint.hex(),
     }
+    # Samples with another size, time or ETag go to another directory.
     digest = hashlib.blake2b(json.dumps(manifest).encode(), digest_size=8).hexdigest()
     directory = request.converted.expanduser().absolute() / f"{kind}-{digest}"
     what = f"the conversion for loader.kind {kind}"
@@ -104,6 +98,8 @@ def convert_once(samples: Samples, kind: str, write: Write, request: LoaderReque
             f"{kind} into {directory}"
         )
         order = np.arange(len(samples))
+        # All these packages recommend it, since they then read sequentially. Validation
+        # keeps key order.
         if request.training:
             order = np.random.default_rng(_SHUFFLE_SEED).permutation(order)
         start_s = time.perf_counter()
@@ -121,7 +117,7 @@ def convert_once(samples: Samples, kind: str, write: Write, request: LoaderReque
 
 
 def open_webdataset(request: LoaderRequest) -> Loader:
-    """Open a split of tars: in random order, split over workers, with a buffer to shuffle samples."""
+    """Open a split of tars, in random order over workers with a shuffle buffer for training."""
     converted = _convert(request, "webdataset", _write_tars)
     import webdataset
 
@@ -162,7 +158,6 @@ def _write_tars(samples: Samples, order: Sequence[int], size_bytes: int, directo
 
 
 def _bounds(samples: int, shards: int) -> list[tuple[int, int]]:
-    """Return the start and end of each shard in the order."""
     return [(samples * shard // shards, samples * (shard + 1) // shards) for shard in range(shards)]
 
 
@@ -170,6 +165,7 @@ def shuffled(tars: Sequence[str], seed: int) -> Any:
     """Read training samples: shuffled tars, split over workers, a shuffle buffer."""
     import webdataset
 
+    # The other shuffles are seeded by the clock, or repeat one order in every epoch.
     read = webdataset.WebDataset(
         tars, shardshuffle=_SHARD_SHUFFLE, detshuffle=True, seed=seed, empty_check=False
     )
@@ -183,7 +179,7 @@ def _batches_of_worker(batch_size: int, source: Iterator[dict[str, Any]]) -> Ite
 
 
 class _Decode:
-    """The decoding stage; each run is the next epoch. Fetching happens in earlier stages."""
+    """The decoding stage; each run is the next epoch."""
 
     def __init__(self, converted: Converted) -> None:
         self._keys, self._make = converted.samples.keys, converted.make
@@ -192,6 +188,7 @@ class _Decode:
     def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[DecodedSample]:
         self._epoch += 1
         while True:
+            # Earlier stages fetch when asked for the next sample.
             start_s = time.perf_counter()
             raw = next(source, None)
             if raw is None:
@@ -205,7 +202,6 @@ class _Decode:
 
 
 def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the files in an order, with their labels and indices."""
     for index in order:
         yield {"image": samples.read(index), "label": samples.labels[index], "index": index}
 
@@ -225,7 +221,7 @@ def _images_class(kind: str) -> Any:
         base = LitDataset
 
     class Images(base):  # type: ignore[misc]  # untyped
-        """Decodes samples; each iteration in a process is the next epoch."""
+        """Decode samples; each iteration in a process is the next epoch."""
 
         def __init__(self, converted: Converted, **options: Any) -> None:
             super().__init__(**options)
@@ -244,6 +240,7 @@ def _images_class(kind: str) -> Any:
             return decoded(item["image"], int(item["label"]), key, self.decoded_epoch, self._make, fetch_s)
 
         def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+            # Pickle cannot look up a class made in a function by its name.
             return _restored, (kind, self.__dict__)
 
     return Images
@@ -304,7 +301,7 @@ def _write_litdata(samples: Samples, order: Sequence[int], size_bytes: int, dire
 
 
 def open_litdata(request: LoaderRequest) -> Loader:
-    """Open a split of LitData chunks; validation requests samples by index, which keeps their order."""
+    """Open a split of LitData chunks."""
     converted = _convert(request, "litdata", _write_litdata)
     images = _images_class("litdata")
     from litdata import StreamingDataLoader
@@ -325,6 +322,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         counts = [sum(end - start for _, start, end, _ in worker_intervals) for worker_intervals in intervals]
         length = sum(ceil(count / batch) for count in counts)
     else:
+        # Validation requests samples by index, which keeps their order.
         places = _ByIndex(dataset)
         sampler = EpochSampler(places, request)
         batches = DataLoader(places, batch_size=batch, sampler=sampler, collate_fn=collate, **options)

@@ -1,7 +1,4 @@
-"""Resource use of a run: CPU and memory of its processes by group, and its GPU.
-
-One thread of bounded cost takes samples; `experiments.training` measures steps and passes.
-"""
+"""Resource use of a run: CPU and memory of its processes by group, and its GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Sample resource use, also at the borders of passes, and summarise it by phase.
-
-The phases are the start, then each pass. Each sample is written as it is taken.
-`experiments.monitoring.readings` reads the values of a sample.
-"""
+"""Sample resource use, also at the borders of passes, and summarise it by phase."""
 
 from __future__ import annotations
 
@@ -60,9 +56,8 @@ class GroupUsage:
 class PhaseUsage:
     """A phase: ``start`` (``epoch`` is None), or a pass, ``train`` or ``val``.
 
-    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; maxima and the
-    GPU's mean are over ``samples``. A missing group or GPU is absent, not 0. ``ended_at_s`` is a Unix
-    timestamp.
+    CPU seconds are exact to the system's tick; maxima and the GPU's mean are over ``samples``. A
+    missing group or GPU is absent, not 0.
     """
 
     epoch: int | None
@@ -72,7 +67,7 @@ class PhaseUsage:
     groups: dict[str, GroupUsage]
     gpu_percent: float | None
     gpu_memory_bytes_max: int | None
-    ended_at_s: float = 0.0
+    ended_at_s: float = 0.0  # a Unix timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +80,8 @@ class Utilization:
 class UtilizationMonitor(Listener):
     """A listener that samples this process and its descendants until `close`.
 
-    One thread takes a sample every ``interval_s``, or less often if that takes more than a hundredth of a
-    core; the main thread takes one at each border of a pass. A file that cannot be written stops the writing,
-    not the training; `failure` then has the reason.
+    A thread takes samples, and the main thread one at each border of a pass. A file that cannot be
+    written stops the writing, not the training; `failure` then has the reason.
     """
 
     def __init__(
@@ -100,8 +94,8 @@ class UtilizationMonitor(Listener):
     ) -> None:
         """Create ``<name>.jsonl`` in ``directory`` and start sampling."""
         self.failure: str | None = None
+        # The last reading; None without a GPU.
         self.last_gpu: GpuReading | None = None
-        """The last reading of the GPU; None without one."""
         self._rows = RowLog(directory, name)
         self._gpu = gpu
         self._interval_s = interval_s
@@ -145,23 +139,25 @@ class UtilizationMonitor(Listener):
             begun_s = time.thread_time()
             with self._lock:
                 self._sample(with_pss=False)
+            # Sampling takes at most a hundredth of a core.
             rest_s = max(self._interval_s, (time.thread_time() - begun_s) / _MAX_SHARE)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
         """Take the sample that ends one phase and begins the next."""
         with self._lock:
+            # Not in each sample: for the PSS the system walks all pages of the processes.
             self._sample(with_pss=True)
             if self._phase is not None:
                 self._phases.append(phase_usage(*self._phase, self._samples))
             self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self, *, with_pss: bool) -> None:
-        """Take and write a sample; for the PSS the system walks all pages of the processes."""
         self.last_gpu = None if self._gpu is None else self._gpu.read()
         groups = self._processes.read(with_pss=with_pss)
         sample = Sample(time.perf_counter(), time.time(), groups, self.last_gpu)
         rows = list(self._row_values(sample, self._samples[-1] if self._samples else None))
         if self._phase is None:
+            # Between phases only the newest is kept, to begin the next one.
             self._samples.clear()
         self._samples.append(sample)
         if self.failure is None:
@@ -172,7 +168,6 @@ class UtilizationMonitor(Listener):
                 _log.warning("%s", self.failure)
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
-        """Yield a row for each group of processes and one for the GPU."""
         epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
@@ -190,7 +185,6 @@ class UtilizationMonitor(Listener):
 
 
 def _cpu_s(name: str, before: Sample, after: Sample) -> float:
-    """Return the CPU seconds that a group used between two samples."""
     used_s = before.groups[name].cpu_s if name in before.groups else 0.0
     return max(0.0, after.groups[name].cpu_s - used_s)
 
@@ -232,32 +226,27 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The use of a host's worker from the first training step to the last epoch's end.
-
-    ``cpu_cores`` is CPU seconds per second of ``wall_s``.
-    """
+    """The use of a host's worker from the first training step to the last epoch's end."""
 
     host: str
     slots: int
     wall_s: float
     cpu_s: float
-    cpu_cores: float
+    cpu_cores: float  # CPU seconds per second of wall_s
 
 
 def host_usages(
     before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
 ) -> tuple[HostUsage, ...]:
-    """Return the use of each remote host's worker, by name, between two readings.
-
-    A worker that was started in between counts from its start. The coordinator's own worker is excluded: its
-    CPU is part of the coordinator's.
-    """
+    """Return the use of each remote host's worker, by name, between two readings."""
+    # A worker that was started in between counts from its start.
     cpu_before = {worker.name: worker.cpu_s for worker in before}
     usages = []
     for worker in after:
         used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
         # The counter of a worker that restarted begins at zero.
         cpu_s = used_s if used_s >= 0 else worker.cpu_s
+        # The CPU of the coordinator's own worker is part of the coordinator's.
         if worker.name != "local" and wall_s > 0:
             usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
     return tuple(usages)

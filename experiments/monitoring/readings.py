@@ -1,8 +1,4 @@
-"""Read a run's resource use: CPU and memory by group of processes, GPU through NVML.
-
-Only descendants of the trainer are visible: a coordinator, cache or function elsewhere is absent, not zero.
-The package `nvidia-ml-py` (module `pynvml`) is optional and imported only to make a meter.
-"""
+"""Read resource use of a trainer and its descendants: CPU and memory by group, GPU through NVML."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
+# In the order of tables.
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
-"""The groups of a run's processes, in the order of tables."""
 
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
@@ -30,16 +26,13 @@ _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """The current use of a group.
-
-    ``cpu_s`` is CPU time, user and system, since reading began. It includes ended processes, up to the last
-    reading before they ended. ``pss_bytes`` divides shared memory among its users, so that it can be added
-    up. It is None if it was not read, or if the system does not report it (Linux does).
-    """
+    """The current use of a group."""
 
     processes: int
+    # User and system, since reading began. Ended processes count up to their last reading.
     cpu_s: float
     rss_bytes: int
+    # Divides shared memory among its users, so that it adds up; None if not read, or not on Linux.
     pss_bytes: int | None
 
 
@@ -95,6 +88,7 @@ def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
         return "coordinator"
     if name in _SERVERS or (command and Path(command[0]).name in _SERVERS):
         return "cache"
+    # A forked worker has its trainer's command.
     if list(command) == list(trainers) or any(mark in word for word in command for mark in _MULTIPROCESSING):
         return "workers"
     return "other"
@@ -113,12 +107,10 @@ def _pss_bytes(processes: Sequence[psutil.Process]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU, for all its processes; None if unavailable (as with MIG).
+    """One reading of a GPU, for all its processes; None if unavailable (as with MIG)."""
 
-    ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
-    which some kernel ran: 100 means never idle, not fully used.
-    """
-
+    # The share of the driver's last sample period (a sixth of a second to a second) in
+    # which some kernel ran: 100 means never idle, not fully used.
     busy_percent: float | None
     memory_bytes: int | None
     memory_total_bytes: int | None
@@ -134,7 +126,7 @@ def meter_of(device: torch.device) -> GpuMeter | None:
 
 
 class GpuMeter:
-    """One GPU by its UUID, which CUDA_VISIBLE_DEVICES neither hides nor reorders.
+    """One GPU by its UUID.
 
     Raises:
         ConfigError: the package is not installed, or the driver does not know this GPU.
@@ -150,6 +142,7 @@ class GpuMeter:
             ) from error
         self._nvml: Any = pynvml
         self.close = pynvml.nvmlShutdown
+        # CUDA_VISIBLE_DEVICES neither hides nor reorders UUIDs.
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         try:
             pynvml.nvmlInit()

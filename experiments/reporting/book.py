@@ -1,7 +1,4 @@
-"""A log book of all runs below a directory, a row each, as HTML and CSV.
-
-A run that cannot be read is named beside the rows and does not affect the other rows.
-"""
+"""A log book of all runs below a directory, a row each, as HTML and CSV."""
 
 from __future__ import annotations
 
@@ -50,6 +47,7 @@ def read_book(directory: Path) -> Book:
                 broken[name] = "; ".join(run.troubles) or "its files hold no run"
             row = {"run": name} | {head: _cell(value) for head, value in _row(run).items()}
         except _ODD as error:
+            # An unreadable run must not affect the other rows.
             broken[name] = f"it holds no run of this version ({type(error).__name__}: {error})"
             continue
         rows += [row] if run.facts else []

@@ -1,9 +1,4 @@
-"""Render a Jinja2 template with tables, plots and text as one HTML file.
-
-Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars and lines
-as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
-pyplot's state nor the user's settings are used, so equal figures give equal images. None leaves a gap.
-"""
+"""Render a Jinja2 template with tables, plots and text as one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -29,21 +24,18 @@ if TYPE_CHECKING:
 
 PAGE_NAME = "report.html"
 
+# Text, a number, or None for an unknown value.
 Cell = str | float | None
-"""Text, a number, or None for an unknown value."""
 
 
 class Table(NamedTuple):
-    """A table whose column heads name the units.
-
-    ``total``: the last row is the sum of the others; ``best``: the column of the best value, for each row.
-    """
+    """A table whose column heads name the units."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    total: bool = False
-    best: Sequence[int | None] = ()
+    total: bool = False  # the last row is the sum of the others
+    best: Sequence[int | None] = ()  # the column of the best value, for each row
 
     @property
     def words(self) -> set[int]:
@@ -77,9 +69,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def _written(cell: Cell) -> str:
-    """Format a cell: integers are counts and keep all digits, floats get three."""
     if isinstance(cell, str):
         return cell
+    # Integers are counts and keep all digits, floats get three.
     return count(cell) if isinstance(cell, int) else number(cell)
 
 
@@ -132,10 +124,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts in ``columns`` columns, calling each drawing with its axes.
-
-    ``row_in`` is the height of a row in inches. Return None if there are no drawings or no matplotlib.
-    """
+    """Draw charts in ``columns``, rows of ``row_in`` inches; None without drawings or matplotlib."""
     if not drawings or plots_missing() is not None:
         return None
     import matplotlib.style
@@ -192,6 +181,7 @@ def draw_lines(
 ) -> None:
     """Draw named lines of (xs, values); the y axis ends at ``top`` or the largest value."""
     for name, (xs, values) in lines.items():
+        # NaN leaves a gap in the line.
         ys = [float("nan") if value is None else value for value in values]
         # The axes end with the data: unclipped, the last marker shows whole.
         axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1, clip_on=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+# A value that was not measured, as opposed to zero.
 ABSENT = "-"
-"""Marks a value that was not measured, as opposed to zero."""
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -1,7 +1,4 @@
-"""Read the files of a run, complete or not.
-
-A run writes its report at its start and after each epoch; a killed run has its earlier epochs.
-"""
+"""Read the files of a run, complete or not: a killed run has its earlier epochs."""
 
 from __future__ import annotations
 
@@ -48,12 +45,9 @@ class Pass(NamedTuple):
 
 
 class Learning(NamedTuple):
-    """Loss and accuracy of an epoch's training steps, NaN where absent.
+    """Loss and accuracy of an epoch's training steps, NaN where absent."""
 
-    Compact columns: a run may have millions of steps.
-    """
-
-    loss: array[float]
+    loss: array[float]  # compact columns: a run may have millions of steps
     accuracy: array[float]
 
 
@@ -139,7 +133,6 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def _read_steps(path: Path, learning: dict[int, Learning]) -> int:
-    """Add the training steps to ``learning``, and return the number of broken rows."""
     broken = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:

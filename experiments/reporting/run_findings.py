@@ -62,7 +62,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    """Describe the run's progress, and its first epoch if it resumed another run."""
+    # A resumed run names its first epoch.
     planned = run.spec.get("epochs")
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
@@ -102,7 +102,6 @@ def _waiting(run: RunFiles) -> tuple[str, str]:
 
 
 def _first_epoch(run: RunFiles) -> str:
-    """Name this run's first epoch, a later one if it resumed another run."""
     epoch = run.trained[0].epoch
     return f"epoch {epoch + 1}" if epoch else "the first epoch"
 
@@ -125,7 +124,7 @@ def _why(passes: Sequence[Pass]) -> str:
 
 
 def _change(run: RunFiles) -> str:
-    """Suggest how to make the run faster; later epochs count most."""
+    # Later epochs count most, so they come first.
     first, later = run.trained[:1], run.trained[1:]
     for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)
@@ -146,7 +145,6 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
 
 
 def _about_cost(bill: Mapping[str, Any]) -> str:
-    """Describe what the bill covers, and what it leaves out for lack of a price."""
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
     per_million = bill["usd_per_million_images"] if bill["usd"] else None
     parts = [] if per_million is None else [f"{usd(per_million)} for a million training images"]

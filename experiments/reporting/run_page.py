@@ -1,9 +1,4 @@
-"""The page of a run, ``report.html``, made from the files in its directory.
-
-So ``superdl report DIRECTORY`` can make it at any time, also for a killed run. Its text is in
-``templates/run.html``. A table by pass is a mapping of heads to functions: to add a figure of a pass, add one
-line to one of these mappings.
-"""
+"""The page of a run, ``report.html``, made from its files at any time, also for a killed run."""
 
 from __future__ import annotations
 
@@ -124,6 +119,7 @@ def _percent(part: float | None, whole: float | None) -> Cell:
     return times(share(part, whole), 100)
 
 
+# A new figure of a pass needs one line in one of these mappings.
 _PASSES: dict[str, _Value] = {
     "images": _figure("samples"),
     "steps": _figure("batches"),
@@ -154,23 +150,19 @@ _TIME: dict[str, _Value] = {
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
-    """Build a table with a row for each pass.
-
-    Columns without any value are dropped. With more than 40 passes, only the first and last 20 are shown.
-    """
+    """Build a table with a row for each pass, without empty columns."""
     columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     names = [epoch_pass.name for epoch_pass in passes]
     rows: list[Sequence[Cell]] = list(zip(names, *columns.values(), strict=True))
     if len(rows) > _ROWS_MOST:
+        # Only the first and the last half are shown.
         half = _ROWS_MOST // 2
         rows[half:-half] = [(f"{len(rows) - _ROWS_MOST} more", *[""] * len(columns))]
     return Table(caption, ("pass", *columns), rows) if rows else None
 
 
 def _stalls(run: RunFiles, causes: Sequence[str]) -> Table | None:
-    """Tabulate waiting of each pass, with a column for each cause that occurred."""
-
     def stalled(name: str) -> _Value:
         return lambda one: one.figures["stalls"][name]
 
@@ -196,7 +188,6 @@ def _stalls(run: RunFiles, causes: Sequence[str]) -> Table | None:
 
 
 def _processors(run: RunFiles) -> Table | None:
-    """Tabulate the CPU, memory and GPU use of each phase."""
     figures = {(epoch_pass.epoch, epoch_pass.split): epoch_pass.figures for epoch_pass in run.passes}
     rows: list[dict[str, Cell]] = []
     for phase in run.phases:
@@ -224,7 +215,6 @@ def _processors(run: RunFiles) -> Table | None:
 
 
 def _hosts(run: RunFiles) -> Table | None:
-    """Tabulate the CPU use of each host's worker during training."""
     heads = ("worker", "slots", "CPU (% of slots)", "CPU (s)")
     rows = [
         (host["host"], host["slots"], _percent(host["cpu_cores"], host["slots"]), host["cpu_s"])
@@ -235,7 +225,6 @@ def _hosts(run: RunFiles) -> Table | None:
 
 
 def _bill(bill: dict[str, Any]) -> Table:
-    """Tabulate each item's cost: the run, its first epoch, the mean of later epochs."""
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
         "name": "all of it" if priced else "what has a price here",
@@ -255,7 +244,6 @@ def _bill(bill: dict[str, Any]) -> Table:
 
 
 def _learning(run: RunFiles) -> Plot | None:
-    """Plot loss and accuracy over epochs, with training steps within each epoch."""
     losses = {"training, by step": _over_steps(run, "loss")}
     accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
     validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]

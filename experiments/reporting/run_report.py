@@ -118,7 +118,6 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def _cells(figures: PassSummary) -> dict[str, str]:
-    """Return a row of the table, keyed by heading."""
     return {
         "\ntop-1": f"{figures.accuracy:.4f}",
         "images\n/s": f"{figures.images_per_s:,.0f}",

@@ -1,7 +1,4 @@
-"""A run of a spec, from start to report, and the search for its largest batch.
-
-`training_run` executes a spec, `listeners` and `state` write its results.
-"""
+"""A run of a spec, from start to report, and the search for its largest batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``superdl run SPEC --find-batch-size``: find the largest batch that fits into a GPU's memory.
-
-Steps use synthetic images, the spec's model, precision and optimiser. A step that runs out of memory does not
-fit. Ranks under DDP fit as much each; under FSDP more, since each has a part of the model.
-"""
+"""Find the largest batch that fits into a GPU's memory: ``superdl run SPEC --find-batch-size``."""
 
 from __future__ import annotations
 
@@ -47,6 +43,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
     print_line = partial(say, console or Console())
     with begun(spec) as (ranks, device, _):
         if device.type != "cuda" or ranks.several:
+            # Ranks under DDP fit as much each; under FSDP more, since each has a part of the model.
             raise ConfigError(
                 "--find-batch-size measures the memory of one GPU: run it on a machine that has one, without "
                 "torchrun (ranks with GPUs of that kind take as much each)"
@@ -75,11 +72,9 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
 
 def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
-    """Double the size while it fits, then halve the gap to what does not, to a sixteenth of the size.
-
-    Return 0 if not even 1 fits.
-    """
+    """Return the largest size that fits, to a sixteenth of it; 0 if not even 1 fits."""
     best, too_many = 0, None
+    # Double the size while it fits, then halve the gap to the smallest that does not.
     while too_many is None and best < at_most:
         size = min(max(2 * best, 1), at_most)
         if fits(size):

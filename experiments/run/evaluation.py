@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: evaluate a checkpoint exactly, over all ranks."""
+"""Evaluate a checkpoint exactly, over all ranks: ``superdl evaluate RUN``."""
 
 from __future__ import annotations
 
@@ -43,19 +43,15 @@ _STEPS_HELD = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a checkpoint on ``data``.
-
-    Each of ``samples`` images counts once, whatever the number of ranks; ``loss`` is their mean; ``top5`` is
-    None for five classes or fewer.
-    """
+    """The figures of a checkpoint on ``data``; each image counts once, whatever the number of ranks."""
 
     checkpoint: str
     epoch: int
     data: str
     samples: int
     top1: float
-    top5: float | None
-    loss: float
+    top5: float | None  # None for five classes or fewer
+    loss: float  # the mean over the images
     images_per_s: float
     ranks: int
     precision: str
@@ -121,12 +117,12 @@ def evaluate(
 
 
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
-    """Return the run's spec; ``data.val`` alone replaces a set with its own images."""
     path = run / "spec.yaml"
     if not path.is_file():
         raise ConfigError(f"{run} is no directory of a run: it has no spec.yaml")
     mapping = apply_overrides(load_spec(path).to_mapping(), overrides)
     data = mapping["data"]
+    # data.val alone replaces a set with its own images.
     if data["val"] and not data["train"]:
         mapping["data"] = {**data, "kind": "auto", "directory": None, "samples": None, "train": data["val"]}
     return parse_spec(mapping)

@@ -24,7 +24,7 @@ _STEP_FIGURES = (
 
 
 class Progress(Listener):
-    """Prints a line each quarter of a pass, and each half minute of a long one."""
+    """Print a line each quarter of a pass, and each half minute of a long one."""
 
     def __init__(self, print_line: Callable[[str], None], epochs: int) -> None:
         self._print_line = print_line
@@ -75,11 +75,7 @@ class Progress(Listener):
 
 
 class StepTimes(Listener):
-    """Measures the time from training step to training step, all included, in groups of ``every`` steps.
-
-    It prints the mean of each group, and since the pass began: the difference shows the initial effect of a
-    buffer.
-    """
+    """Measure the time from training step to training step, all included, in groups of ``every`` steps."""
 
     def __init__(self, every: int, print_line: Callable[[str], None]) -> None:
         self._every = every
@@ -104,6 +100,7 @@ class StepTimes(Listener):
             self._steps += 1
             if self._steps == self._every:
                 mean_s = (done_s - self._since_s) / self._every
+                # Its difference from the group's mean shows the initial effect of a buffer.
                 since_start_s = (done_s - self._begun_s) / (step.step + 1)
                 self.times.append(StepTime(step.epoch, step.step + 1, self._every, mean_s, since_start_s))
                 self._print_line(
@@ -114,7 +111,7 @@ class StepTimes(Listener):
 
 
 class TensorBoardLog(Listener):
-    """Writes training steps under ``step/``, passes under ``train/`` and ``val/``.
+    """Write training steps under ``step/``, passes under ``train/`` and ``val/``.
 
     Raises:
         ConfigError: the package `tensorboard` is not installed.

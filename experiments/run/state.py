@@ -1,7 +1,4 @@
-"""The state and files of a run, and the resumption from another run's checkpoint.
-
-A run's files are created at its start and completed at its end, also after an error.
-"""
+"""The state and files of a run, and the resumption from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -48,19 +45,18 @@ _log = logging.getLogger(__name__)
 
 
 class RunState(Listener):
-    """A run's report, which grows during the run, and its files."""
+    """A run's report, which grows during the run, and its files, complete also after an error."""
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
+    # Returns the present workers of the run's coordinator.
     workers_now: Callable[[], Sequence[WorkerUse]] = staticmethod(lambda: ())
-    """Returns the present workers of the run's coordinator."""
     _workers: tuple[Sequence[WorkerUse], Sequence[WorkerUse]] = (), ()
     _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
     ) -> None:
-        """Write the facts known at the start, and open the logs of steps and of stalls."""
         self.spec = spec
         self.directory = directory
         self.device = device
@@ -100,9 +96,10 @@ class RunState(Listener):
         self._stalls.write([asdict(stall) for stall in stalls])
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch, so that a failed or killed run reports its epochs so far."""
+        """Keep the epoch."""
         self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
+        # So that a failed or killed run reports its epochs so far.
         self._write()
 
     def file_name(self, name: str) -> str:
@@ -115,7 +112,6 @@ class RunState(Listener):
         self.report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
 
     def _write(self) -> None:
-        """Write the report in its present state."""
         report = self.report
         report.wall_s = time.perf_counter() - self._start_s
         report.utilization = None if self.monitor is None else self.monitor.utilization()
@@ -225,8 +221,8 @@ def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Che
 
 
 def _spec_digest(spec: Spec) -> str:
-    """Return a digest of the keys that are equal in an unchanged resumed run."""
     mapping = spec.to_mapping()
+    # An unchanged run may resume under another name, elsewhere, or on another device.
     for name in ("name", "output", "device"):
         del mapping[name]
     del mapping["training"]["resume"]

@@ -1,8 +1,4 @@
-"""Execute a spec: data, loaders, training, report, in one directory of results.
-
-Processes started by a run, such as the embedded default, read the run's environment. So the run passes the
-spec's settings for functions as variables.
-"""
+"""Execute a spec: data, loaders, training, report, in one directory of results."""
 
 from __future__ import annotations
 
@@ -49,17 +45,18 @@ if TYPE_CHECKING:
     from superdl.experiments.training.checkpoints import Checkpoints
     from superdl.experiments.training.ranks import Ranks
 
+# Processes that a run starts, such as the embedded default, read the spec's settings for
+# functions from these.
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
 _BAD_SAMPLES_NAMED = 100
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
-    """Execute ``spec``, print its table and return the report.
+    """Execute ``spec`` in ``<output>/<name>-<time>``, print its table and return the report.
 
-    The directory ``<output>/<name>-<time>`` receives all files, and the page unless ``page`` is false;
-    docs/runs.md describes them. A run that fails or is interrupted also writes its report, with the reason,
-    before it raises the error.
+    docs/runs.md describes the files. A run that fails or is interrupted writes its report, with the
+    reason, before it raises the error.
 
     Raises:
         SuperError: data, loader or device is not available, or a batch cannot be delivered.
@@ -155,6 +152,7 @@ def _loaders(
 
     train, val = opened(data.train, training=True), None
     if data.val is not None:
+        # Labels of both splits are indices into the same classes.
         source = replace(data.val, classes=tuple(train.classes))
         val = opened(source, training=False)
         if tuple(val.classes) != source.classes:
@@ -172,7 +170,7 @@ def _loaders(
 
 
 def _note_bad_samples(state: RunState, loader: Loader) -> None:
-    """Note skipped and replaced samples, which only SUPER's loaders have."""
+    # Only SUPER's loaders have these.
     bad = getattr(loader, "bad_samples", ())
     for sample in bad[:_BAD_SAMPLES_NAMED]:
         what = f"bad sample, {sample.handled}, {counted(sample.times, 'time')}"
@@ -226,7 +224,6 @@ def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
 
 
 def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitStack) -> list[Listener]:
-    """Open all listeners that write during the run; the stack closes them."""
     listeners: list[Listener] = [state]
     if state.spec.training.print_every is not None:
         state.step_times = StepTimes(state.spec.training.print_every, print_line)
@@ -299,7 +296,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor; ``None`` without functions."""
+    """Return the name of a run's executor; None without functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -319,11 +316,8 @@ def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
 
 
 def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
-    """Allow processes started in the block to import a recipe's `experiments.augmentations`.
-
-    A function imports only modules in its own setting, made by its operator. For processes started by the
-    run, the run is the operator.
-    """
+    """Allow processes started in the block to import a recipe's `experiments.augmentations`."""
+    # A function imports only modules that its operator lists. Here the run is the operator.
     shipped = shipped_modules(recipe.steps)
     listed = [os.environ.get(_STEP_MODULES), *shipped]
     return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)

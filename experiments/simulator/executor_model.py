@@ -1,4 +1,4 @@
-"""The functions of the simulated world: cold starts, queues, run times, records, failures, and their use."""
+"""The functions of the simulated world: cold starts, queues, run times, failures, and their use."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ExecutorModel:
                 self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
-        """Take an instance for a request: True if it starts cold, ``None`` if none is free."""
+        """Take an instance for a request: True if it starts cold, None if none is free."""
         functions, now = self._functions, self._world.now_s
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
@@ -125,6 +125,7 @@ class ExecutorModel:
             return False
         if self.usage.in_use >= functions.capacity:
             return None
+        # A token bucket limits cold starts per second.
         if functions.per_s < math.inf:
             self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * functions.per_s)
             self._filled_s = now
@@ -175,7 +176,7 @@ class ExecutorModel:
         return duration_s
 
     def _refuse(self, taken: _Taken, kind: FailureKind) -> None:
-        """Refuse a request; no function runs, and nothing is billed."""
+        # No function runs, and nothing is billed.
         event = RequestFailed(taken.request.request_id, kind, "simulated")
         self._world.after(_REFUSAL_S, partial(self._world.answer, event, taken.life))
 
@@ -236,7 +237,6 @@ class ExecutorModel:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
     def _look(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Check which samples of a save are in the cache."""
         cache, outcomes = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
         if cache.up:
             cached = cache.look(request.samples, indices, self._world.now_s) > 0
@@ -257,10 +257,7 @@ class ExecutorModel:
     def _keep(
         self, request: Prefetch, outcomes: NDArray[np.uint8], pointed: NDArray[np.bool_]
     ) -> dict[str, Any]:
-        """Write to the store if requested, and return the answer's fields about it.
-
-        A pack holds the records that the cache accepted, and those with a pointer, accepted or not.
-        """
+        """Write to the store if requested, and return the answer's fields about it."""
         store, bucket = self._world.store, self._world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
@@ -272,6 +269,7 @@ class ExecutorModel:
             return {"store_trouble": "full"}
         undecodable = list(self._world.model.datasets[request.samples.dataset].undecodable)
         decoded = np.isin(outcomes, _DECODED) & ~np.isin(request.indices, undecodable)
+        # A pack holds the records that the cache accepted, and those with a pointer in any case.
         stored = (outcomes == _CACHED) | (pointed & decoded)
         pack = store.write(request.samples.dataset, request.indices[stored])
         pointers, requests = pointed & (outcomes == _CACHED), int(bucket and pack > 0)
@@ -279,7 +277,6 @@ class ExecutorModel:
         return {"pack": pack, "stored": stored, "store_requests": requests, "pointers": pointers}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
-        """Bill one invocation and return its GB-seconds."""
         gb_s = billed_s * self._functions.memory_gb
         self.usage.invocations += 1
         self.usage.gb_s += gb_s

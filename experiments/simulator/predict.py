@@ -43,11 +43,7 @@ class JobPrediction:
 
 @dataclass(kw_only=True)
 class Prediction(Work):
-    """All predictions for one run.
-
-    Dollars are totals; ``functions_*`` count functions in use at a time. CPU seconds of the core are this
-    machine's.
-    """
+    """All predictions for one run; dollars are totals."""
 
     swept: dict[str, float]
     virtual_s: float
@@ -55,7 +51,7 @@ class Prediction(Work):
     stall_share: float
     hit_rate: float
     first_batch_s: float
-    functions_mean: float
+    functions_mean: float  # in use at a time
     functions_peak: int
     samples_read: int
     epochs: float
@@ -68,7 +64,7 @@ class Prediction(Work):
     usd_per_epoch: float
     usd_per_job: float
     simulated_in_s: float
-    core_cpu_s: float
+    core_cpu_s: float  # of this machine
     core_longest_s: float
     jobs: tuple[JobPrediction, ...]
     simulated: bool = True
@@ -110,6 +106,7 @@ def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> P
         simulated_in_s=time.perf_counter() - began_s,
         core_cpu_s=world.core_cpu_s,
         core_longest_s=world.core_longest_s,
+        # Jobs share the common costs by the samples that they read.
         jobs=tuple(replace(job, usd=job.usd + shared_usd * _share(job.samples, read)) for job in jobs),
     )
 

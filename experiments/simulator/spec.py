@@ -1,7 +1,4 @@
-"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves, and its world.
-
-`experiments.schema` checks the keys.
-"""
+"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves, and its world."""
 
 from __future__ import annotations
 
@@ -54,59 +51,50 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DatasetSpec:
-    """``copies`` catalogs of ``samples`` images each.
-
-    A record is ``image`` by ``image`` pixels of three bytes, or has ``record_bytes``; ``source_bytes`` is the
-    mean size of an object.
-    """
+    """``copies`` catalogs of ``samples`` images each."""
 
     name: Text = "data"
     copies: AtLeastOne = 1
     samples: AtLeastOne = 10_000
+    # The side of a record in pixels of three bytes, unless record_bytes is set.
     image: AtLeastOne = 224
     record_bytes: AtLeastZero = 0
-    source_bytes: AtLeastZero = 110_000
+    source_bytes: AtLeastZero = 110_000  # the mean size of an object
     random: StrictBool = False
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class JobSpec:
-    """``count`` training runs of ``replicas`` ranks.
-
-    Run n reads copy n of the dataset (modulo its copies), shuffles with ``seed`` + n unless ``same_seed``,
-    and starts ``start_every_s`` after the previous. ``batch_size`` is per rank, ``step_s`` the trainer's time
-    for a batch, ``handover_s`` its time to take the batch over from a worker. ``workers`` read ahead, each at
-    ``read_gb_per_s``. ``team`` is one of the spec's teams, or empty.
-    """
+    """``count`` training runs of ``replicas`` ranks; run n reads copy n (modulo copies) of the dataset."""
 
     name: Text = "train"
-    team: StrictStr = ""
+    team: StrictStr = ""  # one of the spec's teams, or empty
     dataset: Text = "data"
     count: AtLeastOne = 1
     replicas: AtLeastOne = 1
-    batch_size: AtLeastOne = 256
-    step_s: PositiveNumber = 1.0
+    batch_size: AtLeastOne = 256  # of a rank
+    step_s: PositiveNumber = 1.0  # the trainer's time for a batch
     epochs: AtLeastOne = 1
     shuffle: StrictBool = True
     drop_last: StrictBool = False
+    # Run n shuffles with seed + n, unless same_seed is set.
     seed: AtLeastZero = 0
     same_seed: StrictBool = False
     start_s: NonNegativeNumber = 0.0
-    start_every_s: NonNegativeNumber = 0.0
+    start_every_s: NonNegativeNumber = 0.0  # after the previous run
+    # These read ahead, each at read_gb_per_s.
     workers: AtLeastOne = 4
     page: AtLeastOne = 64
     read_gb_per_s: PositiveNumber = 1.2
+    # The trainer's time to take a batch over from a worker.
     handover_s: NonNegativeNumber = 0.0
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """The functions' execution; see `experiments.simulator.world_model.FunctionsModel`.
+    """The functions' execution; see `experiments.simulator.world_model.FunctionsModel`."""
 
-    A ``pool`` exists from the start and queues requests; ``lambda`` starts cold, ramps up and refuses.
-    ``failures`` is the share of requests whose function crashes, ``throttles`` the share refused at random.
-    """
-
+    # A pool exists from the start and queues; lambda starts cold, ramps up and refuses.
     kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
     concurrency: AtLeastOne = 1000
     burst: AtLeastOne = 1000
@@ -120,13 +108,13 @@ class FunctionsSpec:
     push_s: NonNegativeNumber = 0.0
     spread: NonNegativeNumber = 0.2
     stragglers: Share = 0.0
+    # The shares of requests whose function crashes, and that are refused at random.
     failures: Share = 0.0
     throttles: Share = 0.0
     timeout_s: PositiveNumber = 60.0
     memory_gb: PositiveNumber = 1.769
 
     def __post_init__(self) -> None:
-        """Reject functions that take no time."""
         if not self.fetch_s + self.decode_s + self.overhead_s:
             raise ConfigError("functions take no time: set functions.decode_s, functions.fetch_s or both")
 
@@ -141,14 +129,11 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """The records' store: ``none``, a ``directory`` that trainers read too, or ``s3``.
-
-    ``left_over`` is the share of samples stored at the start, ``restore_s`` a function's time per record.
-    """
+    """The records' store: ``none``, a ``directory`` that trainers read too, or ``s3``."""
 
     kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
-    left_over: Share = 0.0
-    restore_s: NonNegativeNumber = 0.0
+    left_over: Share = 0.0  # the share of samples stored at the start
+    restore_s: NonNegativeNumber = 0.0  # a function's time per record
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -200,7 +185,6 @@ class SimulationSpec:
     teams: tuple[TeamSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject duplicate names and references to unknown ones."""
         for what in ("datasets", "jobs", "teams"):
             names = [item.name for item in getattr(self, what)]
             duplicates = sorted({name for name in names if names.count(name) > 1})
@@ -224,21 +208,18 @@ class SimulationSpec:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the spec as plain mappings that YAML accepts."""
+        """Return plain mappings that YAML accepts."""
         return asdict(self)
 
 
 def load_points(
     name: str | Path, overrides: Iterable[str] = ()
 ) -> list[tuple[dict[str, float], SimulationSpec]]:
-    """Read a spec; return a run per combination of its sweep, or one run without.
+    """Read a spec; return the swept values and the spec of each combination of its sweep, or one without.
 
     Args:
         name: a path, or the bare name of a spec in the package.
         overrides: ``a.b=c``, applied before the sweep.
-
-    Returns:
-        The swept keys with their values, and the resulting spec.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
@@ -255,7 +236,6 @@ def load_points(
 
 
 def _axes(sweep: Any) -> dict[str, list[float]]:
-    """Return the swept keys and their values."""
     if not isinstance(sweep, dict | None):
         raise ConfigError(
             f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16]; not {sweep!r}"
@@ -298,7 +278,6 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
 
 
 def _name(name: str, number: int, count: int) -> str:
-    """Number the name if there are several copies."""
     return name if count == 1 else f"{name}-{number}"
 
 

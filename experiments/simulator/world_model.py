@@ -22,17 +22,14 @@ _MAX_GAP_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe: the sizes of its records, and its bad samples.
-
-    ``record_bytes`` is int64 ``[size]``, the length of each record; ``source_bytes`` the mean of an object.
-    """
+    """A catalog under a recipe: the sizes of its records, and its bad samples."""
 
     name: bytes
     random: bool
-    record_bytes: NDArray[np.int64]
+    record_bytes: NDArray[np.int64]  # the length of each record, of shape [size]
     undecodable: frozenset[int] = frozenset()  # a function writes a permanent tombstone for each
     poisonous: frozenset[int] = frozenset()  # each crashes a function
-    source_bytes: int = 0
+    source_bytes: int = 0  # the mean of an object
     runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None: each sample is an object
 
     @property
@@ -46,9 +43,10 @@ class DatasetModel:
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """Count the GETs for samples: one per run, and one per gap too large to read through."""
+        """Count the GETs for samples."""
         if self.runs is None or not indices.size:
             return indices.size
+        # One per run of neighbours, and one per gap too large to read through.
         ascending = np.sort(indices)
         gap_bytes = (np.diff(ascending) - 1) * self.source_bytes
         run_of = np.searchsorted(self.runs, ascending, side="right")
@@ -57,35 +55,32 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """The functions' execution, ``capacity`` at once; times in seconds.
-
-    With ``queues`` they are a pool of processes, and excess requests wait. Otherwise they start on demand,
-    like AWS Lambda: a new one takes ``cold_start_s``, ``burst`` start at once and ``per_s`` more each second,
-    an instance idle for ``warm_s`` is removed, and excess requests are refused. A request's time varies
-    log-normally by ``spread``, and a share of ``stragglers`` takes several times as long (Pareto).
-    """
+    """The functions' execution, ``capacity`` at once; times in seconds."""
 
     capacity: int
+    # A pool of processes, where excess requests wait. Else they start on demand, like AWS
+    # Lambda, and excess requests are refused.
     queues: bool = True
+    # Cold starts at once; per_s more follow each second.
     burst: int | None = None
     per_s: float = math.inf
     cold_start_s: float = 0.0
-    warm_s: float = 300.0
+    warm_s: float = 300.0  # an instance idle for longer is removed
     overhead_s: float = 0.0
     fetch_s: float = 0.0
     fetch_parallel: int = 1
     decode_s: float = 0.0
     push_s: float = 0.0
     restore_s: float = 0.0  # to fetch one record from the store
-    spread: float = 0.3
-    stragglers: float = 0.0
+    spread: float = 0.3  # of the log-normal distribution of a request's time
+    stragglers: float = 0.0  # the share that takes several times as long (Pareto)
     timeout_s: float = math.inf
     memory_gb: float = 1.0
     gone_s: tuple[tuple[float, float], ...] = ()  # periods during which it refuses requests
     wrong_until_s: float = 0.0  # until then every request raises
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """Return the seconds for a request of so many samples, without cold start and chance."""
+        """Return the seconds for a request of ``samples``, without cold start and chance."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -94,23 +89,19 @@ class FunctionsModel:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A training run: its plan, its pace, and any unusual behaviour.
-
-    ``step_s`` is the trainer's time for a batch, ``read_s`` the time that one of its ``workers`` takes to
-    read it from the cache.
-    """
+    """A training run: its plan, its pace, and any unusual behaviour."""
 
     name: str
     dataset: bytes
     plan: Plan
     starts_s: float
-    step_s: float
+    step_s: float  # the trainer's time for a batch
     workers: int
     page: int
     passes: Sequence[tuple[int, int, int]]  # epoch, first position, position at which it is abandoned
     ending: str = "close"  # or "vanish" without closing the job
     pause_s: float = 0.0  # in the middle of each pass
-    read_s: float = 0.0
+    read_s: float = 0.0  # a worker's time to read a batch from the cache
     handover_s: float = 0.0  # the trainer's time to receive a finished batch; counted as waiting
     straight: bool = False  # whether the readers can read the store, if there is one
     team: str = NO_TEAM

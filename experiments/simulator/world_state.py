@@ -1,4 +1,4 @@
-"""What the parts of a simulated world share: clock and events, random numbers, cache, store, and the core."""
+"""Parts that a simulated world shares: clock and events, random numbers, cache, store, and the core."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Delivery(NamedTuple):
 
 
 class Watch:
-    """Observes a world's events; this base ignores them, subclasses check invariants."""
+    """Base of observers of a world's events. It ignores them; subclasses check invariants."""
 
     def __init__(self, world: WorldState) -> None:
         """Watch a world from before its first event."""
@@ -94,6 +94,7 @@ class WorldState(ABC):
 
     def after(self, delay_s: float, happens: Callable[[], object]) -> None:
         """Schedule a call; calls due at the same time run in the order of scheduling."""
+        # The number breaks ties, and keeps the heap from comparing functions.
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
 
     def step(self, until_s: float = np.inf) -> bool:
@@ -128,15 +129,11 @@ class WorldState(ABC):
 
 @dataclass
 class _Rows:
-    """The samples of one set.
+    """The samples of one set; arrays have shape [size]."""
 
-    Arrays hold int32 ``[size]`` record lengths (0 for nothing, -1 for a tombstone) and the memory they take.
-    Rare states are kept separately: expiry times of tombstones, spoilt records, pointers into the store.
-    """
-
-    record_bytes: NDArray[np.int32]
-    taken_bytes: NDArray[np.int32]
-    expires_s: dict[int, float] = field(default_factory=dict)
+    record_bytes: NDArray[np.int32]  # 0 for nothing, -1 for a tombstone
+    taken_bytes: NDArray[np.int32]  # the memory that the record takes
+    expires_s: dict[int, float] = field(default_factory=dict)  # rare states are kept separately
     corrupt: set[int] = field(default_factory=set)
     pointers: set[int] = field(default_factory=set)
 
@@ -180,13 +177,11 @@ class CacheModel:
         return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(self, key: SetKey, indices: Indices, now: float, placed: Mask) -> tuple[Mask, Mask, Mask]:
-        """Read samples; return masks of those delivered, corrupt, delivered by a pointer.
-
-        A pointer to a record that is not ``placed`` for this reader counts as corrupt.
-        """
+        """Read samples; return masks of those delivered, corrupt, delivered by a pointer."""
         lengths, pointed = self.audit(key, indices, now, whole=False)
         corrupt = self.spoilt(key, indices) & (lengths > 0)
         pointed &= ~corrupt
+        # A pointer to a record that this reader cannot see counts as corrupt.
         corrupt |= pointed & ~placed
         return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
@@ -268,10 +263,7 @@ class CacheModel:
 
 
 class StoreModel:
-    """Packs of all datasets, which outlive cache and coordinator.
-
-    Packs vanish, records in them rot, and for a while the store does not answer or is full.
-    """
+    """Packs of all datasets, which outlive cache and coordinator. Faults lose packs and spoil records."""
 
     def __init__(self, world: WorldState) -> None:
         self._world = world

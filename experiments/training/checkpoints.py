@@ -1,7 +1,4 @@
-"""Checkpoints: files with all state to resume a run, written atomically.
-
-They are read with ``weights_only``, so that nothing in them is executed.
-"""
+"""Checkpoints: files with all state to resume a run, written atomically."""
 
 from __future__ import annotations
 
@@ -34,23 +31,18 @@ _S3 = "s3://"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a run between two steps.
+    """The state of a run between two steps."""
 
-    ``facts`` decide whether another run can resume, in ``epoch`` after ``batches``; ``best`` is the best
-    validation accuracy so far, ``chance`` the states of random generators, ``scaler`` that of float16's loss
-    scaler.
-    """
-
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # another run can resume if these match
     spec_digest: str
-    epoch: int
+    epoch: int  # it resumes in this epoch, after these batches
     batches: dict[str, Any]
-    best: float | None
+    best: float | None  # the best validation accuracy so far
     model: dict[str, Any]
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
-    chance: dict[str, Any]
-    scaler: dict[str, Any] = field(default_factory=dict)
+    chance: dict[str, Any]  # the states of random generators
+    scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
         """Check that a run with ``facts`` can resume from it."""
@@ -112,6 +104,7 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
+                # Else a crash of the machine could leave an empty file of this name.
                 os.fsync(file.fileno())
             Path(partial).replace(path)
         finally:
@@ -151,6 +144,7 @@ def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume"
 
 def _parsed(content: bytes, place: str) -> Checkpoint:
     try:
+        # weights_only: nothing in the file is executed.
         loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise any error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,8 +1,4 @@
-"""The device of training, precision, seeds, and the distribution over ranks.
-
-The loop is the same for all. State dicts are complete and use the model's own parameter names, so that each
-strategy can load what another saved.
-"""
+"""The device of training, precision, seeds, and the distribution over ranks."""
 
 from __future__ import annotations
 
@@ -33,8 +29,6 @@ _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
     """Return the device that a spec names; ``auto`` is CUDA if available.
 
-    With several ranks, each uses the GPU with its number on its host.
-
     Raises:
         ConfigError: CUDA is requested but not available, or a host has more ranks than GPUs.
     """
@@ -50,6 +44,7 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
             f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
             "--nproc-per-node), or set device=cpu"
         )
+    # With several ranks, each uses the GPU with its number on its host.
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device
@@ -58,8 +53,8 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
 def compute_type(name: str, device: torch.device) -> torch.dtype:
     """Return the type that ``training.precision`` names for ``device``.
 
-    ``auto`` is bfloat16 if the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
-    AVX512-BF16 or AMX; docs/runs.md has the gain. GPUs from 7.0 on compute in float16.
+    ``auto`` is bfloat16 where it is native, else float16 on GPUs that compute in it; docs/runs.md
+    has the gain.
 
     Raises:
         ConfigError: bfloat16 is requested on a GPU that only emulates it.
@@ -70,6 +65,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
         native = capability >= _CUDA_WITH_BF16
     else:
         capability = (0, 0)
+        # Native on CPUs: AVX512-BF16 or AMX.
         checks: list[Any] = [getattr(torch.cpu, check, None) for check in _CPU_INSTRUCTIONS]
         native = any(check is not None and check() for check in checks)
     if name == "bfloat16" and on_gpu and not native:
@@ -94,10 +90,7 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return the states of torch's generators by rank; a run that is resumed with them draws the same.
-
-    All ranks take part.
-    """
+    """Return torch's random states by rank, for a resumed run to draw the same; all ranks take part."""
     return {
         "cpu": ranks.gathered(torch.get_rng_state()),
         "cuda": ranks.gathered(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
@@ -138,14 +131,12 @@ class ComputeSpan:
         self._start_s = self._stop_s = 0.0
 
     def __enter__(self) -> Self:
-        """Start."""
         if self._events:
             self._events[0].record()
         self._start_s = time.perf_counter()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop."""
         self._stop_s = time.perf_counter()
         if self._events:
             self._events[1].record()
@@ -170,6 +161,7 @@ class ComputeSpan:
 
 # ------------------------------------------------------------------------------------------ strategies
 
+# Complete, with the model's own parameter names, so that each strategy loads what another saved.
 # Each rank loads the whole state and keeps its part of it; rank 0 saves it from its CPU.
 LOAD_WHOLE = StateDictOptions(full_state_dict=True)
 SAVE_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -189,17 +181,13 @@ def strategy_name(name: str, process: ProcessRank) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A model for the loop: ``model`` is called in training, ``evaluated`` in validation.
-
-    Both have the same weights. Forward passes compute in ``dtype`` where that is safe; ``scales`` is set if
-    gradients are in float16, which needs scaled losses.
-    """
+    """A model for the loop: ``model`` trains, ``evaluated``, of the same weights, validates."""
 
     model: nn.Module
     evaluated: nn.Module
     device: torch.device
-    dtype: torch.dtype
-    scales: bool
+    dtype: torch.dtype  # of forward passes, where that is safe
+    scales: bool  # gradients are in float16, which needs scaled losses
 
     def computing(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
@@ -228,11 +216,7 @@ def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torc
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Shard the model by FSDP; a block's parameters are gathered while it computes. Return the autocast type.
-
-    In half precision the gathered parameters are of that type, and gradients are reduced in float32. A model
-    with batch norm, whose running means are float32, gathers float32 and computes under autocast.
-    """
+    """Shard the model by FSDP; return the autocast type."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -240,9 +224,12 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
     # The wrapper only normalises images: shard the network inside.
     network = model.network if isinstance(model, NormalisedNetwork) else model
     norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))  # noqa: SLF001  # the base of all
+    # A model with batch norm, whose running means are float32, computes under autocast instead.
     in_type = None if dtype == torch.float32 or any(True for _ in norms) else dtype
+    # Gradients of half precision are reduced in float32.
     wide = None if in_type is None else torch.float32
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP cuts contiguous ones
+    # A block's parameters are gathered while it computes.
     for block in _blocks(network):
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide))
     policy = MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide, output_dtype=wide)

@@ -1,8 +1,4 @@
-"""The training loop: plain PyTorch, measured step by step, on one rank or several.
-
-Batches come from any loader of `experiments.loaders`; figures go to listeners (progress, step log,
-TensorBoard).
-"""
+"""The training loop: plain PyTorch, measured step by step, on one rank or several."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ _STEPS_QUEUED = 2
 
 
 class Trainer:
-    """Trains a model with its optimiser and two loaders, epoch by epoch."""
+    """Train a model with its optimiser and two loaders, epoch by epoch."""
 
     def __init__(  # noqa: PLR0913  # the parts of a run, all but three by name
         self,
@@ -76,10 +72,12 @@ class Trainer:
     ) -> None:
         """Distribute the model, and make the optimiser and its schedule over all epochs.
 
-        ``one_job`` is set if a loader's counters cover all ranks, as SUPER's do, instead of its own rank.
-        ``read_gpu`` returns the last sample of the GPU, if any. ``tell_stalls`` receives the steps of each
-        pass that waited for data, after the pass. ``checkpoints`` are kept at the intervals of ``training``;
-        ``stop`` may end training after any step.
+        Args:
+            one_job: a loader's counters cover all ranks, as SUPER's do, instead of its own rank.
+            read_gpu: returns the last sample of the GPU, if any.
+            tell_stalls: receives the steps of each pass that waited for data, after the pass.
+            checkpoints: kept at the intervals of ``training``.
+            stop: may end training after any step.
 
         Raises:
             ConfigError: the training loader has no batch, or the strategy does not fit the ranks.
@@ -98,8 +96,8 @@ class Trainer:
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest()
         self._first_epoch = 0
+        # The best validation accuracy that has a checkpoint.
         self.best: float | None = None
-        """The best validation accuracy that has a checkpoint."""
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         loaders = {"train": train} | ({} if val is None else {"val": val})
         process = self._ranks.process
@@ -177,6 +175,7 @@ class Trainer:
         """Write the state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
+        # These are collectives, so that all ranks call them.
         model, optimizer = get_state_dict(self._strategy.model, self._updater.optimizer, options=SAVE_WHOLE)
         states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
@@ -230,7 +229,6 @@ class Trainer:
     # --------------------------------------------------------------------------------------- one pass
 
     def _pass(self, epoch: int, split: str, batches: Batches) -> PassSummary:
-        """Run over the batches of an epoch."""
         for listener in self._listeners:
             listener.on_pass_start(epoch, split, batches.steps)
         totals = PassTotals()
@@ -290,6 +288,7 @@ class Trainer:
         if self._ranks.several:
             totals = of_all_ranks(totals, self._ranks)
             (wall_s,) = self._ranks.largest([wall_s])
+            # Loaders that decode on their own count one rank each.
             if job is not None and not self._one_job:
                 counts = astuple(job)
                 sums = self._ranks.sums([float(value) for value in counts])
@@ -299,10 +298,9 @@ class Trainer:
         return totals.summary(wall_s, job, stalls)
 
     def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass: of an unfinished one and samples produced ahead.
-
-        Return None if the coordinator did not answer. Loaders that decode on their own count this rank only.
-        """
+        """Return the counts since the last pass; None if the coordinator did not answer."""
+        # Of an unfinished pass, and of samples produced ahead. Loaders that decode on their
+        # own count this rank only.
         laps = [meter.lap() for meter in self._meters.values()]
         answered = [lap for lap in laps if lap is not None]
         return added(answered) if len(answered) == len(laps) else None
@@ -313,10 +311,8 @@ _MEANS = ("wait_s", "read_s", "compute_s")
 
 
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
-    """Combine totals over ranks: sums of samples and their results, means of seconds.
-
-    The first batch is the latest one; batches are this rank's, since all have the same number.
-    """
+    """Combine totals over ranks: sums of results, means of seconds, the latest first batch."""
+    # Batches are this rank's, since all have the same number.
     own = asdict(totals)
     names = (*_SUMMED, *_MEANS)
     sums = dict(zip(names, ranks.sums([own[name] for name in names]), strict=True))

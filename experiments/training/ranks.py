@@ -1,12 +1,4 @@
-"""The processes of one run: their identity, communication, and joint end.
-
-`torchrun` or the launcher starts them, with ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. All communication is
-collectives of plain tensors, so that nothing from another process is unpickled.
-
-The rank that fails first stores its reason in torch's store, where the others, whose collectives break, find
-it; torchrun ends those that still wait. On SIGTERM, which clusters send before taking a machine, all ranks
-stop after the same step.
-"""
+"""The processes of one run: their identity, communication, and joint end."""
 
 from __future__ import annotations
 
@@ -94,6 +86,7 @@ class Ranks:
         return self._reduced(values, dist.ReduceOp.MIN)
 
     def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        # Plain tensors only, so that nothing from another process is unpickled.
         together = torch.tensor(values, dtype=torch.float64)
         if self.several:
             dist.all_reduce(together, op=how)
@@ -112,6 +105,7 @@ class Ranks:
         if not self.several:
             return content or b""
         own = bytearray(content or b"")
+        # All ranks must know the size before the broadcast.
         (size,) = self.largest([float(len(own)) if self.leads else 0.0])
         if not self.leads:
             own = bytearray(int(size))
@@ -142,8 +136,8 @@ class Ranks:
 def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
-    A rank whose block fails reports the reason to the others, which then raise :class:`OtherRankError`.
-    ``alone`` makes a group for a single process too; FSDP needs one.
+    A rank whose block fails reports the reason to the others, which then raise
+    :class:`OtherRankError`. ``alone`` makes a group for a single process too; FSDP needs one.
 
     Raises:
         ConfigError: the group cannot be made.
@@ -203,14 +197,13 @@ class Terminated(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Handles SIGTERM, and agrees with the other ranks on the last step.
+    """Handle SIGTERM, and agree with the other ranks on the last step.
 
-    Use as a context manager around the whole run; outside of training the signal ends it at once, and a
-    second signal always does.
+    Use as a context manager around the whole run. Outside of training the signal ends it at once,
+    and a second signal always does.
     """
 
     def __init__(self, *, several: bool = False) -> None:
-        """Start without a request, on a single rank or one of ``several``."""
         self._several = several
         self._training = self._requested = False
         self._flag = torch.zeros(1)
@@ -218,13 +211,12 @@ class StopRequest:
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        """Install the handler, if in the main thread; other threads cannot handle signals."""
+        # Other threads cannot handle signals.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Restore the previous handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 
@@ -232,6 +224,7 @@ class StopRequest:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         if not self._training:
             raise Terminated
+        # Clusters send SIGTERM before taking a machine: finish the step first.
         self._requested = True
 
     def begin(self) -> None:
@@ -246,12 +239,10 @@ class StopRequest:
             self._pending = None
 
     def due(self) -> bool:
-        """Check after each step whether to stop now; the answer is the same on all ranks.
-
-        With several ranks it is the answer to the previous step's request, which has arrived meanwhile.
-        """
+        """Check after each step whether to stop now; the answer is the same on all ranks."""
         if not self._several:
             return self._requested
+        # The answer to the previous step's request, which has arrived meanwhile.
         if self._pending is not None:
             self._pending.wait()
             if self._flag.item() > 0:

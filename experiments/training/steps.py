@@ -1,7 +1,4 @@
-"""The steps of an epoch: their batches, and the record of each.
-
-Results stay on the device until a group of steps is fetched at once.
-"""
+"""The steps of an epoch: their batches, and the record of each."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step with results still on the device: its record's values, some as tensors.
-
-    Padding samples are excluded.
-    """
+    """A step with results still on the device, some values as tensors. Padding samples are excluded."""
 
     known: dict[str, Any]
     span: ComputeSpan
@@ -58,13 +52,11 @@ def take_step(
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss; update the model unless ``updater`` is None (validation).
-
-    On CUDA everything here is only queued.
-    """
+    """Compute a batch's loss; update the model unless ``updater`` is None (validation)."""
     (images, labels, figures), device = batch, strategy.device
     model = strategy.evaluated if updater is None else strategy.model
     lr, applied = None if updater is None else updater.lr, True
+    # On CUDA everything here is only queued; a group of results is fetched at once.
     with ComputeSpan(device) as span:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -111,10 +103,7 @@ def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
 
 
 class Batches:
-    """The steps of an epoch over one loader, and the current position.
-
-    ``steps`` restarts the loader as needed; None: an epoch is one pass. ``passes`` of it count as done.
-    """
+    """The steps of an epoch over one loader, which restarts as needed for ``steps``, and the position."""
 
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
@@ -125,10 +114,10 @@ class Batches:
         self._again = steps is not None
         self._resumed = False  # a state was loaded, from which the next epoch starts
         self.steps = steps or int(ranks.smallest([len(loader)])[0])
+        # Batches of this epoch returned so far.
         self.step = 0
-        """The number of batches of this epoch returned so far."""
+        # The loader can start at any epoch.
         self.repeatable = loader.resumes_within_epochs
-        """True if the loader can start at any epoch."""
         self._passes = passes  # passes of the loader that have begun
         self._given = 0  # batches of the latest pass
         self._iterator: Iterator[Batch] | None = None
@@ -146,10 +135,8 @@ class Batches:
         self._iterator = None
 
     def state_dict(self, *, over: bool = False) -> dict[str, Any]:
-        """Return the place after the last batch, or the next epoch's start if ``over``.
-
-        An epoch is over once its validation is done.
-        """
+        """Return the place after the last batch, or the next epoch's start if ``over``."""
+        # An epoch is over once its validation is done.
         if over or self.step in (0, self.steps):
             return {"step": 0 if over else self.step, "pass": self._passes, "loader": None}
         return {"step": self.step, "pass": self._passes - 1, "loader": self._loader.state_dict(self._given)}
@@ -180,10 +167,10 @@ class Batches:
         return batch
 
     def _begin(self) -> Batch | None:
-        """Begin a pass, which draws its random numbers from a copy of torch's state."""
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0
+        # A copy of torch's state: loading must not change the model's random numbers.
         with torch.random.fork_rng(devices=[]), starting_workers():
             self._iterator = iter(self._loader)
             return next(self._iterator, None)

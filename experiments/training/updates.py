@@ -1,8 +1,4 @@
-"""Update a model from a loss: optimiser, learning rate schedule, loss scaling.
-
-All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; all ranks skip a
-step with gradients that are not finite, and the schedule does not count it.
-"""
+"""Update a model from a loss: optimiser, learning rate schedule, loss scaling, all torch's own."""
 
 from __future__ import annotations
 
@@ -21,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """Return the factor on ``spec.lr`` at a step from 0: linear warm-up, then schedule.
-
-    `one_cycle` is torch's own and not handled here.
-    """
+    """Return the factor on ``spec.lr`` at a step from 0, for schedules other than `one_cycle`."""
     warmup = round(spec.warmup_epochs * epoch_steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -37,15 +30,12 @@ def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total
 
 
 class Updater:
-    """Updates a model's parameters from losses, and schedules its learning rate."""
+    """Update a model's parameters from losses, and schedule its learning rate."""
 
     def __init__(
         self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
     ) -> None:
-        """Make ``model``'s optimiser, and its schedule over ``epochs`` of ``epoch_steps``.
-
-        ``scaled_on`` is the device type whose float16 needs scaled losses; None: no scaling.
-        """
+        """Make the optimiser, and its schedule over ``epochs`` of ``epoch_steps``."""
         common: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(model.parameters(), momentum=spec.momentum, nesterov=spec.nesterov, **common)
@@ -62,6 +52,7 @@ class Updater:
             self._schedule = LambdaLR(
                 self.optimizer, lambda step: learning_rate_factor(spec, step, epoch_steps, total)
             )
+        # In float16 small gradients would vanish, so the loss is scaled on that device type.
         self._scaler = torch.amp.GradScaler(scaled_on or "cpu", enabled=scaled_on is not None)
         self._applied = False
         self.optimizer.register_step_post_hook(self._on_applied)
@@ -75,12 +66,13 @@ class Updater:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, loss: Tensor) -> bool:
-        """Take a step on a loss; return False if gradients were not finite and it was skipped."""
+        """Take a step on a loss; return False if gradients were not finite, when all ranks skip it."""
         self.optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._applied = False
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        # The schedule does not count skipped steps.
         if self._applied:
             self._schedule.step()
         return self._applied
