@@ -255,6 +255,7 @@ def _restored(kind: str, state: dict[str, Any]) -> Any:
 
 def write_shards(items: Iterable[dict[str, Any]], columns: Mapping[str, str], directory: Path) -> None:
     """Write items with these columns as MDS shards into an empty directory."""
+    declare_operators()  # it imports torchvision, which may lack its own
     from streaming import MDSWriter
 
     with MDSWriter(out=str(directory), columns=dict(columns), size_limit=_SHARD_BYTES) as sink:
