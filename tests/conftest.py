@@ -45,7 +45,7 @@ _SLOW_LIMIT_S = 300
 """What trains or fills caches for a minute takes some minutes on a machine that is busy with other things."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Give slow tests a longer limit than pyproject.toml's, unless they name their own."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

@@ -36,7 +36,7 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, package):
         self.package = package.split(".")
         self.lazy_depth = 0
-        self.found: list[Import] = []
+        self.found = []
 
     def visit_Import(self, node):
         for alias in node.names:

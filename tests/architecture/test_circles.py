@@ -25,7 +25,7 @@ def sources():
 def file_imports(texts):
     """Which of these files each imports."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in texts}
-    found: dict[str, set[str]] = {}
+    found = {}
     for path, text in texts.items():
         package = ".".join(PurePosixPath(path).parent.parts)
         installed = (
@@ -42,7 +42,7 @@ def file_imports(texts):
 
 def folder_imports(files):
     """Which folders the files of each folder import from, itself left out."""
-    found: dict[str, set[str]] = {}
+    found = {}
     for path, targets in files.items():
         folder = PurePosixPath(path).parent.as_posix()
         found.setdefault(folder, set()).update(PurePosixPath(target).parent.as_posix() for target in targets)
@@ -54,8 +54,7 @@ def circle(graph):
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        found: list[str] = error.args[1]
-        return found
+        return error.args[1]
     return []
 
 

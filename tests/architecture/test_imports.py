@@ -104,7 +104,7 @@ OPTIONAL = frozenset(
     | {"webdataset"}
 )
 # (file, package): the reason
-OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
+OPTIONAL_IMPORTERS = {
     ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
     ("coordinator/catalog/key_list_columns.py", "pyarrow"): "checks the columns of key lists",
     ("coordinator/catalog/key_list_formats.py", "pyarrow"): "reads key lists",

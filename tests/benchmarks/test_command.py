@@ -20,12 +20,12 @@ from tests.pages.markdown import ROOT
 PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+def run_json(capsys, *words):
     assert main(["bench", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def check_envelope(report: dict, benchmark: str) -> None:
+def check_envelope(report, benchmark):
     assert report["format"] == 2
     assert report["benchmark"] == benchmark
     assert report["method"]
@@ -167,7 +167,7 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     report = run_json(capsys, "store", "--images", "digits", "--epochs", "2", "--data", str(tmp_path))
 
     check_envelope(report, "store")
-    figures: dict[str, dict[str, dict[str, list[float]]]] = {}
+    figures = {}
     for row in report["rows"]:
         arms = figures.setdefault(row["row"], {})
         for name, value in row.items():

@@ -24,7 +24,7 @@ EPOCH = replace(
 )  # fmt: skip
 
 
-def reading(contender: str, workers: int, lap: Lap, epoch: str = "later", number: int = 1) -> Run[Lap]:
+def reading(contender, workers, lap, epoch="later", number=1):
     loading = Loading("photos", "/data/photos-9/train", 100, 256, 224, 256, workers)
     return Run(read.conditions_of(contender, loading, epoch), number, lap)
 
@@ -62,7 +62,7 @@ def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_mai
     assert rows[PILLOW, 0]["times_less_than_pillow"] == 1
 
 
-def trained(contender: str, *epochs: Lap) -> list[Run[Lap]]:
+def trained(contender, *epochs):
     return [Run({"contender": contender, "epoch": at}, 1, epoch) for at, epoch in enumerate(epochs)]
 
 

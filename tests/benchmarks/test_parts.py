@@ -82,7 +82,7 @@ def loading(tmp_path):
     return Loading("set", str(directory), COUNT, SIDE, SIDE, batch_size=8)
 
 
-def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
+def epoch_of(name, loading):
     """Images and checksum of one epoch."""
     contender = CONTENDERS[name].open(loading)
     try:
@@ -93,7 +93,7 @@ def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
 
 
 def test_the_array_holds_what_pillow_decodes(loading):
-    said: list[str] = []
+    said = []
     for _ in range(2):
         convert_once(RAM, loading, said.append)
     assert len(said) == 1

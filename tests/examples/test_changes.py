@@ -27,7 +27,7 @@ MARK = "superdl_value"
 pytestmark = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.stem)
 
 
-def written(change: Path) -> list[str]:
+def written(change):
     """The lines that a change writes into its script: texts of a, i and c, and what an s makes of a line."""
     lines, found = iter(change.read_text(encoding="utf-8").splitlines()), []
     for line in lines:
@@ -42,7 +42,7 @@ def written(change: Path) -> list[str]:
     return found
 
 
-def calls(text: str, names: set[str]) -> list[ast.Call]:
+def calls(text, names):
     """Each call of one of ``names``, or of a method of it."""
     # An argument that the script's next line gives.
     text = re.sub(r"=$", f"={MARK})", text, flags=re.MULTILINE)
@@ -58,7 +58,7 @@ def calls(text: str, names: set[str]) -> list[ast.Call]:
     return found
 
 
-def called(call: ast.Call) -> object:
+def called(call):
     if isinstance(call.func, ast.Attribute):
         assert isinstance(call.func.value, ast.Name)
         return getattr(getattr(superdl, call.func.value.id), call.func.attr)
@@ -66,19 +66,19 @@ def called(call: ast.Call) -> object:
     return getattr(superdl, call.func.id)
 
 
-def test_it_writes_as_many_lines_as_the_page_says(change: Path) -> None:
+def test_it_writes_as_many_lines_as_the_page_says(change):
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     (said,) = re.findall(rf"\({change.name}\) \| (\d+)\n", page)
     assert len(written(change)) == int(said) <= MAX_LINES
 
 
-def test_sed_takes_it(change: Path) -> None:
+def test_sed_takes_it(change):
     done = subprocess.run(["sed", "-f", change, os.devnull], capture_output=True, text=True, check=False)  # noqa: S607
     assert (done.returncode, done.stderr) == (0, "")
     assert SCRIPT.match(change.read_text(encoding="utf-8"))
 
 
-def test_superdl_has_what_it_calls(change: Path) -> None:
+def test_superdl_has_what_it_calls(change):
     text = "\n".join(written(change))
     (names,) = re.findall(r"^from superdl import (.+)$", text, flags=re.MULTILINE)
     assert set(names.split(", ")) <= set(superdl.__all__)
@@ -96,7 +96,7 @@ def test_superdl_has_what_it_calls(change: Path) -> None:
         )
 
 
-def test_the_script_changes_by_that_much_and_stays_python(change: Path) -> None:
+def test_the_script_changes_by_that_much_and_stays_python(change):
     folder = os.environ.get("SUPER_EXAMPLES")
     if folder is None:
         pytest.skip("SUPER_EXAMPLES names no folder with the scripts")

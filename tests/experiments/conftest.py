@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from PIL import Image
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def colours(tmp_path: Path) -> Path:
+def colours(tmp_path):
     """Two classes of plain colours, 24 to train with, 8 to validate."""
     directory = tmp_path / "colours"
     for split, count in (("train", 12), ("val", 4)):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from superdl.experiments.records import StepRecord
 
 __all__ = ["step_record"]
 
-_FIGURES: dict[str, Any] = {
+_FIGURES = {
     "epoch": 0,
     "split": "train",
     "step": 0,
@@ -29,6 +27,6 @@ _FIGURES: dict[str, Any] = {
 }
 
 
-def step_record(**changes: Any) -> StepRecord:
+def step_record(**changes):
     """The record with some figures changed."""
     return StepRecord(**{**_FIGURES, **changes})

@@ -13,7 +13,7 @@ from superdl.super_wire.errors import ConfigError
 CPU = torch.device("cpu")
 
 
-def random_images(side: int, count: int = 2) -> torch.Tensor:
+def random_images(side, count=2):
     return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
 
 
@@ -45,16 +45,16 @@ def test_models_take_uint8_in_either_layout_and_have_their_size(name, side, para
 # ----------------------------------------------------------------------------------- pretrained weights
 
 
-def model_of(seed: int, classes: int = 5, name: str = "resnet18", side: int = 32) -> torch.nn.Module:
+def model_of(seed, classes=5, name="resnet18", side=32):
     torch.manual_seed(seed)
     return build_model(name, classes, CPU, side=side)
 
 
-def contiguous(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+def contiguous(network):
     return {name: value.contiguous() for name, value in network.state_dict().items()}
 
 
-def same(one: torch.nn.Module, other: torch.nn.Module, *, but: str = "nothing") -> bool:
+def same(one, other, *, but="nothing"):
     theirs = other.state_dict()
     return all(
         torch.equal(value, theirs[name]) for name, value in one.state_dict().items() if but not in name
@@ -95,7 +95,7 @@ class _Evil:
 def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_is_run(tmp_path):
     path = tmp_path / "weights.pt"
 
-    def refused(message: str) -> None:
+    def refused(message):
         with pytest.raises(ConfigError, match=message):
             load_weights(model_of(0), str(path))
 

@@ -17,10 +17,10 @@ from tests.experiments.step_records import step_record
 class ScriptedSource:
     """Gives one reading after another; an error in the script is raised."""
 
-    def __init__(self, *readings: LoaderCounters | Exception) -> None:
+    def __init__(self, *readings):
         self._readings = list(readings)
 
-    def job_stats(self) -> LoaderCounters:
+    def job_stats(self):
         reading = self._readings.pop(0)
         if isinstance(reading, Exception):
             raise reading
@@ -73,7 +73,7 @@ class Told(NamedTuple):
 class Job:
     """Tells stalls, or fails."""
 
-    def __init__(self, *stalls: Told, error: Exception | None = None) -> None:
+    def __init__(self, *stalls, error=None):
         self.stalls = stalls
         self.error = error
         self.asked = 0

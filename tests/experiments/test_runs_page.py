@@ -14,7 +14,7 @@ from superdl.super_wire.waits import WAITS
 PAGE = (Path(__file__).resolve().parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 
 
-def first_cells(section: str) -> set[str]:
+def first_cells(section):
     """What stands in code in the first column of a section's tables."""
     text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]

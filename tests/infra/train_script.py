@@ -47,7 +47,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     epochs = []
     while len(epochs) < given.epochs or given.forever:
-        seen: list[tuple[str, int]] = []
+        seen = []
         for number, (images, labels, info) in enumerate(loader):
             loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
             optimizer.zero_grad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +20,6 @@ from tests.integration.frameworks import (
     BATCHES,
     EPOCHS,
     GLOBAL_BATCH,
-    Batch,
     Stopped,
     code_of,
     named,
@@ -35,14 +33,12 @@ class Steps:
     With ``out`` it writes what came into a file for its rank, so that another process knows.
     """
 
-    def __init__(self, save: Path | None = None, stop_after: int = -1, out: Path | None = None) -> None:
-        self.seen: list[Batch] = []
-        self.rates: list[float] = []
+    def __init__(self, save=None, stop_after=-1, out=None):
+        self.seen = []
+        self.rates = []
         self._save, self._stop_after, self._out = save, stop_after, out
 
-    def __call__(
-        self, accelerator: Accelerator, model: Any, optimizer: Any, schedule: Any, images: Any, labels: Any
-    ) -> None:
+    def __call__(self, accelerator, model, optimizer, schedule, images, labels):
         self.seen.append(named(images, labels))
         self.rates += schedule.get_last_lr()
         if self._out is not None:
@@ -58,12 +54,12 @@ class Steps:
             raise Stopped
 
 
-def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def parts():
     model = torch.nn.Linear(3 * SIDE * SIDE, 4)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
-def planned_rates() -> list[float]:
+def planned_rates():
     """The learning rate of each step that the page's schedule gives in a plain loop."""
     _, optimizer = parts()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * BATCHES)
@@ -75,9 +71,7 @@ def planned_rates() -> list[float]:
     return rates
 
 
-def main(
-    source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
-) -> None:
+def main(source, out, ranks, how="page", stop_after=-1, checkpoint=None):
     """Train as the page does, or with what it warns of: a prepared DataLoader, a schedule of more steps."""
     if how == "page":
         steps = Steps(Path(out) / "state", stop_after, Path(out))
@@ -91,7 +85,7 @@ def main(
         next(iter(accelerator.prepare(data_loader(source, ranks))))
 
 
-def data_loader(source: str, ranks: int = 1) -> DataLoader[Any]:
+def data_loader(source, ranks=1):
     """What must not be given to ``prepare``."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
     sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True)

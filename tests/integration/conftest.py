@@ -7,27 +7,21 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fixtures.stack import Stack
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.object_store import ObjectStore
-
 
 @pytest.fixture(scope="module")
-def temporary() -> Iterator[Path]:
+def temporary():
     """A short temporary directory: paths of unix sockets have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="super-i-") as directory:
         yield Path(directory)
 
 
 @pytest.fixture(scope="session")
-def shared_stack() -> Iterator[Stack]:
+def shared_stack():
     """One for all tests that leave it as it was, with a function worker for each core.
 
     Who needs samples that are not cached yet has a recipe or images of its own; who kills something takes
@@ -39,7 +33,7 @@ def shared_stack() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def restarted_stack() -> Iterator[Stack]:
+def restarted_stack():
     """One whose parts are killed and emptied; each test leaves a coordinator that serves."""
     with Stack(arguments=("--slots", "2")) as running:
         yield running
@@ -47,14 +41,14 @@ def restarted_stack() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def photos(object_store: ObjectStore, images: Path) -> str:
+def photos(object_store, images):
     """A source in S3 that holds the images; who starts from now on knows the object store."""
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return "s3://photos/train"
 
 
 @pytest.fixture
-def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def here(shared_stack, monkeypatch):
     """A coordinator that the environment names."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     yield shared_stack.address

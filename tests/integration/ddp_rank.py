@@ -42,7 +42,7 @@ class Settings:
     failing: int = -1
 
 
-def main(settings: Settings) -> None:
+def main(settings):
     dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     rank = dist.get_rank()
     model = DistributedDataParallel(torch.nn.Linear(3 * SIDE * SIDE, 4))
@@ -55,21 +55,21 @@ def main(settings: Settings) -> None:
 
 
 def passed(
-    settings: Settings,
-    model: torch.nn.Module,
-    rank: int,
+    settings,
+    model,
+    rank,
     *,
-    epochs: int = 1,
-    stop: int | None = None,
-    **how: Any,
-) -> tuple[list[dict[str, Any]], list[Any]]:
+    epochs=1,
+    stop=None,
+    **how,
+):
     """One pass: its batches, and what all ranks agree on."""
     dataset = SuperDataset(settings.source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     how = {"shuffle": True} | how
     sampler = SuperSampler(dataset, batch_size=settings.batch_size, seed=settings.seed, **how)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batches: list[dict[str, Any]] = []
+    batches = []
     for epoch in range(epochs):
         for count, (images, labels, info) in enumerate(loader, 1):
             loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -13,17 +12,8 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
-    import torch
-
-    from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.stack import Stack
-
-
-def remove_busy(folder: Path, tries: int = 1000) -> None:
+def remove_busy(folder, tries=1000):
     """Remove a folder into which other processes may write meanwhile."""
     for last in range(tries):
         try:
@@ -35,12 +25,12 @@ def remove_busy(folder: Path, tries: int = 1000) -> None:
             return
 
 
-def pixels_of(images: torch.Tensor) -> list[bytes]:
+def pixels_of(images):
     """Each image of a batch [n, 3, h, w] as the bytes of its rows of RGB pixels."""
     return [np.ascontiguousarray(image).tobytes() for image in images.permute(0, 2, 3, 1).numpy()]
 
 
-def collect(loader: Iterable[Any]) -> list[tuple[bytes, int]]:
+def collect(loader):
     """One epoch: (pixels, label) of every sample, in the order of delivery, copied."""
     delivered = []
     for images, labels, *_ in loader:
@@ -48,21 +38,21 @@ def collect(loader: Iterable[Any]) -> list[tuple[bytes, int]]:
     return delivered
 
 
-def assert_exactly_once(delivered: list[tuple[bytes, int]], expected: dict[bytes, int]) -> None:
+def assert_exactly_once(delivered, expected):
     """Every expected image came once, with its label and its exact pixels, and nothing else did."""
     assert Counter(pixels for pixels, _ in delivered) == Counter(dict.fromkeys(expected, 1))
     assert all(expected[pixels] == label for pixels, label in delivered)
 
 
 def train(
-    stack: Stack,
-    images: Path,
-    source: str = "",
+    stack,
+    images,
+    source="",
     *,
-    disturb: Mapping[int, Callable[[], object]] | None = None,
-    batch_size: int = 4,
-    workers: int = 0,
-) -> SamplerStats:
+    disturb=None,
+    batch_size=4,
+    workers=0,
+):
     """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
     order in which it comes again when nothing is done.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from itertools import chain
-from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
@@ -15,11 +14,6 @@ from tests.fixtures.images import SIDE
 from tests.integration.delivery import pixels_of
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
 from tests.pages.markdown import ROOT, blocks_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
 
 PAGE = ROOT / "docs/frameworks.md"
 GLOBAL_BATCH = 16
@@ -34,7 +28,7 @@ class Stopped(Exception):  # noqa: N818  # it ends a training, and is no error
     """The training was stopped where the test wanted."""
 
 
-def code_of(section: str, source: str, *, ranks: int = 1) -> dict[str, Any]:
+def code_of(section, source, *, ranks=1):
     """The names that a section's code makes, run with this source, small images and small batches."""
     code = "\n".join(block.text for block in blocks_of(PAGE, section)).replace(
         "s3://my-bucket/imagenet/val", source
@@ -46,24 +40,24 @@ def code_of(section: str, source: str, *, ranks: int = 1) -> dict[str, Any]:
     ):
         assert written in code, written
         code = code.replace(written, here)
-    names: dict[str, Any] = {"__name__": section}
+    names = {"__name__": section}
     exec(compile(code, f"{PAGE} ({section})", "exec"), names)  # noqa: S102  # our own page
     return names
 
 
-def named(images: torch.Tensor, labels: torch.Tensor) -> Batch:
+def named(images, labels):
     """A batch as its images' digests and labels."""
     pairs = zip(pixels_of(images), labels.tolist(), strict=True)
     return [f"{hashlib.sha256(pixels).hexdigest()[:16]} {label}" for pixels, label in pairs]
 
 
-def write_down(out: Path, rank: int, batch: Batch) -> None:
+def write_down(out, rank, batch):
     """Add a batch to what a rank got."""
     with (out / f"rank{rank}.jsonl").open("a") as file:
         file.write(json.dumps(batch) + "\n")
 
 
-def together(out: Path, ranks: int) -> list[Batch]:
+def together(out, ranks):
     """What the ranks got, as the global batches that their parts make; all got as many, of equal lengths."""
     of_ranks = [
         [json.loads(line) for line in (out / f"rank{rank}.jsonl").read_text().splitlines()]
@@ -74,7 +68,7 @@ def together(out: Path, ranks: int) -> list[Batch]:
     return [list(chain.from_iterable(parts)) for parts in batches]
 
 
-def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list[Batch]]:
+def plain_loop(source, coordinator, epochs=EPOCHS):
     """What an ordinary loop in one process gets in each epoch."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(
@@ -84,7 +78,7 @@ def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list
         return [[named(images, labels) for images, labels in loader] for _ in range(epochs)]
 
 
-def two_ranks(program: str, temporary: Path, images: Path, out: Path, **how: Any) -> str:
+def two_ranks(program, temporary, images, out, **how):
     """Run a program as two ranks, by torchrun and the embedded default; their stderr if it failed."""
     out.mkdir(exist_ok=True)
     given = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)

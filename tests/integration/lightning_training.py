@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -17,7 +16,7 @@ from superdl.experiments.models import declare_operators
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
-from tests.integration.frameworks import GLOBAL_BATCH, SEED, Batch, Stopped, code_of, named, write_down
+from tests.integration.frameworks import GLOBAL_BATCH, SEED, Stopped, code_of, named, write_down
 
 declare_operators()  # Lightning's metrics import torchvision where there is one
 import lightning.pytorch as pl  # noqa: E402  # after that
@@ -29,14 +28,14 @@ class Classifier(pl.LightningModule):
     With ``out`` it writes what came into a file for its rank, so that another process knows.
     """
 
-    def __init__(self, stop_after: int = -1, out: Path | None = None, *, whole_epoch: bool = False) -> None:
+    def __init__(self, stop_after=-1, out=None, *, whole_epoch=False):
         super().__init__()
         self.model = torch.nn.Linear(3 * SIDE * SIDE, 4)
-        self.seen: list[Batch] = []
-        self.epochs: list[int] = []
+        self.seen = []
+        self.epochs = []
         self._stop_after, self._out, self._whole_epoch = stop_after, out, whole_epoch
 
-    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
+    def training_step(self, batch, batch_index):
         images, labels = batch[:2]
         self.seen.append(named(images, labels))
         self.epochs.append(self.current_epoch)
@@ -44,52 +43,52 @@ class Classifier(pl.LightningModule):
             write_down(self._out, self.global_rank, self.seen[-1])
         return torch.nn.functional.cross_entropy(self.model(images.flatten(1).float() / 255), labels)
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         if not self._whole_epoch:
             self._maybe_stop()
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self._maybe_stop()
 
-    def _maybe_stop(self) -> None:
+    def _maybe_stop(self):
         if len(self.seen) == self._stop_after:
             self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/stopped.ckpt")
             raise Stopped
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 class Validated(Classifier):
     """One that remembers, too, what it was validated on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.validated: list[Batch] = []
+        self.validated = []
 
-    def validation_step(self, batch: Any, batch_index: int) -> None:
+    def validation_step(self, batch, batch_index):
         self.validated.append(named(*batch[:2]))
 
 
 class ByWorkers(pl.LightningDataModule):
     """A DataLoader that is not told the epoch, as the page's is."""
 
-    def __init__(self, source: str, ranks: int = 1) -> None:
+    def __init__(self, source, ranks=1):
         super().__init__()
         self._source, self._ranks = source, ranks
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return data_loader(self._source, self._ranks)
 
 
 class ByThreads(ByWorkers):
     """What the page has, in a class that spawned processes can import."""
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return super_loader(self._source, self._ranks)
 
 
-def super_loader(source: str, ranks: int = 1) -> SuperLoader[Any]:
+def super_loader(source, ranks=1):
     """By threads, with what Lightning may want to move, convert or measure beside the tensors."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     return SuperLoader(
@@ -97,7 +96,7 @@ def super_loader(source: str, ranks: int = 1) -> SuperLoader[Any]:
     )
 
 
-def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
+def data_loader(source, ranks=1, **options):
     """Two workers that last, unless ``options`` say otherwise."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=SEED)
@@ -105,9 +104,7 @@ def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, sampler=sampler, batch_size=None, **options)
 
 
-def main(
-    source: str, out: str, ranks: int, how: str = "page", stop_after: int = -1, checkpoint: str | None = None
-) -> None:
+def main(source, out, ranks, how="page", stop_after=-1, checkpoint=None):
     """Train as the page does (``threads``: too), by ``workers``, or with a loader that was made too early."""
     model = Classifier(stop_after, Path(out))
     if how == "page":

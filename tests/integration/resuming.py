@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -13,13 +12,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.stack import Stack
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH_SIZE = 16
@@ -35,14 +27,14 @@ class Run:
 
     def __init__(
         self,
-        stack: Stack,
-        images: Path,
+        stack,
+        images,
         *,
-        kind: str,
-        workers: int,
-        options: dict[str, Any],
-        **arguments: Any,
-    ) -> None:
+        kind,
+        workers,
+        options,
+        **arguments,
+    ):
         self.kind = kind
         self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
         arguments = {
@@ -53,7 +45,7 @@ class Run:
         } | arguments
         self.sampler = SuperSampler(self.dataset, **arguments)
         if kind == "threads":
-            self.loader: Any = SuperLoader(self.dataset, self.sampler, **options)
+            self.loader = SuperLoader(self.dataset, self.sampler, **options)
         else:
             self.loader = {"plain": DataLoader, "stateful": StatefulDataLoader}[kind](
                 self.dataset,
@@ -64,7 +56,7 @@ class Run:
                 **options,
             )
 
-    def state_dict(self, consumed: int | None) -> dict[str, Any]:
+    def state_dict(self, consumed):
         """What a script saves that has got so many batches of this iteration; ``None``: between epochs."""
         if self.kind != "plain":
             return dict(self.loader.state_dict())
@@ -73,15 +65,15 @@ class Run:
 
 @contextmanager
 def run_of(
-    stack: Stack,
-    images: Path,
-    state: dict[str, Any] | None = None,
+    stack,
+    images,
+    state=None,
     *,
-    kind: str = "plain",
-    workers: int = 0,
-    options: dict[str, Any] | None = None,
-    **arguments: Any,
-) -> Iterator[Run]:
+    kind="plain",
+    workers=0,
+    options=None,
+    **arguments,
+):
     """A run, from ``state`` on if there is one: the sampler's of a plain DataLoader, else the loader's.
 
     ``kind`` of the loader is ``plain``, ``stateful`` (torchdata's) or ``threads`` (SuperLoader). ``options``
@@ -97,7 +89,7 @@ def run_of(
         run.sampler.close()
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition, what):
     """Poll a condition, at most :data:`WAIT_S`."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
@@ -105,7 +97,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def settled_stats(sampler: SuperSampler) -> SamplerStats:
+def settled_stats(sampler):
     """The figures of a job once no request is under way: the last answers come later than the last batch."""
     wait_until(lambda: not sampler.job_stats().total_requests_in_flight, "all answers")
     return sampler.job_stats()

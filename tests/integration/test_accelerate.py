@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from accelerate import Accelerator, skip_first_batches
@@ -14,26 +13,23 @@ from superdl import SuperDataset, SuperLoader
 from superdl.super_wire.errors import UsageError
 from tests.integration import accelerate_training
 from tests.integration.accelerate_training import Steps, data_loader, parts, planned_rates
-from tests.integration.frameworks import Batch, Stopped, code_of, plain_loop, together, two_ranks
-
-if TYPE_CHECKING:
-    from tests.fixtures.stack import Stack
+from tests.integration.frameworks import Stopped, code_of, plain_loop, together, two_ranks
 
 PROGRAM = str(Path(accelerate_training.__file__))
 
 
 @pytest.fixture(scope="module")
-def expected(shared_stack: Stack, images: Path) -> list[list[Batch]]:
+def expected(shared_stack, images):
     return plain_loop(images.as_uri(), shared_stack.address)
 
 
 @pytest.fixture(autouse=True)
-def ready(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def ready(shared_stack, monkeypatch):
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
-def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[list[Batch]]) -> None:
+def test_the_page_trains_on_what_a_plain_loop_gets(images, expected):
     steps = Steps()
     code_of("Accelerate", images.as_uri())["train"](*parts(), steps)
     assert steps.seen == list(chain.from_iterable(expected))
@@ -41,9 +37,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[
 
 
 @pytest.mark.parametrize("taken", [4, 13])
-def test_a_saved_state_is_gone_on_with(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
-) -> None:
+def test_a_saved_state_is_gone_on_with(images, expected, tmp_path, taken):
     train = code_of("Accelerate", images.as_uri())["train"]
     first, then = Steps(tmp_path / "state", taken), Steps()
     with pytest.raises(Stopped):
@@ -53,13 +47,13 @@ def test_a_saved_state_is_gone_on_with(
     assert first.rates + then.rates == planned_rates()
 
 
-def test_a_prepared_data_loader_is_refused(images: Path) -> None:
+def test_a_prepared_data_loader_is_refused(images):
     prepared = Accelerator().prepare(data_loader(images.as_uri()))
     with pytest.raises(UsageError, match=r"Accelerate's prepare\(\) is not to be given the loader"):
         next(iter(prepared))
 
 
-def test_skipping_the_first_batches_is_refused_with_what_to_do(images: Path) -> None:
+def test_skipping_the_first_batches_is_refused_with_what_to_do(images):
     with SuperLoader(SuperDataset(images.as_uri()), batch_size=8) as loader:
         for given in (loader, Accelerator().prepare(loader)):
             with pytest.raises(UsageError, match="skip_first_batches.*load_state_dict"):
@@ -67,9 +61,7 @@ def test_skipping_the_first_batches_is_refused_with_what_to_do(images: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_ranks_train_on_what_a_plain_loop_gets(
-    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_train_on_what_a_plain_loop_gets(images, expected, temporary, tmp_path):
     assert two_ranks(PROGRAM, temporary, images, tmp_path) == ""
     assert together(tmp_path, 2) == list(chain.from_iterable(expected))
     for rank in range(2):
@@ -77,17 +69,13 @@ def test_two_ranks_train_on_what_a_plain_loop_gets(
 
 
 @pytest.mark.slow
-def test_a_schedule_that_two_ranks_would_step_twice_is_refused(
-    images: Path, temporary: Path, tmp_path: Path
-) -> None:
+def test_a_schedule_that_two_ranks_would_step_twice_is_refused(images, temporary, tmp_path):
     errors = two_ranks(PROGRAM, temporary, images, tmp_path, how="schedule")
     assert "UsageError: Accelerate would step the prepared CosineAnnealingLR 2 times for each batch" in errors
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_a_saved_state(
-    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_go_on_with_a_saved_state(images, expected, temporary, tmp_path):
     first, then = tmp_path / "first", tmp_path / "then"
     assert "Stopped" in two_ranks(PROGRAM, temporary, images, first, stop_after=13)
     assert two_ranks(PROGRAM, temporary, images, then, checkpoint=str(first / "state")) == ""

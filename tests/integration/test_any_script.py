@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,10 +25,6 @@ from superdl import (
 from tests.fixtures.images import SIDE
 from tests.fixtures.torchvision import torchvision_transforms
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 v1 = torchvision_transforms()
 if v1 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -39,18 +34,18 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
 
 
-def noisy(image: Any) -> torch.Tensor:
+def noisy(image):
     """Draws from all three global generators."""
     draws = random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
     return torch.cat([torch.from_numpy(np.array(image)).flatten().double(), torch.tensor(draws)])
 
 
-def noisy_by_its_own(image: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def noisy_by_its_own(image, rng):
     """Draws from a generator that it is given, so that threads may call it."""
     return np.asarray(image) + rng.normal(size=np.asarray(image).shape)
 
 
-def training() -> Any:
+def training():
     """The commonest pipeline of all."""
     return v2.Compose(
         [
@@ -63,12 +58,12 @@ def training() -> Any:
     )
 
 
-def epochs(loader: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def epochs(loader):
     """Two epochs, batch by batch, in order."""
     return [(images.clone(), labels.clone()) for _ in range(2) for images, labels in loader]
 
 
-def assert_equal(made: Any, expected: Any) -> None:
+def assert_equal(made, expected):
     assert len(made) == len(expected) == 2 * -(-150 // BATCH)
     for (images, labels), (others, other_labels) in zip(made, expected, strict=True):
         assert torch.equal(images, others)
@@ -82,9 +77,7 @@ def assert_equal(made: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [training, lambda: noisy], ids=["torchvision v2", "own"])
-def test_a_transform_that_draws_is_read_by_processes_as_a_dataloader_reads_it(
-    here: str, images: Path, make: Any
-) -> None:
+def test_a_transform_that_draws_is_read_by_processes_as_a_dataloader_reads_it(here, images, make):
     dataset = SuperDataset(images, RECIPE, transform=make())
     with SuperSampler(dataset, batch_size=BATCH, shuffle=True, seed=3) as sampler:
         expected = epochs(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
@@ -108,12 +101,10 @@ def test_a_transform_that_draws_is_read_by_processes_as_a_dataloader_reads_it(
     ],
     ids=["generator", "seeded", "Augment", "validation", "none"],
 )
-def test_threads_and_processes_give_the_same(
-    here: str, images: Path, transform: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_threads_and_processes_give_the_same(here, images, transform, caplog):
     caplog.set_level("INFO", "superdl.super_dataset")
     dataset = SuperDataset(images, RECIPE, transform=transform)
-    how: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 7}
+    how = {"batch_size": BATCH, "shuffle": True, "seed": 7}
     with SuperLoader(dataset, **how) as loader:
         assert "reads by threads: 1, since nothing draws" in caplog.text
         expected = epochs(loader)
@@ -122,13 +113,13 @@ def test_threads_and_processes_give_the_same(
         assert_equal(epochs(loader), expected) if transform else assert_same_order(epochs(loader), expected)
 
 
-def assert_same_order(made: Any, expected: Any) -> None:
+def assert_same_order(made, expected):
     for (images, labels), (others, other_labels) in zip(made, expected, strict=True):
         assert torch.equal(images, others)
         assert torch.equal(labels, other_labels)
 
 
-def test_what_a_split_leaves_goes_on_in_processes(here: str, images: Path) -> None:
+def test_what_a_split_leaves_goes_on_in_processes(here, images):
     parts = split_transform(v2.Compose([v2.Resize(28), *training().transforms]))
     dataset = SuperDataset(images, parts.recipe, transform=parts.rest)
     whole = SuperDataset(images, Recipe([{"op": "resize", "size": 28}]), transform=training())
@@ -140,10 +131,10 @@ def test_what_a_split_leaves_goes_on_in_processes(here: str, images: Path) -> No
         assert_equal(epochs(loader), epochs(DataLoader(whole, sampler=sampler, batch_size=None)))
 
 
-def test_processes_resume_in_mid_epoch(here: str, images: Path) -> None:
+def test_processes_resume_in_mid_epoch(here, images):
     dataset = SuperDataset(images, RECIPE, transform=training())
 
-    def loader_of() -> SuperLoader[Any]:
+    def loader_of():
         return SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=2, job="resumes")
 
     with loader_of() as loader:
@@ -160,7 +151,7 @@ def test_processes_resume_in_mid_epoch(here: str, images: Path) -> None:
     assert len(begun + resumed) == len(expected) == 10
 
 
-def test_processes_leave_out_what_is_bad_as_threads_do(here: str, tmp_path: Path, images: Path) -> None:
+def test_processes_leave_out_what_is_bad_as_threads_do(here, tmp_path, images):
     for name, count in (("ant", 3), ("bee", 2)):
         (tmp_path / name).mkdir()
         for number in range(count):
@@ -179,27 +170,25 @@ def test_processes_leave_out_what_is_bad_as_threads_do(here: str, tmp_path: Path
 class ManyCrops:
     """As DINO's: two global crops and four local ones."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.large, self.small = v2.RandomResizedCrop(24), v2.RandomResizedCrop(8)
         self.end = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
-    def __call__(self, image: Any) -> list[torch.Tensor]:
+    def __call__(self, image):
         return [self.end(crop(image)) for crop in (*[self.large] * 2, *[self.small] * 4)]
 
 
 class TwoViews:
     """As SimCLR's and MoCo's; with something of each kind beside them."""
 
-    def __call__(self, image: Any) -> tuple[Any, ...]:
+    def __call__(self, image):
         array = np.array(image)
         return noisy(image), {"array": array[:2], "mean": float(array.mean()), "size": image.size}, "a name"
 
 
 @pytest.mark.parametrize("transform", [ManyCrops(), TwoViews()], ids=["DINO", "SimCLR"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_has_the_structure_that_a_dataloader_gives(
-    here: str, images: Path, transform: Any, workers: int
-) -> None:
+def test_a_batch_has_the_structure_that_a_dataloader_gives(here, images, transform, workers):
     dataset = SuperDataset(images, RECIPE, transform=transform)
     with SuperLoader(dataset, batch_size=4, num_workers=workers) as loader:
         views, labels = next(iter(loader))
@@ -211,7 +200,7 @@ def test_a_batch_has_the_structure_that_a_dataloader_gives(
         assert [view.shape for view in views] == [(4, 3, 24, 24)] * 2 + [(4, 3, 8, 8)] * 4
 
 
-def assert_alike(made: Any, expected: Any) -> None:
+def assert_alike(made, expected):
     if isinstance(expected, torch.Tensor):
         assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
         assert torch.equal(made, expected)
@@ -228,12 +217,12 @@ def assert_alike(made: Any, expected: Any) -> None:
             assert_alike(*pair)
 
 
-def detection(samples: list[tuple[Any, int]]) -> tuple[Any, ...]:
+def detection(samples):
     """As torchvision's reference scripts have it."""
     return tuple(zip(*samples, strict=True))
 
 
-def test_collate_fn_gets_samples_as_a_dataloaders_does(here: str, images: Path) -> None:
+def test_collate_fn_gets_samples_as_a_dataloaders_does(here, images):
     plain = SuperDataset(images, RECIPE, transform=training())
     expected = detection([plain[place] for place in range(3)])
     collating = SuperDataset(images, RECIPE, transform=training(), collate_fn=detection, return_info=True)
@@ -255,11 +244,11 @@ def test_collate_fn_gets_samples_as_a_dataloaders_does(here: str, images: Path) 
     assert [info.keys for _, info in by_dataset] == [plain_keys(images, 3)] * 2
 
 
-def plain_keys(images: Path, count: int) -> tuple[str, ...]:
+def plain_keys(images, count):
     return tuple(str(path.relative_to(images)) for path in sorted(images.glob("*/*.jpg"))[:count])
 
 
-def test_a_mix_joins_crops_with_crops(here: str, images: Path) -> None:
+def test_a_mix_joins_crops_with_crops(here, images):
     parts = [SuperDataset(images, RECIPE, transform=ManyCrops()) for _ in range(2)]
     mix = SuperMix(dict.fromkeys(parts, 0.5))
     with SuperLoader(mix, batch_size=6, num_workers=2) as loader:
@@ -307,7 +296,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_script_that_names_no_coordinator(images: Path, temporary: Path, context: str) -> None:
+def test_a_script_that_names_no_coordinator(images, temporary, context):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_STATE": "none"}
     program = temporary / f"script_{context}.py"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import operator
 import random
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,24 +14,18 @@ from torch.utils.data import DataLoader
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset, SuperLoader
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 RECIPE = Recipe.image(resize=40, crop=40)
 AUGMENT = Augment(32, brightness=0.4, hue=0.1, mean=(0.5,) * 3, std=(0.25,) * 3, seed=5)
 
 
-def with_ids(images: Any, labels: Any, info: Any) -> Any:
+def with_ids(images, labels, info):
     """Augment in the reader, and tell which samples they were."""
     return *AUGMENT(images, labels, info), info.sample_ids
 
 
-def pictures(loader: Iterable[Any]) -> dict[bytes, bytes]:
+def pictures(loader):
     """Sample id -> pixels, of one epoch; padding must agree with what it repeats."""
-    seen: dict[bytes, bytes] = {}
+    seen = {}
     for images, _, ids in loader:
         assert images.shape == (len(ids) // 16, 3, 32, 32)
         assert images.is_contiguous(memory_format=torch.channels_last)
@@ -42,7 +35,7 @@ def pictures(loader: Iterable[Any]) -> dict[bytes, bytes]:
     return seen
 
 
-def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: Stack, images: Path) -> None:
+def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack, images):
     dataset = SuperDataset(images, Recipe.image(resize=41, crop=40), transform=with_ids)  # not cached yet
     with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
@@ -58,7 +51,7 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: 
     ) as sampler:
         assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
         assert pictures(SuperLoader(dataset, sampler)) == second
-    ranks: dict[bytes, bytes] = {}
+    ranks = {}
     for rank in range(2):
         with SuperSampler(
             dataset,
@@ -73,17 +66,17 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: 
     assert ranks == first
 
 
-def cropped(image: Any) -> Any:
+def cropped(image):
     """A crop of one PIL image and its brightness, as global generators draw them."""
     left, top = random.randrange(24), random.randrange(24)
     return torch.from_numpy(np.array(image.crop((left, top, left + 16, top + 16)))) * torch.rand(1)
 
 
-def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: Stack, images: Path) -> None:
+def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack, images):
     seeded = SuperDataset(images, RECIPE, transform=PerSample(cropped, seed=3), return_info=True)
     plain = SuperDataset(images, transform=cropped, return_info=True)  # and no recipe: images as they are
 
-    def crops(workers: int, dataset: SuperDataset = seeded, **plan: Any) -> list[dict[str, bytes]]:
+    def crops(workers, dataset=seeded, **plan):
         with SuperSampler(dataset, shuffle=True, coordinator=shared_stack.address, **plan) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
             return [
@@ -105,7 +98,7 @@ def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: S
     assert all(by_sampler[0][key] != other[0][key] for key in first)
 
 
-def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack: Stack, images: Path) -> None:
+def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack, images):
     plain = SuperDataset(images, RECIPE, return_info=True)
     with SuperSampler(plain, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=2)

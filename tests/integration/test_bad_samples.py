@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,25 +16,19 @@ from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import BadSampleError
 from tests.fixtures.images import SIDE, write_images
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BAD = ("ant/broken.jpg", "bee/broken.jpg", "dog/broken.jpg")
 
 
 @pytest.fixture(autouse=True)
-def _ended() -> Iterator[None]:
+def _ended():
     """A dataset names its bad samples once more at its end: in its own test, not among another's warnings."""
     yield
     gc.collect()
 
 
 @pytest.fixture
-def dirty(tmp_path: Path) -> Path:
+def dirty(tmp_path):
     """Sixteen good images, and three files that are none."""
     directory = write_images(tmp_path / "dirty", 16)
     for name in BAD:
@@ -43,7 +36,7 @@ def dirty(tmp_path: Path) -> Path:
     return directory
 
 
-def named_in(caplog: pytest.LogCaptureFixture, source: Path) -> list[str]:
+def named_in(caplog, source):
     """The bad files of a source that warnings name, in the order of their names.
 
     Datasets of earlier tests name theirs again whenever they are collected.
@@ -53,7 +46,7 @@ def named_in(caplog: pytest.LogCaptureFixture, source: Path) -> list[str]:
     return sorted(name for name in BAD for line in told if name in line)
 
 
-def loader_of(kind: str, dataset: Any, sampler: Any) -> Any:
+def loader_of(kind, dataset, sampler):
     if kind == "threads":
         return SuperLoader(dataset, sampler)
     workers = 0 if kind == "none" else 2
@@ -65,9 +58,7 @@ def loader_of(kind: str, dataset: Any, sampler: Any) -> Any:
     "kind",
     ["none", "threads", "fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))],
 )
-def test_all_bad_samples_are_named_by_the_end_of_the_epoch(
-    shared_stack: Stack, dirty: Path, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
+def test_all_bad_samples_are_named_by_the_end_of_the_epoch(shared_stack, dirty, caplog, kind):
     dataset = SuperDataset(dirty, RECIPE, on_bad_sample="skip")
     with SuperSampler(
         dataset, batch_size=4, shuffle=True, seed=1, coordinator=shared_stack.address
@@ -84,12 +75,10 @@ def test_all_bad_samples_are_named_by_the_end_of_the_epoch(
         assert getattr(loader, "bad_samples", sampler.bad_samples) == dataset.bad_samples
 
 
-def test_a_mix_names_the_bad_samples_of_each_of_its_datasets(
-    shared_stack: Stack, dirty: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mix_names_the_bad_samples_of_each_of_its_datasets(shared_stack, dirty, caplog):
     other = shutil.copytree(dirty, dirty.parent / "other")
     parts = [SuperDataset(place, RECIPE, on_bad_sample="replace") for place in (dirty, other)]
-    how: dict[str, Any] = {"batch_size": 4, "coordinator": shared_stack.address}
+    how = {"batch_size": 4, "coordinator": shared_stack.address}
     with SuperLoader(SuperMix(parts), **how) as loader:
         assert sum(len(images) for images, _ in loader) == 38
         assert sorted(one.key for one in loader.bad_samples) == sorted(BAD * 2)
@@ -107,7 +96,7 @@ for batch in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=1
 """
 
 
-def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack: Stack, dirty: Path) -> None:
+def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack, dirty):
     command = [sys.executable, "-c", LEFT_EARLY, str(dirty), shared_stack.address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     *each, last = ended.stderr.splitlines()
@@ -115,15 +104,13 @@ def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack: Stack, d
     assert all(name in last for name in BAD)
 
 
-def batches_of_one(
-    stack: Stack, dirty: Path, policy: Any, kind: str, ranks: int
-) -> tuple[list[list[tuple[Any, Any]]], SuperDataset]:
+def batches_of_one(stack, dirty, policy, kind, ranks):
     """What each rank gets: of each batch its keys, and which of its samples are flagged."""
     dataset = SuperDataset(dirty, RECIPE, on_bad_sample=policy, return_info=True)
     came = []
     for rank in range(ranks):
         job = f"{policy} {kind} {ranks}"
-        how: dict[str, Any] = {"rank": rank, "num_replicas": ranks, "job": job, "shuffle": False}
+        how = {"rank": rank, "num_replicas": ranks, "job": job, "shuffle": False}
         with SuperSampler(dataset, batch_size=1, coordinator=stack.address, **how) as sampler:
             infos = [info for *_, info in loader_of(kind, dataset, sampler)]
             assert len(sampler) == -(-19 // ranks)
@@ -134,9 +121,7 @@ def batches_of_one(
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("kind", ["none", "threads"])
-def test_a_batch_of_bad_samples_alone_ends_no_run(
-    shared_stack: Stack, dirty: Path, policy: Any, kind: str, ranks: int
-) -> None:
+def test_a_batch_of_bad_samples_alone_ends_no_run(shared_stack, dirty, policy, kind, ranks):
     came, dataset = batches_of_one(shared_stack, dirty, policy, kind, ranks)
     left_out = policy == "skip" and kind == "threads" and ranks == 1
     delivered = [key for batches in came for (key,), _ in batches]
@@ -150,15 +135,13 @@ def test_a_batch_of_bad_samples_alone_ends_no_run(
     assert sum(flagged for batches in came for _, flagged in batches) >= (0 if left_out else 3)
 
 
-def relative(dataset: SuperDataset) -> list[tuple[str, Any]]:
+def relative(dataset):
     place = dataset.source.removeprefix("file://")
     return [(path.removeprefix(f"{place}/"), label) for path, label in dataset.samples]
 
 
 @pytest.mark.parametrize(("policy", "kind"), [("replace", "none"), ("skip", "none"), ("skip", "threads")])
-def test_a_reader_that_never_saw_a_good_sample_raises(
-    shared_stack: Stack, tmp_path: Path, policy: Any, kind: str
-) -> None:
+def test_a_reader_that_never_saw_a_good_sample_raises(shared_stack, tmp_path, policy, kind):
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_text("this is no image")
@@ -171,10 +154,10 @@ def test_a_reader_that_never_saw_a_good_sample_raises(
         assert len(dataset.bad_samples) == (3 if kind == "threads" else 0)
 
 
-def test_an_epoch_of_which_bad_samples_alone_are_left_ends(shared_stack: Stack, tmp_path: Path) -> None:
+def test_an_epoch_of_which_bad_samples_alone_are_left_ends(shared_stack, tmp_path):
     (image,) = write_images(tmp_path / "few", 1).glob("*/*.jpg")
     (image.parent / "zzz.jpg").write_text("this is no image")
-    how: dict[str, Any] = {"batch_size": 1, "shuffle": False, "coordinator": shared_stack.address}
+    how = {"batch_size": 1, "shuffle": False, "coordinator": shared_stack.address}
     state = None
     for _ in range(2):  # in the second, a run that goes on
         dataset = SuperDataset(tmp_path / "few", RECIPE, on_bad_sample="skip")

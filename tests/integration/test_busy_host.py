@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,10 +16,6 @@ from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +35,7 @@ print(sum(len(labels) for _, labels in loader))
 
 
 @contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
+def busy_cores():
     """Many processes on each core that do nothing but run; they end by themselves, too."""
     spin = "import time\nuntil = time.monotonic() + 300\nwhile time.monotonic() < until: pass"
     count = BALLAST_PER_CORE * len(os.sched_getaffinity(0))
@@ -53,7 +48,7 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
-def test_a_busy_host_starts_the_embedded_default_late_and_says_so(images: Path) -> None:
+def test_a_busy_host_starts_the_embedded_default_late_and_says_so(images):
     count = len(expected_pixels(images, resize=SIDE, crop=SIDE))
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", READ_ALL, str(images)], text=True, **pipes) as trainer:
@@ -70,7 +65,7 @@ def test_a_busy_host_starts_the_embedded_default_late_and_says_so(images: Path) 
     assert "the embedded coordinator is not ready after 10 s" in said
 
 
-def test_a_job_waits_for_a_coordinator_that_starts_after_it(images: Path) -> None:
+def test_a_job_waits_for_a_coordinator_that_starts_after_it(images):
     with Stack(arguments=("--slots", "2")) as stack:
         stack.kill_coordinator()
         late = threading.Timer(DOWN_S, stack.start_coordinator)

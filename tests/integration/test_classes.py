@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +11,11 @@ from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
 from superdl.super_wire.errors import ConfigError, SourceError
 from tests.fixtures.images import CLASSES, SIDE, write_images
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def val(tmp_path: Path) -> Path:
+def val(tmp_path):
     """Images of ant and dog, and a folder of bee without any; there is no cat."""
     images = write_images(tmp_path / "val", 16, seed=35)
     for path in [*images.glob("bee/*"), *images.glob("cat/*")]:
@@ -30,7 +24,7 @@ def val(tmp_path: Path) -> Path:
     return images
 
 
-def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warned(caplog):
     """What is named in each warning of a listing since the last look."""
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     records = [record for record in told if record.name.startswith("superdl.sampler")]
@@ -38,9 +32,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().rpartition(": ")[2] for record in records]
 
 
-def test_given_classes_decide_names_and_labels(
-    shared_stack: Stack, val: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_given_classes_decide_names_and_labels(shared_stack, val, tmp_path, caplog):
     where = {"coordinator": shared_stack.address}
     found = SuperDataset(val, RECIPE, **where)
     assert (found.class_to_idx, len(found)) == ({"ant": 0, "dog": 1}, 8)
@@ -68,9 +60,7 @@ def test_given_classes_decide_names_and_labels(
 
 
 @pytest.mark.parametrize("label", ["dog", "1"])
-def test_labels_of_other_classes_are_refused(
-    shared_stack: Stack, val: Path, tmp_path: Path, label: str
-) -> None:
+def test_labels_of_other_classes_are_refused(shared_stack, val, tmp_path, label):
     key_list = tmp_path / "list.csv"
     key_list.write_text(f"key,label\nant/00000.jpg,{label}\n")
     for source in ({}, {"key_list": key_list}):
@@ -84,9 +74,7 @@ def test_labels_of_other_classes_are_refused(
             SuperDataset(val, RECIPE, classes=classes)
 
 
-def test_a_coordinator_that_forgot_everything_has_the_classes_again(
-    restarted_stack: Stack, val: Path
-) -> None:
+def test_a_coordinator_that_forgot_everything_has_the_classes_again(restarted_stack, val):
     dataset = SuperDataset(val, RECIPE, classes=CLASSES)
     with (
         SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=restarted_stack.address) as sampler,

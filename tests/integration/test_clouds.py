@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -22,11 +21,6 @@ from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.clouds import CloudServer
-
 __all__ = ["cloud_server"]
 
 pytest.importorskip("obstore")
@@ -41,7 +35,7 @@ def read(bucket, key, version, span=None, reserve=lambda _: None):
 
 
 @each_bucket
-def test_a_whole_epoch(cloud_server: CloudServer, bucket: str, tmp_path: Path) -> None:
+def test_a_whole_epoch(cloud_server, bucket, tmp_path):
     images = write_images(tmp_path / "photos", 8)
     for path in images.glob("*/*.*"):
         cloud_server.objects[f"train/{path.relative_to(images)}"] = path.read_bytes()

@@ -8,7 +8,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -20,17 +19,11 @@ from tests.fixtures.ports import free_port
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.valkey import Valkey
-
 SIDE = 96
 
 
 @contextlib.contextmanager
-def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[SuperLoader[Any], SuperSampler]]:
+def reading(stack, source, side=SIDE):
     dataset = SuperDataset(source.as_uri(), Recipe.image(resize=side, crop=side))
     with SuperSampler(dataset, batch_size=10, shuffle=True, coordinator=stack.address) as sampler:
         loader = SuperLoader(dataset, sampler)
@@ -39,16 +32,14 @@ def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[Supe
 
 
 @pytest.fixture
-def pressed() -> Iterator[Stack]:
+def pressed():
     """A cache of 8 MB, of which 6 are for records, and room for a few batches of buffers."""
     with Stack(maxmemory="8mb", arguments=("--slots", "2")) as stack:
         yield stack
 
 
 @pytest.mark.slow
-def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
-    pressed: Stack, tmp_path: Path
-) -> None:
+def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(pressed, tmp_path):
     """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset."""
     large = write_images(tmp_path / "large", 880, side=SIDE)  # records of 28 kB, 24 MB in all
     expected = expected_pixels(large, resize=SIDE, crop=SIDE)
@@ -73,7 +64,7 @@ def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
         assert "errorstat_OOM" not in client.info("errorstats")
 
 
-def test_sigterm_drains_while_functions_work(images: Path) -> None:
+def test_sigterm_drains_while_functions_work(images):
     with Stack(arguments=("--slots", "1", "--request-samples", "1")) as stack:
         with reading(stack, images, 32):  # the coordinator looks ahead from now on
             assert stack.process is not None
@@ -87,7 +78,7 @@ def test_sigterm_drains_while_functions_work(images: Path) -> None:
             assert not client.exists("super:lock")
 
 
-def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
+def coordinator(*arguments):
     command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
@@ -101,14 +92,14 @@ def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(arguments: list[str], reason: str) -> None:
+def test_wrong_settings_are_told_in_one_line(arguments, reason):
     ended = coordinator(*arguments)
     assert ended.returncode == 2
     assert reason in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
-def test_what_cannot_be_listened_on_is_told(shared_stack: Stack, valkey: Valkey) -> None:
+def test_what_cannot_be_listened_on_is_told(shared_stack, valkey):
     ended = coordinator("--listen", shared_stack.address, "--cache", valkey.unix_url)
     assert ended.returncode == 2
     assert f"cannot listen on {shared_stack.address}" in ended.stderr
@@ -117,7 +108,7 @@ def test_what_cannot_be_listened_on_is_told(shared_stack: Stack, valkey: Valkey)
     assert shared_stack.process.poll() is None  # whose socket it is still runs
 
 
-def test_functions_that_decode_otherwise_than_the_cache_was_filled_are_refused(valkey: Valkey) -> None:
+def test_functions_that_decode_otherwise_than_the_cache_was_filled_are_refused(valkey):
     with valkey.client() as client:
         client.set("super:golden", "00" * 16)
     ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", valkey.unix_url)
@@ -125,7 +116,7 @@ def test_functions_that_decode_otherwise_than_the_cache_was_filled_are_refused(v
     assert "use one version of SUPER and Pillow, or empty it" in ended.stderr
 
 
-def test_one_coordinator_owns_a_cache(shared_stack: Stack) -> None:
+def test_one_coordinator_owns_a_cache(shared_stack):
     cache = shared_stack.valkey.unix_url
     ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", cache)
     assert ended.returncode == 1
@@ -133,7 +124,7 @@ def test_one_coordinator_owns_a_cache(shared_stack: Stack) -> None:
     assert cache in ended.stderr
 
 
-def test_a_coordinator_that_lost_its_cache_to_another_ends(stack: Stack) -> None:
+def test_a_coordinator_that_lost_its_cache_to_another_ends(stack):
     assert stack.process is not None
     with stack.valkey.client() as client:
         client.set("super:lock", "another")

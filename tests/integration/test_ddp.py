@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,18 +12,12 @@ from tests.integration.delivery import collect
 from tests.integration.resuming import RECIPE, run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 GLOBAL_BATCH = 16
-PASSES: list[dict[str, Any]] = [{}, {"drop_last": True}, {"stop": 4, "epochs": 2}]
+PASSES = [{}, {"drop_last": True}, {"stop": 4, "epochs": 2}]
 RANKS = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 
 
-def plan(ranks: int, *, drop_last: bool = False) -> Plan:
+def plan(ranks, *, drop_last=False):
     return Plan(
         size=150,
         batch_size=GLOBAL_BATCH // ranks,
@@ -36,11 +29,11 @@ def plan(ranks: int, *, drop_last: bool = False) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def run_with(temporary: Path, images: Path) -> Callable[[int], list[dict[str, Any]]]:
+def run_with(temporary, images):
     """What the ranks of a run with so many of them wrote; each number is launched once."""
-    known: dict[int, list[dict[str, Any]]] = {}
+    known = {}
 
-    def run(ranks: int) -> list[dict[str, Any]]:
+    def run(ranks):
         if ranks not in known:
             out = temporary / f"{ranks}"
             how = {"batch_size": GLOBAL_BATCH // ranks, "passes": PASSES}
@@ -52,14 +45,12 @@ def run_with(temporary: Path, images: Path) -> Callable[[int], list[dict[str, An
     return run
 
 
-def of_pass(found: list[dict[str, Any]], number: int) -> list[list[dict[str, Any]]]:
+def of_pass(found, number):
     return [rank["passes"][number] for rank in found]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_ranks_get_one_epoch_in_the_same_order_whatever_their_number(
-    run_with: Callable[[int], list[dict[str, Any]]], images: Path, ranks: int
-) -> None:
+def test_ranks_get_one_epoch_in_the_same_order_whatever_their_number(run_with, images, ranks):
     got = of_pass(run_with(ranks), 0)
     assert in_order(got) == planned(images, plan(1), 0), "the order depends on the global batch alone"
     padding = sum(sum(batch["padding"]) for batches in got for batch in batches)
@@ -68,9 +59,7 @@ def test_ranks_get_one_epoch_in_the_same_order_whatever_their_number(
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_drop_last_leaves_out_the_short_global_batch(
-    run_with: Callable[[int], list[dict[str, Any]]], images: Path, ranks: int
-) -> None:
+def test_drop_last_leaves_out_the_short_global_batch(run_with, images, ranks):
     got = of_pass(run_with(ranks), 1)
     assert in_order(got) == planned(images, plan(1), 0, 0, 9)
     assert {len(batch["keys"]) for batches in got for batch in batches} == {GLOBAL_BATCH // ranks}
@@ -78,9 +67,7 @@ def test_drop_last_leaves_out_the_short_global_batch(
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_ranks_share_a_job_a_plan_and_a_listing(
-    run_with: Callable[[int], list[dict[str, Any]]], ranks: int
-) -> None:
+def test_ranks_share_a_job_a_plan_and_a_listing(run_with, ranks):
     agreed = [rank["agreed"] for rank in run_with(ranks)]
     assert all(one == agreed[0] for one in agreed), "gradients too: all ranks have trained in step"
     jobs = [facts[0] for facts in agreed[0][: len(PASSES)]]
@@ -88,9 +75,7 @@ def test_ranks_share_a_job_a_plan_and_a_listing(
     assert [facts[1:3] for facts in agreed[0][: len(PASSES)]] == [[10, 150], [9, 150], [10, 150]]
 
 
-def test_one_process_goes_on_where_two_ranks_stopped(
-    run_with: Callable[[int], list[dict[str, Any]]], temporary: Path, images: Path, shared_stack: Stack
-) -> None:
+def test_one_process_goes_on_where_two_ranks_stopped(run_with, temporary, images, shared_stack):
     before = in_order(of_pass(run_with(2), 2))
     assert before == planned(images, plan(2), 0) + planned(images, plan(2), 1, 0, 4)
     state = json.loads((temporary / "2" / "state.json").read_text())
@@ -103,18 +88,18 @@ def test_one_process_goes_on_where_two_ranks_stopped(
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_the_run_and_leaves_nothing(temporary: Path, images: Path) -> None:
+def test_a_rank_that_fails_ends_the_run_and_leaves_nothing(temporary, images):
     how = {"batch_size": 8, "passes": [{}], "failing": 1}
     assert "as scripted" in launch(2, temporary, images, temporary / "failing", **how)
     assert_none_is_left(temporary)
 
 
-def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack: Stack, images: Path) -> None:
+def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack, images):
     figures = {}
     for ranks in (1, 2, 4):
         dataset = SuperDataset(images.as_uri(), RECIPE, coordinator=shared_stack.address, padding="skip")
-        labels: list[int] = []
-        sums: list[int] = []
+        labels = []
+        sums = []
         lengths = set()
         for rank in range(ranks):
             with SuperLoader(dataset, batch_size=28 // ranks, rank=rank, num_replicas=ranks) as loader:

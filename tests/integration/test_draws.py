@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,13 +20,6 @@ from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.integration.delivery import collect
 from tests.integration.resuming import RECIPE, run_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from superdl.super_wire.batch_ref import BatchRef
-    from tests.fixtures.stack import Stack
-
 SIZE = 150
 LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one before it stopped
 DRAWS = [
@@ -39,11 +31,11 @@ DRAWS = [
 ]
 
 
-def drawn_together(ranks: Sequence[Iterable[BatchRef]]) -> list[Counter[tuple[bytes, int]]]:
+def drawn_together(ranks):
     """What all ranks draw at each position, without padding: how often each sample with each number."""
     drawn = []
     for together in zip(*ranks, strict=True):
-        counts: Counter[tuple[bytes, int]] = Counter()
+        counts = Counter()
         for ref in together:
             ids = [ref.sample_ids[at : at + ID_BYTES] for at in range(0, len(ref.sample_ids), ID_BYTES)]
             numbers = np.frombuffer(ref.repetitions or bytes(4 * len(ids)), dtype="<u4").tolist()
@@ -57,9 +49,7 @@ def drawn_together(ranks: Sequence[Iterable[BatchRef]]) -> list[Counter[tuple[by
 
 
 @pytest.mark.parametrize("draws", DRAWS)
-def test_ranks_of_any_number_go_on_in_the_draws_of_an_epoch(
-    shared_stack: Stack, images: Path, draws: dict[str, Any]
-) -> None:
+def test_ranks_of_any_number_go_on_in_the_draws_of_an_epoch(shared_stack, images, draws):
     batch = math.lcm(*LEGS)
     with run_of(shared_stack, images, batch_size=batch, **draws) as one:
         whole, again = (drawn_together([one.sampler]) for _ in range(2))
@@ -89,11 +79,11 @@ def test_ranks_of_any_number_go_on_in_the_draws_of_an_epoch(
         other.sampler.load_state_dict(state)
 
 
-def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path) -> None:
+def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
     expected = list(expected_pixels(images, resize=SIDE, crop=SIDE).items())
     dataset = SuperDataset(images.as_uri(), RECIPE, coordinator=shared_stack.address)
 
-    def delivered(given: Any, **how: Any) -> list[tuple[bytes, int]]:
+    def delivered(given, **how):
         with SuperLoader(given, batch_size=16, **how) as loader:
             return collect(loader)
 
@@ -135,10 +125,10 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path)
         SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 
-def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack: Stack, tmp_path: Path) -> None:
+def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack, tmp_path):
     source = write_images(tmp_path / "own", 20)
 
-    def new() -> SuperDataset:
+    def new():
         return SuperDataset(source.as_uri(), RECIPE, coordinator=shared_stack.address)
 
     dataset = new()
@@ -159,14 +149,14 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack: Sta
     SuperSampler(dataset, batch_size=5, shuffle=True).close()  # all of it
 
 
-def test_each_repetition_is_augmented_in_its_own_way(shared_stack: Stack, images: Path) -> None:
-    def noisy(image: Any, rng: Any) -> Any:
+def test_each_repetition_is_augmented_in_its_own_way(shared_stack, images):
+    def noisy(image, rng):
         return image[:1, :1].astype(np.int64) * 0 + rng.integers(2**40)
 
     transform = PerSample(noisy, seed=1, takes="numpy")
     dataset = SuperDataset(images.as_uri(), RECIPE, transform=transform, coordinator=shared_stack.address)
 
-    def drawn(*, job: str, **how: Any) -> list[int]:
+    def drawn(*, job, **how):
         with SuperSampler(dataset, batch_size=8, job=job, **how) as sampler:
             return [int(one) for noise, _ in SuperLoader(dataset, sampler) for one in noise[:, 0, 0, 0]]
 
@@ -178,10 +168,8 @@ def test_each_repetition_is_augmented_in_its_own_way(shared_stack: Stack, images
     assert Counter(ranks[0] + ranks[1]) == Counter(thrice)
 
 
-def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_draws(
-    restarted_stack: Stack, images: Path
-) -> None:
-    draws: dict[str, Any] = {"weights": 1.0 + np.arange(SIZE), "repeats": 2, "batch_size": 2}
+def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_draws(restarted_stack, images):
+    draws = {"weights": 1.0 + np.arange(SIZE), "repeats": 2, "batch_size": 2}
     with run_of(restarted_stack, images, **draws) as run:
         whole = [collect(run.loader) for _ in range(2)]
         run.sampler.set_epoch(0)

@@ -8,13 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TRAINER = Path(__file__).with_name("train_forever.py")
 ROOT = TRAINER.parents[2]
@@ -24,7 +20,7 @@ END_TIMEOUT_S = 30.0
 class Trainer:
     """A training program in a session of its own, and all processes that came of it."""
 
-    def __init__(self, images: Path, workers: int, temporary: Path) -> None:
+    def __init__(self, images, workers, temporary):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
         environment |= {
             "TMPDIR": str(temporary),
@@ -42,7 +38,7 @@ class Trainer:
             start_new_session=True,
         )
 
-    def wait_for_batches(self, count: int) -> list[tuple[int, int]]:
+    def wait_for_batches(self, count):
         """(epoch, position) of the next batches."""
         assert self.process.stdout is not None
         found = []
@@ -53,13 +49,13 @@ class Trainer:
             found.append((epoch, number))
         return found
 
-    def family(self) -> list[psutil.Process]:
+    def family(self):
         """The trainer and everything that it started, also what has left its session."""
         trainer = psutil.Process(self.process.pid)
         members = [trainer, *trainer.children(recursive=True)]
         return [member for member in members if member.status() != psutil.STATUS_ZOMBIE]
 
-    def end(self) -> None:
+    def end(self):
         """Whatever the test did: leave no process."""
         for member in self.family() if self.process.poll() is None else []:
             member.kill()
@@ -69,14 +65,14 @@ class Trainer:
 
 
 @pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 2])
-def trainer(images: Path, temporary: Path, request: pytest.FixtureRequest) -> Iterator[Trainer]:
+def trainer(images, temporary, request):
     running = Trainer(images, request.param, temporary)
     running.wait_for_batches(3)
     yield running
     running.end()
 
 
-def assert_all_gone(family: list[psutil.Process], temporary: Path) -> None:
+def assert_all_gone(family, temporary):
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert not alive, [member.cmdline() for member in alive]
     # What multiprocessing serves tensors by, in pymp-..., stays where a worker ends at that moment.
@@ -84,7 +80,7 @@ def assert_all_gone(family: list[psutil.Process], temporary: Path) -> None:
     assert not [path for path in sockets if not path.parent.name.startswith("pymp-")]
 
 
-def test_ctrl_c_ends_everything(trainer: Trainer, temporary: Path) -> None:
+def test_ctrl_c_ends_everything(trainer, temporary):
     family = trainer.family()
     assert len(family) >= 4, "trainer, coordinator, Valkey and worker at least"
     os.killpg(trainer.process.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
@@ -98,9 +94,7 @@ def test_ctrl_c_ends_everything(trainer: Trainer, temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_a_killed_trainer_takes_everything_along(
-    trainer: Trainer, temporary: Path, number: signal.Signals
-) -> None:
+def test_a_killed_trainer_takes_everything_along(trainer, temporary, number):
     family = trainer.family()
     trainer.process.send_signal(number)
     trainer.process.communicate(timeout=END_TIMEOUT_S)
@@ -115,7 +109,7 @@ PARTS = [
 ]
 
 
-def test_what_dies_is_restarted(images: Path, temporary: Path) -> None:
+def test_what_dies_is_restarted(images, temporary):
     trainer = Trainer(images, 2, temporary)
     try:
         batches = trainer.wait_for_batches(25)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from torch.utils.data import DataLoader
 
@@ -13,13 +12,8 @@ from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import run_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from tests.fixtures.stack import Stack
-
-
-def test_without_shuffle_samples_come_by_key(shared_stack: Stack, images: Path) -> None:
+def test_without_shuffle_samples_come_by_key(shared_stack, images):
     dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(dataset, batch_size=16, shuffle=False, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
@@ -27,7 +21,7 @@ def test_without_shuffle_samples_come_by_key(shared_stack: Stack, images: Path) 
     assert delivered == list(expected_pixels(images, resize=SIDE, crop=SIDE).items())
 
 
-def test_out_of_order_delivers_every_sample_once(shared_stack: Stack, images: Path) -> None:
+def test_out_of_order_delivers_every_sample_once(shared_stack, images):
     dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 1, crop=SIDE))  # not cached yet
     expected = expected_pixels(images, resize=SIDE + 1, crop=SIDE)
     with SuperSampler(
@@ -38,7 +32,7 @@ def test_out_of_order_delivers_every_sample_once(shared_stack: Stack, images: Pa
             assert_exactly_once(collect(loader), expected)
 
 
-def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack: Stack, images: Path) -> None:
+def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack, images):
     with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
         iterator = iter(early.loader)
         delivered = collect(islice(iterator, 6))

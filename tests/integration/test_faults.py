@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -15,35 +14,29 @@ from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def restart_cache(stack: Stack) -> None:
+def restart_cache(stack):
     stack.valkey.restart_empty()
 
 
-def flush_cache(stack: Stack) -> None:
+def flush_cache(stack):
     stack.valkey.client().flushall()
 
 
-def restart_coordinator(stack: Stack) -> None:
+def restart_coordinator(stack):
     stack.kill_coordinator()
     stack.start_coordinator()
 
 
-def kill_a_function(stack: Stack) -> None:
+def kill_a_function(stack):
     stack.functions()[0].kill()
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("fault", [restart_cache, flush_cache, restart_coordinator, kill_a_function])
-def test_the_epoch_goes_on(
-    restarted_stack: Stack, images: Path, fault: Callable[[Stack], None], workers: int
-) -> None:
+def test_the_epoch_goes_on(restarted_stack, images, fault, workers):
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with SuperSampler(
         dataset, batch_size=4, shuffle=True, seed=1, coordinator=restarted_stack.address
@@ -63,9 +56,7 @@ def test_the_epoch_goes_on(
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(
-    images: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(images, tmp_path, workers):
     source = tmp_path / "source"
     shutil.copytree(images, source)
     expected = expected_pixels(source, resize=SIDE, crop=SIDE)
@@ -86,9 +77,7 @@ def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(
             assert len(sampler) == len(expected) + 1
 
 
-def test_without_a_coordinator_the_wait_is_bounded_and_explained(
-    restarted_stack: Stack, images: Path
-) -> None:
+def test_without_a_coordinator_the_wait_is_bounded_and_explained(restarted_stack, images):
     dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=1.0)
     with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=restarted_stack.address) as sampler:
         iterator = iter(sampler)

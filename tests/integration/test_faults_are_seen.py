@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 import urllib.request
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,15 +19,6 @@ from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import Any
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
-    from tests.fixtures.valkey_cluster import ValkeyCluster
-
 ENOUGH_S, SOON_S = 60.0, 2.0
 LINES_MAX = 20
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -38,34 +28,31 @@ BROKEN = Answer.error(500, "ServiceException", "an internal error")
 class Watched:
     """A stack, and what it shows of itself: its log, its metrics and ``superdl top``."""
 
-    def __init__(
-        self, capsys: pytest.CaptureFixture[str], *arguments: str, cache: str = "", **variables: str
-    ) -> None:
+    def __init__(self, capsys, *arguments, cache="", **variables):
         self.metrics = f"127.0.0.1:{free_port()}"
         arguments += ("--metrics-listen", self.metrics, "--log-format", "json")
         self.stack = Stack(arguments=arguments, environment=variables, cache=cache)
         self._capsys = capsys
 
-    def log(self) -> str:
+    def log(self):
         return self.stack.log.read_text()
 
-    def metric(self, name: str, label: str = "") -> float:
+    def metric(self, name, label=""):
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         (line,) = (line for line in lines if line.startswith((f"{name}{{", f"{name} ")) and label in line)
         return float(line.rpartition(" ")[2])
 
-    def shown(self, command: str, *arguments: str) -> dict[str, Any]:
+    def shown(self, command, *arguments):
         assert main([command, "--coordinator", self.stack.address, "--json", *arguments]) == 0
-        told: dict[str, Any] = json.loads(self._capsys.readouterr().out)
-        return told
+        return json.loads(self._capsys.readouterr().out)
 
-    def cache_trouble(self) -> str:
+    def cache_trouble(self):
         """As ``superdl top`` and metrics have it."""
         told = str(self.shown("top", "--once", "--interval", "0.05")["cache"]["cache_trouble"])
         return told if self.metric("super_cache_trouble") == float(bool(told)) else "they differ"
 
-    def warns(self, words: str, part: str) -> bool:
+    def warns(self, words, part):
         """Whether metrics and ``superdl top`` have what the log has."""
         view = self.shown("top", "--once", "--interval", "0.05")
         return any(words in one["text"] for one in view["warned"]) and (
@@ -73,7 +60,7 @@ class Watched:
         )
 
 
-def until(condition: Callable[[], bool], within_s: float) -> None:
+def until(condition, within_s):
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s
@@ -89,7 +76,7 @@ FAULTS_OF_FUNCTIONS = {
     "answer for another": ("answered for 'another'", "server", "raised"),
     "spoil": ("does not read back", "server", "answered"),
 }
-FAULTS_ON_LAMBDA: dict[str, tuple[Callable[[LambdaService], None], str, str]] = {
+FAULTS_ON_LAMBDA = {
     "throttles": (lambda service: service.throttle_next(1000), "is throttled", "throttled"),
     "fails": (lambda service: service.answer_next(*[BROKEN] * 1000), "ServiceException", "unavailable"),
     "breaks off": (lambda service: service.hang_up_next(1000), "Connection was closed", "unavailable"),
@@ -102,9 +89,7 @@ FAULTS_ON_LAMBDA: dict[str, tuple[Callable[[LambdaService], None], str, str]] = 
     "does",
     ["raise", *(pytest.param(does, marks=pytest.mark.slow) for does in list(FAULTS_OF_FUNCTIONS)[1:])],
 )
-def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
-    tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str], does: str
-) -> None:
+def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(tmp_path, images, capsys, does):
     words, part, outcome = FAULTS_OF_FUNCTIONS[does]
     script = Script(tmp_path)
     for number in range(1, 200):
@@ -113,7 +98,7 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     few = ("--slots", "2", "--request-timeout-s", "0.25", "--request-samples", "4", "--lease-s", "300")
     watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
 
-    def counted() -> bool:
+    def counted():
         ended = {one["outcome"]: one["requests"] for one in watched.shown("stats")["executors"][0]["ended"]}
         metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
         return metric > 0 and ended.get(outcome, 0) > 0 and watched.warns(words, part)
@@ -132,14 +117,12 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
 @pytest.mark.timeout(180)
 @pytest.mark.slow
 @pytest.mark.parametrize("it", list(FAULTS_ON_LAMBDA))
-def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(
-    lambda_service: LambdaService, photos: str, capsys: pytest.CaptureFixture[str], it: str
-) -> None:
+def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(lambda_service, photos, capsys, it):
     befall, words, outcome = FAULTS_ON_LAMBDA[it]
     few = ("--executor", "lambda", "--lambda-warm", "1", "--lambda-concurrency", "2")
     watched = Watched(capsys, *few, "--request-samples", "4")
 
-    def counted() -> bool:
+    def counted():
         metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
         return metric > 0 and watched.warns(words, "server")
 
@@ -154,26 +137,26 @@ def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(
     assert len(lines) < LINES_MAX, "\n".join(lines)
 
 
-def empty_the_cache(stack: Stack, _: Path, __: str) -> None:
+def empty_the_cache(stack, _, __):
     with stack.valkey.client() as client:
         client.flushall()
 
 
-def restart_the_cache(stack: Stack, _: Path, __: str) -> None:
+def restart_the_cache(stack, _, __):
     stack.valkey.kill()
     stack.valkey.start()
 
 
-def stop_the_cache(stack: Stack, _: Path, __: str) -> None:
+def stop_the_cache(stack, _, __):
     stack.valkey.kill()
 
 
-def shrink_the_cache(stack: Stack, _: Path, __: str) -> None:
+def shrink_the_cache(stack, _, __):
     with stack.valkey.client() as client:
         client.config_set("maxmemory", 64 * 2**20)
 
 
-def have_the_cache_evict(stack: Stack, _: Path, __: str) -> None:
+def have_the_cache_evict(stack, _, __):
     with stack.valkey.client() as client:
         client.config_set("maxmemory-policy", "allkeys-random")
         for number in range(200):
@@ -181,30 +164,30 @@ def have_the_cache_evict(stack: Stack, _: Path, __: str) -> None:
         client.config_set("maxmemory", 64 * 2**20)
 
 
-def forge_a_report(stack: Stack, _: Path, job: str) -> None:
+def forge_a_report(stack, _, job):
     with stack.valkey.client() as client:
         client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"}, id="99999999999999-0")
 
 
-def spoil_a_file(_: Stack, images: Path, __: str) -> None:
+def spoil_a_file(_, images, __):
     """Nothing more to do: one of the images is none."""
 
 
-def remove_the_store(stack: Stack, _: Path, __: str) -> None:
+def remove_the_store(stack, _, __):
     shutil.rmtree(stack.valkey.directory / "store")
 
 
-def fill_the_store(_: Stack, __: Path, ___: str) -> None:
+def fill_the_store(_, __, ___):
     """Nothing more to do: it may not take what is decoded."""
 
 
-def replace_the_store(stack: Stack, images: Path, job: str) -> None:
+def replace_the_store(stack, images, job):
     remove_the_store(stack, images, job)
     (stack.valkey.directory / "store").touch()
 
 
 # What befalls the rest, what the log says first, and the part of the coordinator that says so.
-FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
+FAULTS = {
     empty_the_cache: ("the cache was restarted or emptied", "server"),
     restart_the_cache: ("the cache was restarted or emptied", "server"),
     stop_the_cache: ("waiting for the cache", "server"),
@@ -223,11 +206,11 @@ FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
     "befall", [empty_the_cache, *(pytest.param(one, marks=pytest.mark.slow) for one in list(FAULTS)[1:])]
 )
 def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
-    tmp_path: Path,
-    images: Path,
-    capsys: pytest.CaptureFixture[str],
-    befall: Callable[[Stack, Path, str], None],
-) -> None:
+    tmp_path,
+    images,
+    capsys,
+    befall,
+):
     words, part = FAULTS[befall]
     source = tmp_path / "images"
     shutil.copytree(images, source)
@@ -259,9 +242,7 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_a_node_of_a_cluster_that_comes_back_empty_shows(
-    images: Path, capsys: pytest.CaptureFixture[str], valkey_cluster: ValkeyCluster
-) -> None:
+def test_a_node_of_a_cluster_that_comes_back_empty_shows(images, capsys, valkey_cluster):
     words = "1 of the cache's 3 nodes are new"
     watched = Watched(capsys, "--slots", "2", cache=valkey_cluster.url)
     with watched.stack as stack:
@@ -278,9 +259,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_shows(
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_one_of_two_executors_that_does_not_start_shows(
-    lambda_service: LambdaService, valkey: Valkey, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_of_two_executors_that_does_not_start_shows(lambda_service, valkey, capsys):
     del lambda_service  # which knows no such function
     words = "the executor lambda is left out for now"
     both = ("--executor", "local,lambda", "--slots", "1", "--lambda-function", "nobody")

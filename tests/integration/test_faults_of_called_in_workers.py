@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -24,30 +23,24 @@ from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import settled_stats
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def expected(images: Path, object_store: ObjectStore):
+def expected(images, object_store):
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def stack(expected: object) -> Iterator[Stack]:
+def stack(expected):
     stack = Stack(arguments=("--executor", "workers", "--request-samples", "4"))
     yield stack
     stack.close()
 
 
-def train(stack: Stack, expected: object) -> SamplerStats:
+def train(stack, expected):
     """An epoch, which must be exact; what was counted for it."""
     dataset = SuperDataset("s3://photos/train", RECIPE, read_timeout=60)
     with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
@@ -55,15 +48,15 @@ def train(stack: Stack, expected: object) -> SamplerStats:
         return settled_stats(sampler)
 
 
-def stats_of(stack: Stack) -> pb.JobStatsList:
+def stats_of(stack):
     return connection_to(stack.address).call("GetJobStats", pb.GetJobStatsRequest(), 10.0)
 
 
-def lines(stack: Stack, words: str) -> int:
+def lines(stack, words):
     return stack.log.read_text().count(words)
 
 
-def test_two_hundred_at_once(stack: Stack, expected: object) -> None:
+def test_two_hundred_at_once(stack, expected):
     with stand_ins(stack.address, 200, 1):
         stack.start()
         until(lambda: lines(stack, "called in with 1 slots") == 200)
@@ -73,9 +66,7 @@ def test_two_hundred_at_once(stack: Stack, expected: object) -> None:
     until(lambda: lines(stack, "disconnected with") == 200)
 
 
-def test_one_that_claims_a_thousand_slots_and_answers_what_and_as_often_as_it_likes(
-    stack: Stack, expected: object
-) -> None:
+def test_one_that_claims_a_thousand_slots_and_answers_what_and_as_often_as_it_likes(stack, expected):
     with stand_ins(stack.address, 1, 1000, "lying"):
         stack.start()
         stats = train(stack, expected)
@@ -84,7 +75,7 @@ def test_one_that_claims_a_thousand_slots_and_answers_what_and_as_often_as_it_li
 
 
 @pytest.mark.slow
-def test_a_partitioned_one_loses_its_requests_within_20_s(expected: object) -> None:
+def test_a_partitioned_one_loses_its_requests_within_20_s(expected):
     """Nothing comes through any more, in either direction, and no connection ends."""
     stack = Stack(arguments=("--executor", "workers", "--request-samples", "4"), tcp=True)
     between = Proxy({"coordinator": Link(stack.address, resp=False)}, seed=1)
@@ -106,7 +97,7 @@ def test_a_partitioned_one_loses_its_requests_within_20_s(expected: object) -> N
         stack.close()
 
 
-def test_one_out_of_memory_costs_a_request(stack: Stack, expected: object, tmp_path: Path) -> None:
+def test_one_out_of_memory_costs_a_request(stack, expected, tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "OUT_OF_MEMORY": str(tmp_path / "marker")}
     function = ("--function", f"{MODULE}:out_of_memory_once")
     worker = WorkerProcess(stack.address, *function, environment=environment, slots=2)

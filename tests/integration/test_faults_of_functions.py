@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import psutil
 import pytest
 
@@ -15,10 +13,6 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 # Small requests shortly ahead of their use: 150 samples are at least 38 calls, made all through the epoch.
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--function", FUNCTION)
@@ -26,16 +20,16 @@ TIMEOUT_S = 0.25  # to begin a sample; a function is ended after 2.5 s more
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Script:
+def script(tmp_path):
     return Script(tmp_path)
 
 
 @pytest.fixture
-def start(script: Script) -> Iterator[Callable[[int], Stack]]:
+def start(script):
     """Starts a stack with so many functions, which keep to the script."""
-    started: list[Stack] = []
+    started = []
 
-    def start(workers: int) -> Stack:
+    def start(workers):
         arguments = ("--slots", str(workers), "--request-timeout-s", str(TIMEOUT_S), *SMALL_STEPS)
         started.append(Stack(arguments=arguments, environment=script.environment))
         started[-1].start()
@@ -66,9 +60,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("calls", "workers"), CASES)
-def test_the_epoch_goes_on(
-    start: Callable[[int], Stack], script: Script, images: Path, calls: dict[int, str], workers: int
-) -> None:
+def test_the_epoch_goes_on(start, script, images, calls, workers):
     for number, does in calls.items():
         script.at_call(number, does)
     stack = start(2)
@@ -83,9 +75,7 @@ def test_the_epoch_goes_on(
 
 
 @pytest.mark.slow
-def test_throttling_delays_and_loses_nothing(
-    start: Callable[[int], Stack], script: Script, images: Path
-) -> None:
+def test_throttling_delays_and_loses_nothing(start, script, images):
     """One function, which hangs twice: what waits for it longer than a request may is refused a place."""
     for number in (1, 2):
         script.at_call(number, "hang")
@@ -108,9 +98,7 @@ REASONS = {
         pytest.param({"00007.jpg": "hang"}, marks=pytest.mark.slow),
     ],
 )
-def test_samples_that_end_every_function_are_named(
-    start: Callable[[int], Stack], script: Script, images: Path, scenes: dict[str, str]
-) -> None:
+def test_samples_that_end_every_function_are_named(start, script, images, scenes):
     """Three attempts, of which a hang takes 2.5 seconds each, then an error; all other samples come."""
     for name, does in scenes.items():
         script.at_sample(name, does)
@@ -142,7 +130,7 @@ def read(array):
 
 
 @pytest.mark.slow
-def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tmp_path: Path) -> None:
+def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tmp_path):
     """Three attempts of a second each; all other samples come, and no worker goes on with it."""
     (tmp_path / "stuck_of_faults_test.py").write_text(STUCK)
     texts = tmp_path / "texts"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -15,22 +14,18 @@ from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 CUT_AT = 10  # the sampler has at most 64 of the 150 batches by then
 
 
 @pytest.fixture(scope="module")
-def tcp_stack() -> Iterator[Stack]:
+def tcp_stack():
     with Stack(tcp=True) as running:
         yield running
 
 
 @pytest.fixture
-def network(tcp_stack: Stack) -> Iterator[CutNetwork]:
+def network(tcp_stack):
     between = CutNetwork(tcp_stack.address)
     yield between
     between.close()
@@ -47,13 +42,11 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("how", "for_s", "losing", "workers"), CUTS)
-def test_the_epoch_goes_on(
-    network: CutNetwork, images: Path, how: Cut, for_s: float, losing: bool, workers: int
-) -> None:
+def test_the_epoch_goes_on(network, images, how, for_s, losing, workers):
     dataset = SuperDataset(images.as_uri(), RECIPE)
     delivered, mended = [], threading.Event()
 
-    def mend() -> None:
+    def mend():
         network.mend(losing=losing)
         mended.set()
 

@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -20,14 +19,6 @@ from tests.integration.delivery import assert_exactly_once, collect
 from tests.super_dataset.stored_batches import bound_dataset, ref_of, stored
 from tests.super_dataset.stored_batches import images as random_images
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from superdl.super_dataset import BatchInfo
-    from tests.fixtures.stack import Stack
-    from tests.fixtures.valkey import Valkey
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 LAST = 30
 WAIT_S = 30.0
@@ -38,10 +29,10 @@ class DieAt:
     this worker is on its way, which torch would tell by another error.
     """
 
-    def __init__(self, arrived: Path) -> None:
+    def __init__(self, arrived):
         self.arrived = arrived
 
-    def __call__(self, images: Any, labels: Any, info: BatchInfo) -> Any:
+    def __call__(self, images, labels, info):
         if info.epoch == 0 and info.position == LAST + 1:
             deadline_s = time.monotonic() + WAIT_S
             while not self.arrived.exists() and time.monotonic() < deadline_s:
@@ -50,11 +41,11 @@ class DieAt:
         return images, labels
 
 
-def test_it_is_told_and_the_next_loader_goes_on(stack: Stack, images: Path, tmp_path: Path) -> None:
+def test_it_is_told_and_the_next_loader_goes_on(stack, images, tmp_path):
     """Torch tells at once, or within the five seconds after which it looks."""
     dataset = SuperDataset(images.as_uri(), RECIPE, transform=DieAt(tmp_path / "arrived"))
     whole = SuperDataset(images.as_uri(), RECIPE)
-    before: list[tuple[bytes, int]] = []
+    before = []
     with SuperSampler(dataset, batch_size=2, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\)") as caught:
             train(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), before, tmp_path)
@@ -68,7 +59,7 @@ def test_it_is_told_and_the_next_loader_goes_on(stack: Stack, images: Path, tmp_
     assert before == epoch_0[: 2 * (LAST + 1)]
 
 
-def train(loader: DataLoader[Any], delivered: list[tuple[bytes, int]], directory: Path) -> None:
+def train(loader, delivered, directory):
     for number, batch in enumerate(loader):
         delivered += collect([batch])
         if number == LAST:
@@ -76,7 +67,7 @@ def train(loader: DataLoader[Any], delivered: list[tuple[bytes, int]], directory
 
 
 @pytest.mark.slow
-def test_whenever_it_is_killed_torch_s_own_error_comes(valkey: Valkey) -> None:
+def test_whenever_it_is_killed_torch_s_own_error_comes(valkey):
     """Forty kills at random instants: while a worker reads, waits for a sample or hands a batch over."""
     there = [stored(valkey, random_images(16, 64, seed=n), position=n) for n in range(12)] * 60
     missing = ref_of(16, valkey.unix_url, position=99)
@@ -91,7 +82,7 @@ def test_whenever_it_is_killed_torch_s_own_error_comes(valkey: Valkey) -> None:
         killer.join()
 
 
-def read_while(killer: threading.Timer, batches: Iterator[Any]) -> None:
+def read_while(killer, batches):
     killer.start()
     for _ in batches:
         pass

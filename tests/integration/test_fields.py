@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[2]
 STEPS = '''
@@ -39,7 +35,7 @@ RECIPE = Recipe([{"op": "custom", "name": "pairs_of_tests:pair@1", "params": {"w
 COLUMNS = {"pixel_values": "image", "labels": "mask", "boxes": "boxes", "class": "labels"}
 
 
-def write_pairs(directory: Path) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def write_pairs(directory):
     """Images beside their masks in PNGs, as sets of pairs come; what they hold, in the order of keys."""
     rng = np.random.default_rng(3)
     pairs = []
@@ -57,7 +53,7 @@ def write_pairs(directory: Path) -> list[tuple[NDArray[np.uint8], NDArray[np.uin
     return pairs
 
 
-def assert_epoch(loader: Any, pairs: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> int:
+def assert_epoch(loader, pairs):
     """One epoch, in the order of keys; how many samples were read out of packs."""
     at = straight = 0
     for batch, info in loader:
@@ -75,7 +71,7 @@ def assert_epoch(loader: Any, pairs: list[tuple[NDArray[np.uint8], NDArray[np.ui
     return straight
 
 
-def main(directory: Path) -> None:
+def main(directory):
     """A script of a user's, on the embedded default with a store."""
     pairs = write_pairs(directory / "pairs")
     dataset = SuperDataset(directory / "pairs", RECIPE, columns=COLUMNS, return_info=True)
@@ -88,7 +84,7 @@ def main(directory: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_images_with_masks_and_boxes(temporary: Path) -> None:
+def test_images_with_masks_and_boxes(temporary):
     (temporary / "pairs_of_tests.py").write_text(STEPS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,18 +13,12 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.certificates import Certificates
-
 TOKEN = "a-token-of-the-trainers"
 OTHERS = "another-token-of-somebody"
 
 
 @pytest.fixture(scope="module")
-def guarded(certificates: Certificates) -> Iterator[Stack]:
+def guarded(certificates):
     arguments = ["--tls-cert", certificates.server.cert_file, "--tls-key", certificates.server.key_file]
     arguments += ["--tls-client-ca", certificates.ca_file, "--slots", "2"]
     with Stack(
@@ -35,7 +28,7 @@ def guarded(certificates: Certificates) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def known(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def known(certificates, monkeypatch):
     """The environment of a client that the coordinator lets in."""
     monkeypatch.setenv("SUPER_TOKEN", TOKEN)
     monkeypatch.setenv("SUPER_COORDINATOR_CA_FILE", certificates.ca_file)
@@ -45,9 +38,7 @@ def known(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 
 @pytest.mark.usefixtures("known")
-def test_an_epoch_is_delivered_and_stats_are_told(
-    images: Path, guarded: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_epoch_is_delivered_and_stats_are_told(images, guarded, capsys):
     train(guarded, images, workers=2)
     dataset = SuperDataset(images, Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=guarded.address) as sampler:

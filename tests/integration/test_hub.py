@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -27,11 +26,6 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.web import TOKEN, hub_server, oid_of
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.web import HubServer
-
 __all__ = ["hub_server"]
 
 HUB = "hf://datasets/us/pets"
@@ -52,7 +46,7 @@ def ids_of(catalog):
 
 
 @pytest.mark.slow
-def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server: HubServer, tmp_path: Path) -> None:
+def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server, tmp_path):
     images = write_images(tmp_path / "photos", 8)
     files = {f"train/{path.relative_to(images)}": path.read_bytes() for path in images.glob("*/*.*")}
     hub_server.commit({"README.md": b"pets", "training/x/1.jpg": b"beside", "train/notes.txt": b"-", **files})

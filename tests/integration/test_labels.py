@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -15,15 +14,10 @@ from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ConfigError
 from tests.fixtures.images import SIDE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def rows_of(images: Path, label_of: Any) -> list[dict[str, Any]]:
+def rows_of(images, label_of):
     """A row for every image, whose name is a number."""
     paths = sorted(images.glob("*/*.jpg"))
     return [
@@ -32,7 +26,7 @@ def rows_of(images: Path, label_of: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_fields_come_as_a_dict_of_tensors(shared_stack: Stack, images: Path, tmp_path: Path) -> None:
+def test_fields_come_as_a_dict_of_tensors(shared_stack, images, tmp_path):
     rows = rows_of(
         images, lambda number, kind: {"kind": kind, "box": [0.5, 1.0, 2.0, number / 2], "number": number}
     )
@@ -58,12 +52,12 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack: Stack, images: Path, tmp
     assert sorted(numbers) == list(range(150))
 
 
-def boxes_of(number: int) -> list[list[float]]:
+def boxes_of(number):
     """As many boxes as the number says, none too."""
     return [[float(number), float(place), 1.0, 2.5] for place in range(number % 5)]
 
 
-def detected(images: Path, path: Path) -> Path:
+def detected(images, path):
     """A key list of boxes and the names of their classes."""
     rows = rows_of(
         images,
@@ -77,9 +71,9 @@ def detected(images: Path, path: Path) -> Path:
     return path
 
 
-def assert_detected(labels: dict[str, Any], classes: tuple[str, ...]) -> list[int]:
+def assert_detected(labels, classes):
     """See that each sample has its own boxes; the samples' numbers."""
-    numbers: list[int] = labels["number"].tolist()
+    numbers = labels["number"].tolist()
     assert len(labels["boxes"]) == len(labels["kinds"]) == len(numbers)
     for number, boxes, kinds in zip(numbers, labels["boxes"], labels["kinds"], strict=True):
         assert (boxes.dtype, kinds.dtype, boxes.shape[1:]) == (torch.float64, torch.int64, (4,))
@@ -89,9 +83,7 @@ def assert_detected(labels: dict[str, Any], classes: tuple[str, ...]) -> list[in
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_boxes_come_as_a_list_of_tensors(
-    shared_stack: Stack, images: Path, tmp_path: Path, workers: int
-) -> None:
+def test_boxes_come_as_a_list_of_tensors(shared_stack, images, tmp_path, workers):
     dataset = SuperDataset(images, RECIPE, key_list=detected(images, tmp_path / "boxes.jsonl"))
     with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert dataset.classes == ("ant", "bee", "cat", "dog")
@@ -104,10 +96,8 @@ def test_boxes_come_as_a_list_of_tensors(
     assert len(dataset.targets["kinds"]) == 150
 
 
-def test_boxes_go_with_padding_columns_transforms_and_mixes(
-    shared_stack: Stack, images: Path, tmp_path: Path
-) -> None:
-    how: dict[str, Any] = {"key_list": detected(images, tmp_path / "boxes.jsonl")}
+def test_boxes_go_with_padding_columns_transforms_and_mixes(shared_stack, images, tmp_path):
+    how = {"key_list": detected(images, tmp_path / "boxes.jsonl")}
     how |= {"coordinator": shared_stack.address}
     a, b = (SuperDataset(images, RECIPE, **how) for _ in range(2))
     with SuperLoader(SuperMix([a, b]), batch_size=16, shuffle=True) as loader:
@@ -136,9 +126,7 @@ def test_boxes_go_with_padding_columns_transforms_and_mixes(
 
 
 @pytest.mark.parametrize(("policy", "batches"), [("skip", [7, 8]), ("replace", [8, 8])])
-def test_boxes_follow_the_samples_that_are_delivered(
-    shared_stack: Stack, images: Path, tmp_path: Path, policy: Any, batches: list[int]
-) -> None:
+def test_boxes_follow_the_samples_that_are_delivered(shared_stack, images, tmp_path, policy, batches):
     rows, source = [], tmp_path / "source"
     source.mkdir()
     for number, path in enumerate(sorted(images.glob("*/*.jpg"))[:16]):
@@ -160,9 +148,7 @@ def test_boxes_follow_the_samples_that_are_delivered(
     assert found[0].count(4) == (2 if policy == "replace" else 1)
 
 
-def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(
-    shared_stack: Stack, images: Path, tmp_path: Path
-) -> None:
+def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(shared_stack, images, tmp_path):
     rows = rows_of(images, lambda number, _: [0] * (8000 if number % 2 else 1))
     (tmp_path / "list.jsonl").write_text(
         "".join(json.dumps({"key": row["key"], "label[]": row["label"]}) + "\n" for row in rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -13,19 +12,13 @@ import pytest
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
-
 SOURCE = "s3://photos/train"
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--request-timeout-s", "0.5")
 CONCURRENCY = 2
 
 
 @pytest.fixture
-def stack(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator[Stack]:
+def stack(lambda_service, photos, valkey):
     """A coordinator whose functions run on Lambda, by events."""
     lambda_service.concurrency = CONCURRENCY  # as many processes as this machine likes
     arguments = ("--executor", "lambda", "--lambda-invocation", "Event", "--lambda-warm", "2", *SMALL_STEPS)
@@ -33,15 +26,13 @@ def stack(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterato
         yield running
 
 
-def outcome_streams(valkey: Valkey) -> list[bytes]:
+def outcome_streams(valkey):
     with valkey.client() as client:
         return list(client.keys("super:o1:*"))
 
 
 @pytest.mark.slow
-def test_an_epoch_through_events(
-    stack: Stack, images: Path, lambda_service: LambdaService, valkey: Valkey
-) -> None:
+def test_an_epoch_through_events(stack, images, lambda_service, valkey):
     train(stack, images, SOURCE)
     kinds = [invocation.kind for invocation in lambda_service.invocations]
     assert kinds.count("RequestResponse") == 3  # two that were warmed, one that tried the stream
@@ -53,21 +44,17 @@ def test_an_epoch_through_events(
 
 
 @pytest.mark.slow
-def test_functions_that_crash_say_nothing_and_their_samples_come(
-    stack: Stack, images: Path, lambda_service: LambdaService
-) -> None:
+def test_functions_that_crash_say_nothing_and_their_samples_come(stack, images, lambda_service):
     train(stack, images, SOURCE, disturb={2: lambda: lambda_service.crash_next(2)})
     assert len(lambda_service.dropped_events) == 2
     assert "no outcome of the function" in stack.log.read_text()
 
 
 @pytest.mark.slow
-def test_events_that_are_delivered_twice_change_nothing(
-    stack: Stack, images: Path, lambda_service: LambdaService
-) -> None:
+def test_events_that_are_delivered_twice_change_nothing(stack, images, lambda_service):
     client = boto3.session.Session().client("lambda", endpoint_url=lambda_service.url)
 
-    def again() -> None:
+    def again():
         for invocation in list(lambda_service.invocations):
             if b"super_request" in invocation.event:
                 client.invoke(FunctionName="super-prefetch", InvocationType="Event", Payload=invocation.event)
@@ -81,20 +68,18 @@ def test_events_that_are_delivered_twice_change_nothing(
 
 
 @pytest.mark.slow
-def test_a_cache_that_is_emptied_in_between_loses_outcomes_and_no_sample(
-    stack: Stack, images: Path, valkey: Valkey
-) -> None:
+def test_a_cache_that_is_emptied_in_between_loses_outcomes_and_no_sample(stack, images, valkey):
     train(stack, images, SOURCE, disturb={5: valkey.restart_empty, 20: valkey.restart_empty})
 
 
 @pytest.mark.slow
 def test_each_side_needs_no_more_rights_than_the_page_says(
-    lambda_service: LambdaService,
-    photos: str,
-    valkey: Valkey,
-    images: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    lambda_service,
+    photos,
+    valkey,
+    images,
+    monkeypatch,
+):
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     with valkey.client() as client:
         for line in re.findall(r"^ACL SETUSER super-.*$", page, re.MULTILINE):
@@ -129,8 +114,8 @@ def handler(event, context):
 
 @pytest.mark.slow
 def test_more_events_than_functions_are_asked_for_more_slowly_and_no_sample_is_blamed(
-    lambda_service: LambdaService, photos: str, valkey: Valkey, images: Path, tmp_path: Path
-) -> None:
+    lambda_service, photos, valkey, images, tmp_path
+):
     lambda_service.concurrency = CONCURRENCY
     lambda_service.event_max_age_s, lambda_service.event_pause_s = 4.0, 1.0
     (tmp_path / "slow.py").write_text(SLOW)

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +22,6 @@ from tests.fixtures.web import hub_server
 from tests.integration.delivery import assert_exactly_once, collect, pixels_of
 from tests.superdl.index.shards import litdata_of, mds_of, tar_of, tfrecord_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.web import HubServer
-
 __all__ = ["hub_server"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -42,33 +35,33 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 Images = dict[str, tuple[bytes, int]]
 
 
-def write(directory: Path, files: dict[str, bytes | str]) -> None:
+def write(directory, files):
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def folders(directory: Path, images: Images) -> None:
+def folders(directory, images):
     write(directory, {f"{CLASSES[label]}/{name}": content for name, (content, label) in images.items()})
 
 
-def flat(directory: Path, images: Images) -> None:
+def flat(directory, images):
     write(directory, {name: content for name, (content, _) in images.items()})
 
 
-def labels_csv(directory: Path, images: Images) -> None:
+def labels_csv(directory, images):
     flat(directory, images)
     lines = ["key,label", *(f"{name},{label}" for name, (_, label) in images.items())]
     Path("labels.csv").write_text("\n".join(lines) + "\n")
 
 
-def label_files(directory: Path, images: Images) -> None:
+def label_files(directory, images):
     flat(directory, images)
     write(directory, {name.replace(".jpg", ".cls"): str(label) for name, (_, label) in images.items()})
 
 
-def coco(directory: Path, images: Images) -> None:
+def coco(directory, images):
     flat(directory, images)
     shape = {"width": SIDE, "height": SIDE}
     pictures = [{"id": place, "file_name": name, **shape} for place, name in enumerate(images)]
@@ -82,45 +75,45 @@ def coco(directory: Path, images: Images) -> None:
     )
 
 
-def masks(directory: Path, images: Images) -> None:
+def masks(directory, images):
     write(directory, {f"JPEGImages/{name}": content for name, (content, _) in images.items()})
     (directory / "SegmentationClass").mkdir()
     for name, (_, label) in images.items():
         Image.new("L", (8, 8), label).save(directory / "SegmentationClass" / name.replace(".jpg", ".png"))
 
 
-def yolo(directory: Path, images: Images) -> None:
+def yolo(directory, images):
     write(directory, {f"images/{name}": content for name, (content, _) in images.items()})
     lines = {name: f"{label} 0.5 0.5 0.25 0.5\n" for name, (_, label) in images.items()}
     write(directory, {f"labels/{name.replace('.jpg', '.txt')}": line for name, line in lines.items()})
 
 
-def tars(directory: Path, images: Images) -> None:
+def tars(directory, images):
     directory.mkdir(parents=True)
     for shard in range(2):
-        files: dict[str, bytes] = {}
+        files = {}
         for name, (content, label) in list(images.items())[shard::2]:
             files |= {name: content, name.replace(".jpg", ".cls"): str(label).encode()}
         tar_of(directory / f"{shard:06d}.tar", files)
 
 
-def tfrecords(directory: Path, images: Images) -> None:
+def tfrecords(directory, images):
     directory.mkdir(parents=True)
     examples = [{"image/encoded": content, "image/class/label": label} for content, label in images.values()]
     tfrecord_of(directory / "train-00000-of-00001", examples)
 
 
-def mds(directory: Path, images: Images) -> None:
+def mds(directory, images):
     directory.mkdir(parents=True)
     mds_of(directory, list(images.values()))
 
 
-def litdata(directory: Path, images: Images) -> None:
+def litdata(directory, images):
     directory.mkdir(parents=True)
     litdata_of(directory, list(images.values()))
 
 
-def table_of(images: Images) -> bytes:
+def table_of(images):
     # Longer than the piece that is read for the footer: this S3 server refuses what begins before an object.
     noise = iter(np.random.default_rng(0).integers(2**62, size=(len(images), 1000)).tolist())
     rows = [
@@ -132,11 +125,11 @@ def table_of(images: Images) -> bytes:
     return sink.getvalue()
 
 
-def tables(directory: Path, images: Images) -> None:
+def tables(directory, images):
     write(directory, {"0.parquet": table_of(images)})
 
 
-MAKERS: dict[str, Callable[[Path, Images], None]] = {
+MAKERS = {
     "class folders": folders,
     "a CSV of files and labels": labels_csv,
     "label files": label_files,
@@ -153,8 +146,8 @@ MAKERS: dict[str, Callable[[Path, Images], None]] = {
 
 @pytest.mark.slow  # a loader for each row
 def test_the_line_of_every_row_loads_all_images_with_their_labels(
-    object_store: ObjectStore, hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    object_store, hub_server, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     photos = write_images(tmp_path / "photos", 12)
     images = {

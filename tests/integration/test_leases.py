@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -20,28 +19,25 @@ from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 TRAINER = Path(__file__).with_name("train_forever.py")
 
 
 @pytest.fixture
-def stack() -> Iterator[Stack]:
+def stack():
     """A stack whose leases last a little longer than two heartbeats."""
     with Stack(arguments=("--slots", "2", "--lease-s", "4.5")) as running:
         yield running
 
 
-def leases(stack: Stack) -> dict[str, bool]:
+def leases(stack):
     """Which jobs have lapsed."""
     with grpc.insecure_channel(stack.address) as channel:
         answer = pb_grpc.CoordinatorStub(channel).GetJobStats(pb.GetJobStatsRequest())
     return {job.job: job.lapsed for job in answer.jobs}
 
 
-def test_a_job_whose_process_was_killed_lapses_and_others_go_on(stack: Stack, images: Path) -> None:
+def test_a_job_whose_process_was_killed_lapses_and_others_go_on(stack, images):
     environment = {**os.environ, "SUPER_COORDINATOR": stack.address, "PYTHONPATH": str(TRAINER.parents[2])}
     trainer = subprocess.Popen(  # our own script
         [sys.executable, str(TRAINER), str(images), "0"],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -18,9 +17,6 @@ from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
 from tests.fixtures.valkey import Valkey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^ACL SETUSER (super-[a-z]+) .*$", PAGE, re.MULTILINE)
@@ -109,7 +105,7 @@ FORBIDDEN = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Valkey]:
+def server():
     """A server that only knows the page's users, with something of each kind in it."""
     with Valkey() as running:
         with running.client() as client:
@@ -123,13 +119,13 @@ def server() -> Iterator[Valkey]:
         yield running
 
 
-def test_the_page_has_three_users() -> None:
+def test_the_page_has_three_users():
     assert sorted(LINES) == ["super-coordinator", "super-function", "super-reader"]
     assert all(user in LINES for user in FORBIDDEN)
 
 
 @pytest.mark.parametrize("user", FORBIDDEN)
-def test_a_user_may_do_nothing_but_what_its_side_needs(server: Valkey, user: str) -> None:
+def test_a_user_may_do_nothing_but_what_its_side_needs(server, user):
     with redis.Redis(
         unix_socket_path=f"{server.directory}/redis.sock", username=user, password="SECRET"
     ) as client:
@@ -146,7 +142,7 @@ def test_a_user_may_do_nothing_but_what_its_side_needs(server: Valkey, user: str
     assert not done
 
 
-def test_nobody_comes_in_without_the_right_password(server: Valkey) -> None:
+def test_nobody_comes_in_without_the_right_password(server):
     address = CacheAddress.parse(server.url)
     for credentials in (Credentials(), Credentials("super-reader", "geheim"), Credentials(password="SECRET")):
         with pytest.raises(CacheError, match="SUPER_CACHE_USERNAME|SUPER_CACHE_PASSWORD") as caught:
@@ -154,7 +150,7 @@ def test_nobody_comes_in_without_the_right_password(server: Valkey) -> None:
         assert not any(word in str(caught.value) for word in ("geheim", "SECRET"))
 
 
-def test_once_the_page_was_followed_the_default_user_may_do_nothing(server: Valkey) -> None:
+def test_once_the_page_was_followed_the_default_user_may_do_nothing(server):
     path = f"{server.directory}/redis.sock"
     for password in (None, "", "SECRET"):
         at_once = Retry(NoBackoff(), 0)  # redis-py tries a refused login again and again

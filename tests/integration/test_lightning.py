@@ -6,7 +6,6 @@ import json
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -15,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.super_wire.errors import UsageError
 from tests.integration import lightning_training
-from tests.integration.frameworks import BATCHES, Batch, Stopped, code_of, plain_loop, together
+from tests.integration.frameworks import BATCHES, Stopped, code_of, plain_loop, together
 from tests.integration.lightning_training import (
     Classifier,
     Validated,
@@ -24,9 +23,6 @@ from tests.integration.lightning_training import (
     super_loader,
 )
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end
-
-if TYPE_CHECKING:
-    from tests.fixtures.stack import Stack
 
 PROGRAM = str(Path(lightning_training.__file__))
 
@@ -40,12 +36,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def expected(shared_stack: Stack, images: Path) -> list[list[Batch]]:
+def expected(shared_stack, images):
     return plain_loop(images.as_uri(), shared_stack.address)
 
 
 @pytest.fixture(autouse=True)
-def ready(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def ready(shared_stack, monkeypatch, tmp_path):
     """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     # When it ends, Lightning puts all signals back as it found them, and torch sets its own, for workers that
@@ -57,7 +53,7 @@ def ready(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("PL_TRAINER_DEFAULT_ROOT_DIR", str(tmp_path))
 
 
-def page(images: Path, model: Classifier, data: str = "Images", kind: type | None = None) -> Any:
+def page(images, model, data="Images", kind=None):
     """The page's code, with a model, and maybe another of its data modules and another loader in it."""
     names = code_of("Lightning", images.as_uri())
     names |= {"Classifier": lambda: model, "Images": names[data]}
@@ -65,7 +61,7 @@ def page(images: Path, model: Classifier, data: str = "Images", kind: type | Non
     return names["train"]
 
 
-def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[list[Batch]]) -> None:
+def test_the_page_trains_on_what_a_plain_loop_gets(images, expected):
     model = Classifier()
     page(images, model)()
     assert model.seen == list(chain.from_iterable(expected))
@@ -81,9 +77,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[
         ("ImagesByWorkers", 13),
     ],
 )
-def test_a_checkpoint_is_gone_on_with(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, data: str, taken: int
-) -> None:
+def test_a_checkpoint_is_gone_on_with(images, expected, tmp_path, data, taken):
     first, then = Classifier(taken), Classifier()
     with pytest.raises(Stopped):
         page(images, first, data)()
@@ -92,9 +86,7 @@ def test_a_checkpoint_is_gone_on_with(
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_an_epochs_checkpoint_is_gone_on_with(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epochs_checkpoint_is_gone_on_with(images, expected, tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PL_TRAINER_ENABLE_CHECKPOINTING", "True"
     )  # at the end of each epoch, unless told otherwise
@@ -105,9 +97,7 @@ def test_an_epochs_checkpoint_is_gone_on_with(
     assert then.seen == list(chain.from_iterable(expected[1:]))
 
 
-def test_sanity_checks_limits_and_validation_leave_epochs_as_they_are(
-    images: Path, expected: list[list[Batch]]
-) -> None:
+def test_sanity_checks_limits_and_validation_leave_epochs_as_they_are(images, expected):
     """With workers that last, and a loader for validation of each kind."""
     model = Validated()
     loaders = data_loader(images.as_uri()), super_loader(images.as_uri())
@@ -117,22 +107,20 @@ def test_sanity_checks_limits_and_validation_leave_epochs_as_they_are(
 
 
 @pytest.mark.parametrize("kind", [StatefulDataLoader, DataLoader])
-def test_workers_go_on_with_an_epochs_checkpoint(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, kind: type
-) -> None:
+def test_workers_go_on_with_an_epochs_checkpoint(images, expected, tmp_path, kind):
     then = Classifier()
     page(images, then, "ImagesByWorkers", kind)(saved_after_an_epoch(images, tmp_path))
     assert then.seen == list(chain.from_iterable(expected[1:]))
 
 
-def saved_after_an_epoch(images: Path, directory: Path) -> str:
+def saved_after_an_epoch(images, directory):
     """A checkpoint of where ModelCheckpoint, too, saves one."""
     with pytest.raises(Stopped):
         page(images, Classifier(BATCHES, whole_epoch=True), "ImagesByWorkers")()
     return str(directory / "stopped.ckpt")
 
 
-def test_overfit_batches_is_refused(images: Path) -> None:
+def test_overfit_batches_is_refused(images):
     loader = data_loader(images.as_uri(), num_workers=0, persistent_workers=False)
     with (
         pytest.warns(UserWarning, match="You requested to overfit"),
@@ -143,18 +131,14 @@ def test_overfit_batches_is_refused(images: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "how"), [("ddp", "page"), ("ddp", "workers"), ("ddp_spawn", "threads")])
-def test_two_ranks_train_on_what_a_plain_loop_gets(
-    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path, strategy: str, how: str
-) -> None:
+def test_two_ranks_train_on_what_a_plain_loop_gets(images, expected, temporary, tmp_path, strategy, how):
     """With a DataLoader too, although the Trainer is not told to leave its sampler alone."""
     assert run(temporary, images, tmp_path, strategy=strategy, how=how) == ""
     assert together(tmp_path, 2) == list(chain.from_iterable(expected))
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_a_checkpoint_and_so_does_one(
-    images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_go_on_with_a_checkpoint_and_so_does_one(images, expected, temporary, tmp_path):
     first, then = tmp_path / "first", tmp_path / "then"
     assert "Stopped" in run(temporary, images, first, stop_after=13)
     assert run(temporary, images, then, checkpoint=str(first / "stopped.ckpt")) == ""
@@ -165,17 +149,13 @@ def test_two_ranks_go_on_with_a_checkpoint_and_so_does_one(
 
 
 @pytest.mark.slow
-def test_a_loader_made_before_the_ranks_are_there_is_refused(
-    images: Path, temporary: Path, tmp_path: Path
-) -> None:
+def test_a_loader_made_before_the_ranks_are_there_is_refused(images, temporary, tmp_path):
     errors = run(temporary, images, tmp_path, how="early")
     assert "WORLD_SIZE says that there are 2 ranks, but RANK is not set" in errors
     assert "with Lightning in the hook train_dataloader()" in errors
 
 
-def run(
-    temporary: Path, images: Path, out: Path, *, strategy: str = "ddp", how: str = "page", **more: Any
-) -> str:
+def run(temporary, images, out, *, strategy="ddp", how="page", **more):
     """Two ranks that Lightning starts, through the embedded default."""
     out.mkdir(exist_ok=True)
     settings = {"DEVICES": "2", "STRATEGY": strategy, "DEFAULT_ROOT_DIR": str(out)}

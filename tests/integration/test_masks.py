@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import tarfile
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,22 +20,14 @@ from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import BadSampleError, SourceError
 from tests.fixtures.stack import Stack
-from tests.fixtures.web import WebServer, web_server
+from tests.fixtures.web import web_server
 from tests.integration.resuming import settled_stats
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
 
 __all__ = ["web_server"]
 
 COUNT, SIDE = 12, 16
 RECIPE = Recipe.fields(image=Recipe.image(resize=20, crop=SIDE), mask=Recipe.mask(resize=20, crop=SIDE))
-CROPS: list[dict[str, Any]] = [
+CROPS = [
     {"op": "random_resized_crop", "size": [12, 18], "interpolation": "nearest"},
     {"op": "horizontal_flip"},
     {"op": "pad", "padding": 3},
@@ -46,7 +37,7 @@ CROPS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def scenes(tmp_path: Path) -> Path:
+def scenes(tmp_path):
     """Images whose red is their mask's class, so that whoever moves the one without the other is seen."""
     rng = np.random.default_rng(5)
     palette = rng.integers(0, 256, 768, dtype=np.uint8).tolist()
@@ -63,7 +54,7 @@ def scenes(tmp_path: Path) -> Path:
     return directory
 
 
-def loose(scenes: Path, name: str) -> str:
+def loose(scenes, name):
     """A key list of images and masks that are objects, in a format."""
     rows = [
         {"key": f"images/{number:02d}.png", "label": number, "mask.key": f"masks/{number:02d}.png"}
@@ -82,7 +73,7 @@ def loose(scenes: Path, name: str) -> str:
     return path.as_uri()
 
 
-def tarred(scenes: Path, *, apart: bool = False) -> tuple[Path, str]:
+def tarred(scenes, *, apart=False):
     """A tar of pairs side by side, or one of images and one of masks; and the key list of them."""
     directory, rows = scenes.parent / "tars", []
     directory.mkdir()
@@ -94,7 +85,7 @@ def tarred(scenes: Path, *, apart: bool = False) -> tuple[Path, str]:
                     if where == file:
                         archive.add(scenes / folder / f"{number:02d}.png", f"{number:02d}.{folder}.png")
     for number in range(COUNT):
-        row: dict[str, Any] = {"key": "a.tar", "label": number}
+        row = {"key": "a.tar", "label": number}
         for folder, file, prefix in zip(("images", "masks"), files, ("", "mask."), strict=True):
             with tarfile.open(file) as archive:
                 entry = archive.getmember(f"{number:02d}.{folder}.png")
@@ -106,7 +97,7 @@ def tarred(scenes: Path, *, apart: bool = False) -> tuple[Path, str]:
     return directory, key_list.as_uri()
 
 
-def expected(scenes: Path, number: int) -> dict[str, torch.Tensor]:
+def expected(scenes, number):
     """A sample as torchvision would make it, by Pillow alone."""
     found = {}
     for name, folder in (("image", "images"), ("mask", "masks")):
@@ -120,7 +111,7 @@ def expected(scenes: Path, number: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def assert_batches(batches: Iterable[Any], scenes: Path) -> None:
+def assert_batches(batches, scenes):
     """See that an epoch has every sample once, with these pixels."""
     seen = []
     for images, labels in batches:
@@ -136,14 +127,14 @@ def assert_batches(batches: Iterable[Any], scenes: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["list.jsonl", "list.csv", "list.parquet"])
-def test_masks_beside_images(scenes: Path, name: str, shared_stack: Stack) -> None:
+def test_masks_beside_images(scenes, name, shared_stack):
     dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, name))
     with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
         assert settled_stats(sampler).samples_produced == COUNT
 
 
-def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stack) -> None:
+def test_random_steps_move_image_and_mask_alike(scenes, shared_stack):
     still = [step for step in CROPS if "interpolation" not in step]
     mask = Recipe([{"op": "mask"}, {"op": "random_resized_crop", "size": [12, 18]}, *still], augment_seed=9)
     recipe = Recipe.fields(image=Recipe(CROPS, augment_seed=9), mask=mask)
@@ -157,7 +148,7 @@ def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stac
     assert len(seen) == 2 * COUNT
 
 
-def test_crops_of_unequal_sizes_are_refused(scenes: Path, shared_stack: Stack) -> None:
+def test_crops_of_unequal_sizes_are_refused(scenes, shared_stack):
     crop = {"op": "random_crop", "size": 8}
     mask = Recipe([{"op": "mask"}, {"op": "resize", "size": 12}, crop])
     recipe = Recipe.fields(image=Recipe([crop]), mask=mask)
@@ -172,12 +163,12 @@ def test_crops_of_unequal_sizes_are_refused(scenes: Path, shared_stack: Stack) -
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_pairs_in_tars_come_back_out_of_the_store(
-    scenes: Path,
-    apart: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    scenes,
+    apart,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory, key_list = tarred(scenes, apart=apart)
@@ -200,7 +191,7 @@ def test_pairs_in_tars_come_back_out_of_the_store(
     assert produced == [COUNT, 0]
 
 
-def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes: Path, shared_stack: Stack) -> None:
+def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes, shared_stack):
     key_list = loose(scenes, "list.jsonl")
     Image.open(scenes / "masks" / "03.png").convert("RGB").save(scenes / "masks" / "03.png")
     dataset = SuperDataset(scenes, RECIPE, key_list=key_list, on_bad_sample="skip", return_info=True)
@@ -228,8 +219,8 @@ def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes: Path, shared_s
     assert "its field 'mask', masks/01.png: its version is" in reasons["images/01.png"]
 
 
-def test_lists_whose_fields_cannot_be(scenes: Path, shared_stack: Stack) -> None:
-    def told(recipe: Recipe, **columns: Any) -> str:
+def test_lists_whose_fields_cannot_be(scenes, shared_stack):
+    def told(recipe, **columns):
         rows = [{"key": "images/00.png", "label": 0} | columns]
         key_list = scenes.parent / f"{len(list(scenes.parent.iterdir()))}.jsonl"
         key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -250,7 +241,7 @@ def test_lists_whose_fields_cannot_be(scenes: Path, shared_stack: Stack) -> None
     assert "those of image" in told(RECIPE, **{"image.key": "masks/00.png"})
 
 
-def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_store: ObjectStore) -> None:
+def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):
     directory, key_list = tarred(scenes)
     lists = {"pairs": key_list, "scenes": loose(scenes, "list.jsonl")}
     directory.rename(object_store.directory / "pairs")
@@ -267,9 +258,7 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_stor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("invocation", ["RequestResponse", "Event"])
-def test_masks_through_lambda(
-    scenes: Path, invocation: str, object_store: ObjectStore, lambda_service: LambdaService, valkey: Valkey
-) -> None:
+def test_masks_through_lambda(scenes, invocation, object_store, lambda_service, valkey):
     lambda_service.concurrency = 2
     key_list = loose(scenes, "list.jsonl")
     scenes = scenes.rename(object_store.directory / "scenes")
@@ -282,7 +271,7 @@ def test_masks_through_lambda(
     assert lambda_service.invocations
 
 
-def test_masks_on_a_web_server(scenes: Path, web_server: WebServer) -> None:
+def test_masks_on_a_web_server(scenes, web_server):
     for path in scenes.rglob("*.png"):
         web_server.files[f"set/{path.relative_to(scenes)}"] = path.read_bytes()
     key_list = loose(scenes, "list.csv")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -21,16 +20,11 @@ from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import settled_stats
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def shards(images: Path, tmp_path: Path) -> tuple[Path, str]:
+def shards(images, tmp_path):
     """Two tar files that share all images, and a key list of their members."""
     directory = tmp_path / "shards"
     directory.mkdir()
@@ -56,8 +50,8 @@ def shards(images: Path, tmp_path: Path) -> tuple[Path, str]:
 
 
 def test_tar_files_are_read_where_they_are_and_come_back_out_of_the_store(
-    images: Path, shards: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    images, shards, tmp_path, monkeypatch
+):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory, key_list = shards
@@ -81,9 +75,7 @@ def test_tar_files_are_read_where_they_are_and_come_back_out_of_the_store(
     assert first == (f"{directory}/0.tar::ant/00000.jpg", 0)
 
 
-def test_members_in_a_bucket_and_a_shard_that_is_written_again(
-    images: Path, shards: tuple[Path, str], object_store: ObjectStore
-) -> None:
+def test_members_in_a_bucket_and_a_shard_that_is_written_again(images, shards, object_store):
     directory, key_list = shards
     bucket = object_store.directory / "shards" / "train"
     bucket.parent.mkdir()
@@ -105,9 +97,7 @@ def test_members_in_a_bucket_and_a_shard_that_is_written_again(
                 collect(loader)
 
 
-def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(
-    images: Path, shards: tuple[Path, str], object_store: ObjectStore, tmp_path: Path
-) -> None:
+def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(images, shards, object_store, tmp_path):
     directory, key_list = shards
     bucket, state = object_store.directory / "shards" / "train", tmp_path / "state"
     bucket.parent.mkdir()
@@ -123,7 +113,7 @@ def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(
     assert not list(state.glob("shards/*"))
 
 
-def test_a_key_list_older_than_its_file_is_refused(shards: tuple[Path, str], shared_stack: Stack) -> None:
+def test_a_key_list_older_than_its_file_is_refused(shards, shared_stack):
     directory, key_list = shards
     (directory / "1.tar").write_bytes((directory / "1.tar").read_bytes()[:20_000])
     with pytest.raises(SourceError, match=r"the member '\w+/\d+\.jpg' of '1\.tar' ends at .* 20000 bytes"):
@@ -135,9 +125,7 @@ def test_a_key_list_older_than_its_file_is_refused(shards: tuple[Path, str], sha
         )
 
 
-def test_parquet_files_are_read_by_rows_after_they_were_indexed(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_files_are_read_by_rows_after_they_were_indexed(images, tmp_path, monkeypatch):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files, source, epochs = sorted(images.glob("*/*.jpg")), tmp_path / "tables", []

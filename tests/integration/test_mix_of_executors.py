@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,24 +14,17 @@ from superdl.main import main
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
-
 SOURCE = "s3://photos/train"
 SAMPLES = 150
 
 
 @pytest.fixture
-def made(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator[Callable[..., Stack]]:
+def made(lambda_service, photos, valkey):
     """Makes a coordinator with some executors."""
     lambda_service.concurrency = 2
     stacks = []
 
-    def make(executors: str, **settings: str) -> Stack:
+    def make(executors, **settings):
         arguments = ["--executor", executors, "--lambda-warm", "1", "--request-samples", "4"]
         for name, value in ({"lookahead_batches": "16"} | settings).items():
             arguments += [f"--{name.replace('_', '-')}", value]
@@ -46,9 +38,7 @@ def made(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator
         stack.close()
 
 
-def fared_in_training(
-    stack: Stack, images: Path, source: str = SOURCE, **disturbed: Any
-) -> dict[str, dict[str, Any]]:
+def fared_in_training(stack, images, source=SOURCE, **disturbed):
     """An epoch; every sample comes once, with its pixels. How the executors fare in the end, by name."""
     train(stack, images, source, **disturbed)
     with contextlib.redirect_stdout(io.StringIO()) as told:
@@ -57,9 +47,7 @@ def fared_in_training(
 
 
 @pytest.mark.slow
-def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
-    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
-) -> None:
+def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(made, images, lambda_service):
     stack = made("local,lambda")
     fared = fared_in_training(stack, images, disturb={4: lambda: lambda_service.throttle_next(1)})
     assert list(fared) == ["local", "lambda"]
@@ -74,9 +62,7 @@ def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
 @pytest.mark.parametrize(
     "happens", ["throttled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("crashing", "gone"))]
 )
-def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(
-    made: Callable[..., Stack], images: Path, lambda_service: LambdaService, happens: str
-) -> None:
+def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(made, images, lambda_service, happens):
     stack = made("lambda,local", lookahead_batches="4")
     breaks = {
         "throttled": lambda: lambda_service.throttle_next(10_000),
@@ -91,11 +77,11 @@ def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(
 
 
 def test_one_that_does_not_start_is_left_out_and_tried_again(
-    made: Callable[..., Stack],
-    images: Path,
-    lambda_service: LambdaService,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    made,
+    images,
+    lambda_service,
+    caplog,
+):
     stack = made("lambda,local", lambda_function="nobody")
     with caplog.at_level("WARNING"):
         fared = fared_in_training(stack, images)
@@ -107,11 +93,11 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(
 
 @pytest.mark.slow
 def test_functions_that_cannot_read_the_source_are_not_asked_for_it(
-    made: Callable[..., Stack],
-    images: Path,
-    lambda_service: LambdaService,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    made,
+    images,
+    lambda_service,
+    caplog,
+):
     """They see no files; and then they may not read the bucket."""
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
     stack = made("lambda,local")

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +18,6 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import collect, pixels_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
-
 pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # torchdata 0.11 calls it
 
 SIZE = 150
@@ -34,7 +28,7 @@ LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one befor
 class Photos:
     """The images by two recipes, which give other pixels of one shape, and what each pixels are."""
 
-    def __init__(self, stack: Stack, images: Path) -> None:
+    def __init__(self, stack, images):
         self.a, self.b = (
             SuperDataset(images.as_uri(), Recipe.image(resize=side, crop=SIDE), coordinator=stack.address)
             for side in (SIDE, LARGE)
@@ -44,7 +38,7 @@ class Photos:
         )
         assert not set(self.of_a) & set(self.of_b)
 
-    def by_dataset(self, batch: Any) -> list[Counter[tuple[bytes, int]]]:
+    def by_dataset(self, batch):
         """What a batch has of each dataset."""
         got = Counter(collect([batch]))
         found = [Counter({one: got[one] for one in known}) for known in (self.of_a, self.of_b)]
@@ -53,15 +47,15 @@ class Photos:
 
 
 @pytest.fixture
-def photos(shared_stack: Stack, images: Path) -> Photos:
+def photos(shared_stack, images):
     return Photos(shared_stack, images)
 
 
 @pytest.mark.parametrize(
     ("strategy", "counts"), [("first_exhausted", (150, 50)), ("all_exhausted", (450, 150))]
 )
-def test_ranks_of_any_number_go_on_in_a_mix(photos: Photos, strategy: Any, counts: tuple[int, int]) -> None:
-    def sampler_of(batch: int, **how: Any) -> tuple[SuperMix, SuperSampler]:
+def test_ranks_of_any_number_go_on_in_a_mix(photos, strategy, counts):
+    def sampler_of(batch, **how):
         mix = SuperMix({photos.a: 0.75, photos.b: 0.25}, strategy)
         how = {"shuffle": True, "seed": 4} | how
         return mix, stack.enter_context(SuperSampler(mix, batch_size=batch, **how))
@@ -116,8 +110,8 @@ def test_ranks_of_any_number_go_on_in_a_mix(photos: Photos, strategy: Any, count
 
 
 @pytest.mark.parametrize("kind", ["threads", "workers", "stateful"])
-def test_every_loader_resumes_in_a_mix(photos: Photos, kind: str) -> None:
-    def run(state: Any = None) -> Iterator[Any]:
+def test_every_loader_resumes_in_a_mix(photos, kind):
+    def run(state=None):
         mix = SuperMix({photos.a: 2, photos.b: 1})
         sampler = stack.enter_context(SuperSampler(mix, batch_size=16, shuffle=True, seed=7))
         loader: Any
@@ -141,8 +135,8 @@ def test_every_loader_resumes_in_a_mix(photos: Photos, kind: str) -> None:
     assert [batch for batch, _ in rest] == [batch for batch, _ in whole[5:]]
 
 
-def test_a_mix_goes_on_after_the_end_of_an_epoch(photos: Photos) -> None:
-    def loader_of() -> SuperLoader:
+def test_a_mix_goes_on_after_the_end_of_an_epoch(photos):
+    def loader_of():
         return SuperLoader(SuperMix({photos.a: 2, photos.b: 1}), batch_size=16, shuffle=True)
 
     with loader_of() as loader:
@@ -159,7 +153,7 @@ def test_a_mix_goes_on_after_the_end_of_an_epoch(photos: Photos) -> None:
         assert len(list(loader)) == len(loader)
 
 
-def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Photos) -> None:
+def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos):
     few = Subset(photos.b, [7, 90])
     both = ConcatDataset([photos.a, few])
     expected = Counter(photos.of_a) + Counter(photos.of_b[at] for at in (7, 90))
@@ -180,9 +174,7 @@ def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Ph
         next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
 
 
-def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(
-    restarted_stack: Stack, images: Path
-) -> None:
+def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(restarted_stack, images):
     photos = Photos(restarted_stack, images)
     mix = SuperMix({photos.a: 0.9, photos.b: 0.1})
     with SuperSampler(mix, batch_size=1, shuffle=True) as sampler, SuperLoader(mix, sampler) as loader:
@@ -195,7 +187,7 @@ def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(
         assert before + collect(iterator) == whole
 
 
-def test_parts_of_other_forms_are_listed(shared_stack: Stack, images: Path) -> None:
+def test_parts_of_other_forms_are_listed(shared_stack, images):
     small, large = (
         SuperDataset(
             images.as_uri(),
@@ -213,7 +205,7 @@ def test_parts_of_other_forms_are_listed(shared_stack: Stack, images: Path) -> N
     assert len(pixels_of(torch.stack(shown[:5]))) == 5
 
 
-def test_what_is_no_mix_is_refused(photos: Photos) -> None:
+def test_what_is_no_mix_is_refused(photos):
     for proportions in ({photos.a: 0}, {photos.a: -1}, {photos.a: float("nan")}, {photos.a: "much"}):
         with pytest.raises(ConfigError, match="a proportion is a finite number above 0"):
             SuperMix(proportions)
@@ -243,7 +235,7 @@ def test_what_is_no_mix_is_refused(photos: Photos) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos: Photos, ranks: int) -> None:
+def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos, ranks):
     mix, how = SuperMix({photos.a: 3, photos.b: 1}), {"draws": 200, "batching": "per_dataset"}
     with ExitStack() as stack:
         samplers = [
@@ -262,7 +254,7 @@ def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos: Photos, ran
     assert {sum(sizes) for sizes in counts} == {12}
 
 
-def test_an_epoch_of_a_mix_has_as_many_draws_as_are_named(photos: Photos) -> None:
+def test_an_epoch_of_a_mix_has_as_many_draws_as_are_named(photos):
     with SuperSampler(SuperMix({photos.a: 3, photos.b: 1}), batch_size=7, shuffle=True, draws=50) as sampler:
         assert sampler.counts == (38, 12)
     for how, message in ({"draws": 1}, "nothing of dataset 1"), ({"batching": "none"}, "one of mixed, per_"):

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -20,15 +19,12 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SUPERDL = Path(sys.executable).with_name("superdl")
 
 
 @contextlib.contextmanager
-def billed(temporary: Path, *arguments: str) -> Iterator[Stack]:
+def billed(temporary, *arguments):
     """A stack whose functions cost one dollar an invocation."""
     prices = temporary / "prices.toml"
     prices.write_text("[local]\ninvocation = 1.0\n")
@@ -37,12 +33,12 @@ def billed(temporary: Path, *arguments: str) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def uncapped(temporary: Path) -> Iterator[Stack]:
+def uncapped(temporary):
     with billed(temporary) as stack:
         yield stack
 
 
-def stats(stack: Stack, *words: str) -> dict[str, list[dict[str, object]]]:
+def stats(stack, *words):
     done = subprocess.run(  # our own command
         [str(SUPERDL), "stats", "--coordinator", stack.address, "--json", *words],
         capture_output=True,
@@ -50,11 +46,10 @@ def stats(stack: Stack, *words: str) -> dict[str, list[dict[str, object]]]:
         timeout=60,
         check=True,
     )
-    answer: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
-    return answer
+    return json.loads(done.stdout)
 
 
-def test_jobs_that_share_split_the_bill(uncapped: Stack, images: Path) -> None:
+def test_jobs_that_share_split_the_bill(uncapped, images):
     samplers = []
     for seed in (1, 2):
         dataset = SuperDataset(images.as_uri(), RECIPE)
@@ -77,7 +72,7 @@ def test_jobs_that_share_split_the_bill(uncapped: Stack, images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary: Path, images: Path) -> None:
+def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary, images):
     with billed(temporary, "--max-usd", "3") as stack:
         for policy in ("raise", "skip"):
             dataset = SuperDataset(images.as_uri(), RECIPE, on_bad_sample=policy)

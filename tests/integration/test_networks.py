@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -24,26 +23,20 @@ from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import READY_TIMEOUT_S, ValkeyCluster
 from tests.integration.delivery import assert_exactly_once, collect, train
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.fixtures.certificates import Certificates
-
 READER = "get xadd cluster|slots asking"
 COORDINATOR = "info dbsize scan eval get set getrange strlen unlink del xread xadd xdel pexpire pttl"
 FUNCTION = "set ping cluster|slots asking"
 LARGE = 128
 
 
-def let_in(server: Valkey, user: str, commands: str, *keys: str) -> None:
+def let_in(server, user, commands, *keys):
     """A user with the password ``word`` that may do what is named."""
     rights = [f"+{command}" for command in commands.split()]
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">word", *(f"~{key}" for key in keys), *rights)
 
 
-def let_only_two_in(server: Valkey) -> None:
+def let_only_two_in(server):
     """A user for the coordinator and its local functions, one for readers, and nobody else."""
     let_in(server, "coordinator", f"{COORDINATOR} {FUNCTION}", "super:*")
     let_in(server, "reader", READER, "super:r1:*", "super:n1:*")
@@ -54,24 +47,24 @@ def let_only_two_in(server: Valkey) -> None:
 
 
 @contextlib.contextmanager
-def tls_server(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
+def tls_server(certificates):
     with Valkey() as server, TlsFront(f"{server.directory}/redis.sock", certificates) as front:
         yield f"rediss://localhost:{front.port}", [server]
 
 
 @contextlib.contextmanager
-def tls_cluster(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
+def tls_cluster(certificates):
     with ValkeyCluster(certificates=certificates) as cluster:
         yield cluster.url, cluster.nodes
 
 
 @pytest.mark.parametrize("cache", [pytest.param(tls_server, marks=pytest.mark.slow), tls_cluster])
 def test_an_epoch_by_tls_with_a_user_for_each_side(
-    images: Path,
-    certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
-    cache: Callable[[Certificates], contextlib.AbstractContextManager[tuple[str, list[Valkey]]]],
-) -> None:
+    images,
+    certificates,
+    monkeypatch,
+    cache,
+):
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
@@ -85,12 +78,12 @@ def test_an_epoch_by_tls_with_a_user_for_each_side(
 
 
 @pytest.fixture(scope="module")
-def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_images(tmp_path_factory):
     """20 MB of pixels."""
     return write_images(tmp_path_factory.mktemp("large"), 400, side=LARGE)
 
 
-def records_in(cluster: ValkeyCluster) -> int:
+def records_in(cluster):
     count = 0
     for node in cluster.nodes:
         with node.client() as client:
@@ -98,14 +91,14 @@ def records_in(cluster: ValkeyCluster) -> int:
     return count
 
 
-def figures(node: Valkey) -> tuple[int, int]:
+def figures(node):
     """A node's used memory in bytes, and how often it has refused a command for want of memory."""
     with node.client() as client:
         refused = client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
         return client.info("memory")["used_memory"], refused
 
 
-def swap_some_slots(cluster: ValkeyCluster) -> None:
+def swap_some_slots(cluster):
     """Hand ten slots that hold records from the first node to the second, and ten back: both are full."""
     slots = []
     for node in cluster.nodes[:2]:
@@ -117,7 +110,7 @@ def swap_some_slots(cluster: ValkeyCluster) -> None:
         wait_for_one_epoch(cluster)
 
 
-def wait_for_one_epoch(cluster: ValkeyCluster) -> None:
+def wait_for_one_epoch(cluster):
     """A node that does not know yet who took slots last may claim its next ones in vain, and lose them."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while len({epoch_of(node) for node in cluster.nodes}) > 1:
@@ -125,12 +118,12 @@ def wait_for_one_epoch(cluster: ValkeyCluster) -> None:
         time.sleep(0.02)
 
 
-def epoch_of(node: Valkey) -> int:
+def epoch_of(node):
     with node.client() as client:
         return int(client.execute_command("CLUSTER INFO")["cluster_current_epoch"])
 
 
-def restart_a_node(cluster: ValkeyCluster) -> None:
+def restart_a_node(cluster):
     cluster.nodes[2].restart_empty()
     cluster.wait_until_ready()
 
@@ -138,9 +131,7 @@ def restart_a_node(cluster: ValkeyCluster) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", [swap_some_slots, restart_a_node])
-def test_a_cluster_smaller_than_the_data_while_it_changes(
-    large_images: Path, fault: Callable[[ValkeyCluster], None], workers: int
-) -> None:
+def test_a_cluster_smaller_than_the_data_while_it_changes(large_images, fault, workers):
     cluster = ValkeyCluster()
     maxmemory = 8 * 2**20
     for node in cluster.nodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -16,12 +15,6 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -50,7 +43,7 @@ handler = real.handler
 
 
 @pytest.fixture
-def stack(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator[Stack]:
+def stack(lambda_service, photos, valkey):
     """A coordinator whose functions run on Lambda."""
     lambda_service.concurrency = CONCURRENCY
     with Stack(
@@ -59,14 +52,12 @@ def stack(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterato
         yield running
 
 
-def prefetches(service: LambdaService) -> int:
+def prefetches(service):
     """How many requests functions were invoked with."""
     return sum(b"super_request" in invocation.event for invocation in service.invocations)
 
 
-def test_an_epoch_on_lambda_that_throttles_and_fails(
-    stack: Stack, images: Path, lambda_service: LambdaService
-) -> None:
+def test_an_epoch_on_lambda_that_throttles_and_fails(stack, images, lambda_service):
     broken = Answer.error(500, "ServiceException", "an internal error")
     stats = train(
         stack,
@@ -93,8 +84,8 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(
 
 @pytest.mark.slow
 def test_functions_that_hang_are_ended_by_lambda_and_their_samples_come(
-    stack: Stack, images: Path, lambda_service: LambdaService, tmp_path: Path
-) -> None:
+    stack, images, lambda_service, tmp_path
+):
     (tmp_path / "hanging.py").write_text(HANGING)
     hang = tmp_path / "hang"
     environment = {"HANG": str(hang), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
@@ -105,9 +96,7 @@ def test_functions_that_hang_are_ended_by_lambda_and_their_samples_come(
 
 
 @pytest.mark.slow
-def test_a_function_of_another_version_is_not_read_from(
-    stack: Stack, lambda_service: LambdaService, tmp_path: Path
-) -> None:
+def test_a_function_of_another_version_is_not_read_from(stack, lambda_service, tmp_path):
     (tmp_path / "other.py").write_text(OTHER_VERSION)
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     dataset = SuperDataset(SOURCE, RECIPE)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -19,13 +18,6 @@ from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.fixtures.ray_cluster import RayCluster
-    from tests.fixtures.valkey import Valkey
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -34,7 +26,7 @@ WAIT_S = 120.0  # Ray restarts a lost actor when it gets to it
 
 
 @pytest.fixture
-def stack(valkey: Valkey) -> Iterator[Stack]:
+def stack(valkey):
     """A coordinator whose functions are workers that see its files, over TCP as nodes would have to."""
     arguments = ("--executor", "workers", "--shared-files", "--request-samples", "4")
     stack = Stack(cache=valkey.url, arguments=arguments, tcp=True)
@@ -42,16 +34,14 @@ def stack(valkey: Valkey) -> Iterator[Stack]:
     stack.close()
 
 
-def placed(address: str, stack: Stack, log: Path, count: int = 2) -> subprocess.Popen[bytes]:
+def placed(address, stack, log, count=2):
     """``superdl worker --ray``."""
     command = [sys.executable, "-P", "-m", "superdl.main", "worker", "--coordinator", stack.address]
     with log.open("wb") as output:
         return subprocess.Popen([*command, "--ray", address, "--num", str(count)], stderr=output)
 
 
-def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(
-    ray_cluster: RayCluster, stack: Stack, tmp_path: Path
-) -> None:
+def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, tmp_path):
     images = write_images(tmp_path / "images", 400)
     nodes = [ray_cluster.add(cpus=1) for _ in range(2)]
     dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=90)
@@ -79,9 +69,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(
 
 
 @pytest.mark.parametrize(("address", "code"), [("127.0.0.1:{port}", 2), ("{cluster}", 1)])
-def test_what_is_wrong_is_named(
-    ray_cluster: RayCluster, stack: Stack, tmp_path: Path, address: str, code: int
-) -> None:
+def test_what_is_wrong_is_named(ray_cluster, stack, tmp_path, address, code):
     """A cluster that is not there; a coordinator that takes no workers."""
     ray_cluster.add(cpus=1)
     stack.arguments = ("--executor", "local")
@@ -95,7 +83,7 @@ def test_what_is_wrong_is_named(
     assert "Traceback" not in log.read_text()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Wait, bounded, for what other processes do."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():

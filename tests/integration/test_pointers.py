@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from torch.utils.data import DataLoader
 
@@ -14,17 +12,13 @@ from tests.fixtures.images import expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, pixels_of, remove_busy
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 SIDE = 80
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 RECORD_BYTES = HEADER_BYTES + 3 * SIDE**2
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+def stack(tmp_path):
     """A running stack with a store that looks ahead a little."""
     running = Stack(
         arguments=("--slots", "2", "--lookahead-batches", "4", "--store", str(tmp_path / "store"))
@@ -35,22 +29,22 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def expected(images: Path):
+def expected(images):
     return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
 class Reading:
     """One epoch of a job of its own, batch by batch."""
 
-    def __init__(self, stack: Stack, images: Path, *, seed: int = 1, straight: bool = True) -> None:
+    def __init__(self, stack, images, *, seed=1, straight=True):
         dataset = SuperDataset(images.as_uri(), RECIPE, return_info=True)
         dataset.reads_straight = straight
         self.sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=seed, coordinator=stack.address)
         self.batches = iter(DataLoader(dataset, sampler=self.sampler, batch_size=None))
-        self.delivered: list[tuple[bytes, int]] = []
+        self.delivered = []
         self.straight = self.hits = self.misses = 0
 
-    def read(self, batches: int | None = None) -> None:
+    def read(self, batches=None):
         """The next batches, or all that are left."""
         for images, labels, info in self.batches:
             self.delivered += zip(pixels_of(images), labels.tolist(), strict=True)
@@ -62,7 +56,7 @@ class Reading:
                 return
 
 
-def kinds_in_cache(stack: Stack) -> tuple[list[RecordKind], int]:
+def kinds_in_cache(stack):
     """Of each record in the cache its kind; and the bytes of all."""
     with stack.valkey.client() as client:
         records = client.mget(client.keys("super:r1:*"))

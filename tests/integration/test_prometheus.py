@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,13 +18,6 @@ from tests.fixtures.stack import Stack
 from tests.infra.test_monitoring import expressions
 from tests.integration.delivery import train
 from tools.monitoring import ALERTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
 
 ENOUGH_S = 60.0
 CONFIGURATION = """
@@ -39,7 +31,7 @@ scrape_configs:
 class Prometheus:
     """Prometheus itself on loopback, with the rules of a minute brought down to seconds."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self._address, self.metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         # A minute stands for two seconds, and what lasts need not last.
         rules = re.sub(r"\[\d+m\]", "[6s]", ALERTS.read_text(encoding="utf-8"))
@@ -51,7 +43,7 @@ class Prometheus:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def ask(self, expr: str) -> list[dict[str, Any]]:
+    def ask(self, expr):
         """The samples of an expression now; none before Prometheus answers."""
         query = urllib.parse.urlencode({"query": expr})
         try:
@@ -64,7 +56,7 @@ class Prometheus:
             return []
         return list(told["data"]["result"])
 
-    def until(self, expr: str) -> list[dict[str, Any]]:
+    def until(self, expr):
         """Ask until there is an answer, within a bounded time."""
         end = time.monotonic() + ENOUGH_S
         while not (found := self.ask(expr)):
@@ -74,7 +66,7 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+def prometheus(tmp_path):
     if shutil.which("prometheus") is None:
         pytest.skip("there is no Prometheus: apt-get install prometheus")
     running = Prometheus(tmp_path)
@@ -87,8 +79,8 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
 
 @pytest.mark.slow
 def test_throttled_functions_are_seen_by_prometheus_and_fire_its_rules(
-    prometheus: Prometheus, lambda_service: LambdaService, photos: str, valkey: Valkey, images: Path
-) -> None:
+    prometheus, lambda_service, photos, valkey, images
+):
     fired = 'count_over_time(ALERTS{alertname="%s",alertstate="firing"}[5m])'
     lambda_service.concurrency = 2
     words = "--executor lambda --lambda-warm 2 --request-samples 4 --lookahead-batches 4 --log-format json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,9 +16,6 @@ from tests.fixtures.images import expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CROP = 224  # 150 samples take 25 MiB
 SIZES_MB = (12, 64, 8, 48)
 LONGEST_WAIT_S = 10.0
@@ -27,7 +23,7 @@ FOLLOWS_WITHIN_S = 5.0
 
 
 @pytest.mark.slow
-def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> None:
+def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images):
     with Stack(maxmemory="40mb", arguments=("--slots", "2")) as stack:
         dataset = SuperDataset(images.as_uri(), Recipe.image(resize=CROP, crop=CROP))
         asking = Client(checked_address(stack.address, "--coordinator"))
@@ -37,11 +33,11 @@ def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> N
             SuperSampler(dataset, batch_size=5, shuffle=True, seed=1, coordinator=stack.address) as sampler,
         ):
 
-            def budget_bytes() -> int:
+            def budget_bytes():
                 told = asking.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
                 return int(told.cache.budget_bytes)
 
-            def resize(megabytes: int, *, waits: bool) -> None:
+            def resize(megabytes, *, waits):
                 client.config_set("maxmemory", f"{megabytes}mb")
                 deadline_s = time.monotonic() + FOLLOWS_WITHIN_S
                 while waits and not 0.7 <= budget_bytes() / (megabytes * 2**20) <= 0.9:

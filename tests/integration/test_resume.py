@@ -7,7 +7,6 @@ import math
 import random
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -18,13 +17,6 @@ from superdl.super_wire.ids import ID_BYTES
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from superdl.super_wire.batch_ref import BatchRef
-    from tests.fixtures.stack import Stack
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
@@ -50,7 +42,7 @@ LOADERS = [
 
 
 @pytest.fixture(scope="module")
-def epochs(shared_stack: Stack, images: Path) -> list[Delivered]:
+def epochs(shared_stack, images):
     """The epochs of a run that nobody stopped."""
     with run_of(shared_stack, images) as run:
         whole = [collect(run.loader) for _ in range(EPOCHS)]
@@ -62,19 +54,19 @@ def epochs(shared_stack: Stack, images: Path) -> list[Delivered]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 @pytest.mark.parametrize(("kind", "workers", "options"), LOADERS)
 def test_a_run_goes_on_wherever_the_one_before_was_stopped(
-    shared_stack: Stack,
-    images: Path,
-    epochs: list[Delivered],
-    kind: str,
-    workers: int,
-    options: dict[str, Any],
-    seed: int,
-) -> None:
+    shared_stack,
+    images,
+    epochs,
+    kind,
+    workers,
+    options,
+    seed,
+):
     """Runs stop after any batch, at the last one of an epoch, or after the epoch; some abandon an epoch for
     the next. Each is made of the state of the one before, which some take up twice.
     """
     chance = random.Random(f"{kind} {workers} {seed}")
-    state: dict[str, Any] | None = None
+    state = None
     epoch = batch = 0
     for _ in range(LEGS):
         for _ in range(chance.choice([1, 1, 2])):
@@ -94,7 +86,7 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
         state, (epoch, batch) = saved, at
 
 
-def refused_by_the_loader(stack: Stack, images: Path, state: Any, now: int) -> None:
+def refused_by_the_loader(stack, images, state, now):
     with (
         pytest.raises(ConfigError),
         run_of(stack, images, state, kind="stateful", workers=now) as run,
@@ -105,8 +97,8 @@ def refused_by_the_loader(stack: Stack, images: Path, state: Any, now: int) -> N
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of one half made
 @pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (2, 1), (1, 2)])
 def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sampler(
-    shared_stack: Stack, images: Path, epochs: list[Delivered], then: int, now: int
-) -> None:
+    shared_stack, images, epochs, then, now
+):
     with run_of(shared_stack, images, kind="stateful", workers=then) as run:
         first = collect(islice(run.loader, 3))
         state = run.state_dict(3)
@@ -120,7 +112,7 @@ def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sam
 @pytest.mark.parametrize(
     "consumed", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
 )
-def test_out_of_order_every_sample_comes_once(shared_stack: Stack, images: Path, consumed: int) -> None:
+def test_out_of_order_every_sample_comes_once(shared_stack, images, consumed):
     with run_of(shared_stack, images, workers=2, in_order=False) as run:
         before = collect(islice(iter(run.loader), consumed))
         state = run.sampler.state_dict(batches_consumed=consumed)
@@ -128,12 +120,12 @@ def test_out_of_order_every_sample_comes_once(shared_stack: Stack, images: Path,
         assert_exactly_once(before + collect(run.loader), expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def global_order(ranks: Sequence[Iterable[BatchRef]]) -> tuple[list[bytes], int]:
+def global_order(ranks):
     """The samples that ranks have read together, in the order of the plan, and how many more were padding.
 
     All ranks read the same batches, of equal length, and padding comes at the very end.
     """
-    samples: list[bytes] = []
+    samples = []
     padding = 0
     for together in zip(*ranks, strict=True):
         assert len({(ref.epoch, ref.position, len(ref)) for ref in together}) == 1
@@ -156,19 +148,19 @@ def global_order(ranks: Sequence[Iterable[BatchRef]]) -> tuple[list[bytes], int]
 )
 @settings(max_examples=16, phases=[Phase.generate])  # smaller ones are not looked for: that takes minutes
 def test_ranks_of_any_number_go_on_with_the_state_of_any_other(
-    shared_stack: Stack, images: Path, legs: list[int], factor: int, drop_last: bool, data: st.DataObject
-) -> None:
+    shared_stack, images, legs, factor, drop_last, data
+):
     """Runs of so many ranks each, of which each goes on after any batch where the one before it stopped: with
     the state of any of its ranks, whose loaders may have asked for more than was read.
     """
     batch = factor * math.lcm(*legs)
-    same: dict[str, Any] = {"seed": data.draw(st.integers(0, 9), "seed"), "drop_last": drop_last}
+    same = {"seed": data.draw(st.integers(0, 9), "seed"), "drop_last": drop_last}
     with run_of(shared_stack, images, batch_size=batch, **same) as one:
         end = len(one.sampler)
         whole = [global_order([one.sampler])[0] for _ in range(2)]
     assert len(set(whole[0])) == len(whole[0]) == (end * batch if drop_last else 150)
     state, at = None, 0
-    read: list[bytes] = []
+    read = []
     for number, ranks in enumerate(legs, 1):
         stop = data.draw(st.integers(at, end), "stop") if number < len(legs) else end
         with ExitStack() as stack:

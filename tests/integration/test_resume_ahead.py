@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,40 +12,31 @@ from superdl.super_wire.keys import cache_key
 from tests.fixtures.images import SIDE
 from tests.integration.resuming import run_of, wait_until
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from superdl.super_wire.batch_ref import BatchRef
-    from tests.fixtures.stack import Stack
-
 # Each epoch has samples of its own, so that what is in the cache tells which epochs were asked for.
 RANDOM = Recipe([{"op": "random_resized_crop", "size": SIDE}], augment_seed=0)
 
 
-def refs_of(stack: Stack, images: Path, epoch: int) -> list[BatchRef]:
+def refs_of(stack, images, epoch):
     with run_of(stack, images, recipe=RANDOM) as run:
         run.sampler.set_epoch(epoch)
         return list(run.sampler)
 
 
-def cached(stack: Stack, refs: list[BatchRef]) -> int:
+def cached(stack, refs):
     """How many samples of these batches are in the cache."""
     with stack.valkey.client() as client:
         ids = [ref.sample_ids[at : at + ID_BYTES] for ref in refs for at in range(0, 16 * len(ref), ID_BYTES)]
-        found: int = client.exists(*map(cache_key, ids))
-        return found
+        return client.exists(*map(cache_key, ids))
 
 
-def start_anew(stack: Stack) -> None:
+def start_anew(stack):
     stack.kill_coordinator()
     stack.valkey.client().flushall()
     stack.start_coordinator()
 
 
 @pytest.mark.parametrize("place", [(3, 5), (3, 9), (2, 10)])
-def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(
-    restarted_stack: Stack, images: Path, place: tuple[int, int]
-) -> None:
+def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(restarted_stack, images, place):
     epoch, position = place
     ahead = (refs_of(restarted_stack, images, epoch) + refs_of(restarted_stack, images, epoch + 1))[
         position : position + 2
@@ -61,9 +51,7 @@ def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(
         )
 
 
-def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(
-    restarted_stack: Stack, images: Path
-) -> None:
+def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(restarted_stack, images):
     first, now = refs_of(restarted_stack, images, 0), refs_of(restarted_stack, images, 3)
     with run_of(restarted_stack, images, recipe=RANDOM) as run:
         run.sampler.set_epoch(3)

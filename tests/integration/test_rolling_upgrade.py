@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,18 +16,13 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.workers import WorkerProcess, until, workers
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 PYTHONPATH = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 KEY = "super:golden"
 
 
 @pytest.mark.slow
-def test_a_decoder_takes_the_place_of_another_once_no_job_needs_that(
-    images: Path, object_store: ObjectStore
-) -> None:
+def test_a_decoder_takes_the_place_of_another_once_no_job_needs_that(images, object_store):
     """The cache has records of a third decoder, of which no worker comes."""
     shutil.copytree(images, object_store.directory / "photos" / "train")
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,14 +21,11 @@ from superdl.super_wire.errors import SourceNotFoundError
 from tests.fixtures.images import CLASSES, SIDE
 from tests.fixtures.stack import Stack
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
 
 
-def as_image_folder(dataset: SuperDataset, images: Path, below: str) -> None:
+def as_image_folder(dataset, images, below):
     """All that scripts read of a torchvision ImageFolder, of ``images`` at the place ``below``."""
     files = sorted(images.glob("*/*.jpg"), key=lambda path: str(path.relative_to(images)).encode())
     assert len(dataset) == len(files) == 150
@@ -46,11 +42,11 @@ def as_image_folder(dataset: SuperDataset, images: Path, below: str) -> None:
     assert torch.tensor(dataset.targets).dtype == torch.int64
 
 
-def test_a_directory_is_known_before_there_is_a_sampler(here: str, images: Path) -> None:
+def test_a_directory_is_known_before_there_is_a_sampler(here, images):
     as_image_folder(SuperDataset(images, RECIPE), images, str(images))
 
 
-def test_a_bucket_is_known_before_there_is_a_sampler(photos: str, images: Path) -> None:
+def test_a_bucket_is_known_before_there_is_a_sampler(photos, images):
     with Stack(arguments=("--slots", "1")) as stack:
         as_image_folder(SuperDataset(photos, RECIPE, coordinator=stack.address), images, photos)
         missing = SuperDataset("s3://no-such-bucket/train", RECIPE, coordinator=stack.address)
@@ -58,7 +54,7 @@ def test_a_bucket_is_known_before_there_is_a_sampler(photos: str, images: Path) 
             len(missing)
 
 
-def test_labels_of_a_key_list_are_targets(here: str, images: Path, tmp_path: Path) -> None:
+def test_labels_of_a_key_list_are_targets(here, images, tmp_path):
     chosen = sorted(images.glob("bee/*.jpg"))[:5]
     rows = [f"{path.relative_to(images)},{number / 2}" for number, path in enumerate(chosen)]
     key_list = tmp_path / "chosen.csv"
@@ -70,7 +66,7 @@ def test_labels_of_a_key_list_are_targets(here: str, images: Path, tmp_path: Pat
     assert dataset.class_to_idx == {}
 
 
-def test_what_is_known_goes_into_workers(here: str, images: Path) -> None:
+def test_what_is_known_goes_into_workers(here, images):
     """A transform there may look up classes and samples; nobody asks a coordinator for them."""
     dataset = SuperDataset(images, RECIPE, return_info=True)
     first = dataset.samples[0]
@@ -87,15 +83,15 @@ def test_what_is_known_goes_into_workers(here: str, images: Path) -> None:
 class Looking:
     """A user's dataset around ours."""
 
-    def __init__(self, dataset: SuperDataset) -> None:
+    def __init__(self, dataset):
         self.dataset = dataset
 
-    def __getitem__(self, ref: Any) -> Any:
+    def __getitem__(self, ref):
         assert len(self.dataset[ref][1]) > 0
         return self.dataset.samples[0], len(self.dataset.targets)
 
 
-def test_the_loop_of_pytorch_examples_imagenet(here: str, images: Path) -> None:
+def test_the_loop_of_pytorch_examples_imagenet(here, images):
     train_dataset, val_dataset = SuperDataset(images, RECIPE), SuperDataset(images, RECIPE)
     train_sampler = val_sampler = None  # main_worker(), not distributed
     train_loader = SuperLoader(
@@ -127,7 +123,7 @@ def test_the_loop_of_pytorch_examples_imagenet(here: str, images: Path) -> None:
         loader.close()
 
 
-def test_two_ranks_count_samples_as_a_distributed_sampler_does(here: str, images: Path) -> None:
+def test_two_ranks_count_samples_as_a_distributed_sampler_does(here, images):
     dataset = SuperDataset(images, RECIPE)
     loaders = [
         SuperLoader(dataset, batch_size=BATCH // 2, rank=rank, num_replicas=2, job="count")
@@ -142,7 +138,7 @@ def test_two_ranks_count_samples_as_a_distributed_sampler_does(here: str, images
         loader.close()
 
 
-def test_set_epoch_gives_an_epochs_order_again(here: str, images: Path) -> None:
+def test_set_epoch_gives_an_epochs_order_again(here, images):
     with SuperLoader(SuperDataset(images, RECIPE), batch_size=BATCH, shuffle=True) as loader:
         orders = []
         for epoch in (0, 1, 0):
@@ -152,29 +148,27 @@ def test_set_epoch_gives_an_epochs_order_again(here: str, images: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated")  # Lightning 2.6 asks it
-def test_lightning_trains_on_two_objects(
-    here: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lightning_trains_on_two_objects(here, images, tmp_path, monkeypatch):
     from tests.integration.lightning_training import pl
 
     monkeypatch.chdir(tmp_path)
     dataset = SuperDataset(images, RECIPE)
 
     class Linear(pl.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.linear = torch.nn.Linear(3 * SIDE * SIDE, len(dataset.classes))
-            self.orders: list[list[int]] = [[], []]
+            self.orders = [[], []]
 
-        def training_step(self, batch: Any, _number: int) -> torch.Tensor:
+        def training_step(self, batch, _number):
             images, labels = batch
             self.orders[self.current_epoch] += labels.tolist()
             return torch.nn.functional.cross_entropy(self.linear(images.flatten(1) / 255), labels)
 
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=4)
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             steps = self.trainer.max_epochs * len(dataset) // BATCH
             optimizer = torch.optim.SGD(self.parameters(), 0.1)
             return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
@@ -187,13 +181,13 @@ def test_lightning_trains_on_two_objects(
     assert [sorted(order) for order in model.orders] == [dataset.targets.tolist()] * 2
 
 
-def test_transformers_trainer_trains_on_two_objects(here: str, images: Path, tmp_path: Path) -> None:
+def test_transformers_trainer_trains_on_two_objects(here, images, tmp_path):
     from tests.integration.trainer_training import Model, arguments  # first: it readies torchvision
 
     class SuperTrainer(SuperTrainerMixin, importlib.import_module("transformers").Trainer):  # type: ignore[misc]
         pass
 
-    def named(batch: Any) -> dict[str, Any]:
+    def named(batch):
         return {"pixel_values": batch[0].float() / 255, "labels": batch[1]}
 
     dataset = SuperDataset(images, RECIPE)
@@ -223,7 +217,7 @@ print(loader.sampler.job_stats().samples_produced)
 
 
 @pytest.mark.slow
-def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images: Path, temporary: Path) -> None:
+def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images, temporary):
     """As a script of two objects that closes nothing, with one coordinator for all that it asks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,16 +17,11 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.credentials import CoordinatorCredentials
-from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceError, SuperError
+from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
-
-if TYPE_CHECKING:
-    from tests.fixtures.certificates import Certificates
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
 
 PASSWORD, TOKEN = "geheim-cache-password", "geheim-token-0123456789"
 WRONG = {
@@ -41,11 +35,11 @@ SESSION = "geheim-session-token"
 class Everything:
     """All that was said, to be searched."""
 
-    def __init__(self, secrets: list[str]) -> None:
+    def __init__(self, secrets):
         self._secrets = secrets
-        self._said: list[str] = []
+        self._said = []
 
-    def hear(self, *said: object) -> None:
+    def hear(self, *said):
         """Take words or an error, with all that it came from."""
         for one in said:
             if isinstance(one, BaseException):
@@ -53,7 +47,7 @@ class Everything:
             else:
                 self._said.append(str(one))
 
-    def search(self) -> None:
+    def search(self):
         """See that no secret is among it."""
         text = "\n".join(self._said)
         assert len(text) > 1000
@@ -66,12 +60,12 @@ class Everything:
 
 
 @pytest.fixture
-def everything(certificates: Certificates) -> Everything:
+def everything(certificates):
     key = Path(certificates.server.key_file).read_text().splitlines()[1:-1]
     return Everything([PASSWORD, TOKEN, SECRET, SESSION, *WRONG.values(), *key])
 
 
-def ended_coordinators(environments: list[dict[str, str]]) -> list[str]:
+def ended_coordinators(environments):
     """What coordinators say that cannot start."""
     command = [sys.executable, "-P", "-m", "superdl.coordinator"]
     started = [
@@ -91,14 +85,14 @@ def ended_coordinators(environments: list[dict[str, str]]) -> list[str]:
 
 
 def test_no_secret_is_told_whatever_goes_wrong(
-    object_store: ObjectStore,
-    valkey: Valkey,
-    certificates: Certificates,
-    everything: Everything,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    object_store,
+    valkey,
+    certificates,
+    everything,
+    monkeypatch,
+    caplog,
+    capfd,
+):
     caplog.set_level(logging.DEBUG)
     images = write_images(object_store.directory / "photos", 16)
     with valkey.client() as client:
@@ -150,7 +144,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
     everything.search()
 
 
-def _run(stack: Stack, images: Path, everything: Everything, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run(stack, images, everything, monkeypatch):
     """An epoch, and clients that know a wrong password or token."""
     stack.start()
     dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
@@ -167,12 +161,12 @@ def _run(stack: Stack, images: Path, everything: Everything, monkeypatch: pytest
             everything.hear(_failure(stack, error))
 
 
-def _run_without_permission(stack: Stack, everything: Everything) -> None:
+def _run_without_permission(stack, everything):
     stack.start()
     everything.hear(_failure(stack, SourceError))
 
 
-def _failure(stack: Stack, kind: type[SuperError]) -> SuperError:
+def _failure(stack, kind):
     dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
     with pytest.raises(kind) as caught:
         SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,19 +13,16 @@ from superdl import Augment, Recipe, SuperDataset, SuperLoader, SuperSampler
 from superdl.super_wire.errors import BadSampleError, UsageError
 from tests.fixtures.images import CLASSES, SIDE, independent_decode
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
 
 
-def noisy(image: Any) -> torch.Tensor:
+def noisy(image):
     """Draws from global generators."""
     return torch.from_numpy(np.array(image)) * random.random() + torch.rand(())
 
 
-def test_an_integer_gives_the_sample_of_a_batch(here: str, images: Path) -> None:
+def test_an_integer_gives_the_sample_of_a_batch(here, images):
     files = sorted(images.glob("*/*.jpg"), key=lambda path: str(path.relative_to(images)).encode())
     dataset = SuperDataset(images, RECIPE)
     image, _ = dataset[3]  # before anything else is known
@@ -57,7 +53,7 @@ def test_an_integer_gives_the_sample_of_a_batch(here: str, images: Path) -> None
     ],
     ids=["own", "Augment", "info", "columns"],
 )
-def test_a_sample_is_transformed_as_in_the_first_epoch(here: str, images: Path, how: Any) -> None:
+def test_a_sample_is_transformed_as_in_the_first_epoch(here, images, how):
     dataset = SuperDataset(images, RECIPE, **how)
     with SuperSampler(dataset, batch_size=BATCH, shuffle=False) as sampler:
         batch = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=1)))
@@ -71,7 +67,7 @@ def test_a_sample_is_transformed_as_in_the_first_epoch(here: str, images: Path, 
     assert [info.keys for info in sample[2:]] == [(info.keys[5],) for info in batch[2:]]
 
 
-def test_other_indices_are_refused_with_words(here: str, images: Path) -> None:
+def test_other_indices_are_refused_with_words(here, images):
     dataset = SuperDataset(images, RECIPE)
     with pytest.raises(UsageError, match=r"Subset\(dataset, range\(2, 5\)\)"):
         dataset[2:5]
@@ -84,9 +80,7 @@ def test_other_indices_are_refused_with_words(here: str, images: Path) -> None:
             next(iter(loader))
 
 
-def test_a_bad_sample_is_an_error_whatever_batches_do_with_it(
-    here: str, tmp_path: Path, images: Path
-) -> None:
+def test_a_bad_sample_is_an_error_whatever_batches_do_with_it(here, tmp_path, images):
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "0.jpg").write_bytes(b"this is no image")
     (tmp_path / "ant" / "1.jpg").write_bytes(next(images.glob("ant/*.jpg")).read_bytes())

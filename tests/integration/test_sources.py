@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,14 +16,10 @@ from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def test_an_s3_prefix(photos: str, images: Path) -> None:
+def test_an_s3_prefix(photos, images):
     with Stack(arguments=("--slots", "2")) as stack:
         dataset = SuperDataset(photos, RECIPE)
         with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
@@ -44,7 +39,7 @@ def test_an_s3_prefix(photos: str, images: Path) -> None:
             )
 
 
-def test_a_wrong_secret(photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret(photos, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     with Stack() as stack:
         with pytest.raises(SourceForbiddenError, match=photos) as caught:
@@ -52,7 +47,7 @@ def test_a_wrong_secret(photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "another-secret" not in str(caught.value)
 
 
-def test_a_key_list_chooses_samples_and_labels(shared_stack: Stack, images: Path, tmp_path: Path) -> None:
+def test_a_key_list_chooses_samples_and_labels(shared_stack, images, tmp_path):
     chosen = sorted(images.glob("bee/*.jpg"))[:10] + sorted(images.glob("dog/*.jpg"))[:10]
     rows = [f"{path.relative_to(images)},{number / 2}" for number, path in enumerate(chosen)]
     key_list = tmp_path / "chosen.csv"
@@ -67,7 +62,7 @@ def test_a_key_list_chooses_samples_and_labels(shared_stack: Stack, images: Path
 
 
 @pytest.fixture
-def dirty(tmp_path: Path) -> Path:
+def dirty(tmp_path):
     """Twelve good images of unusual kinds, and three files that nobody can decode."""
     directory = write_images(tmp_path / "dirty", 8)
     pixels = np.arange(SIDE * SIDE, dtype=np.uint32).reshape(SIDE, SIDE) % 251
@@ -83,7 +78,7 @@ def dirty(tmp_path: Path) -> Path:
     return directory
 
 
-def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Path) -> None:
+def test_skipping_bad_samples_delivers_all_others(shared_stack, dirty):
     dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="skip", return_info=True)
     with SuperSampler(
         dataset, batch_size=4, shuffle=True, seed=2, coordinator=shared_stack.address
@@ -98,7 +93,7 @@ def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Pa
     assert sorted(bad) == ["ant/empty.jpg", "bee/text.jpg", "cat/truncated.jpg"]
 
 
-def test_a_file_that_changes_after_listing_is_told(shared_stack: Stack, tmp_path: Path) -> None:
+def test_a_file_that_changes_after_listing_is_told(shared_stack, tmp_path):
     directory = write_images(tmp_path / "images", 8)
     dataset = SuperDataset(directory.as_uri(), RECIPE, read_timeout=60)
     with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=shared_stack.address) as sampler:
@@ -113,9 +108,7 @@ def test_a_file_that_changes_after_listing_is_told(shared_stack: Stack, tmp_path
             collect(DataLoader(dataset, sampler=sampler, batch_size=None))
 
 
-def test_linked_classes_and_images_are_trained_on(
-    shared_stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_linked_classes_and_images_are_trained_on(shared_stack, tmp_path, caplog):
     """One class is a link, and so is an image; both lie on another disk, so to say."""
     elsewhere = write_images(tmp_path / "elsewhere", 12)
     directory = tmp_path / "images"
@@ -137,7 +130,7 @@ def test_linked_classes_and_images_are_trained_on(
     assert f"2 symbolic links lead out of it and are followed, to {elsewhere}/bee" in told[0]
 
 
-def test_links_out_of_the_operators_directories_are_refused(tmp_path: Path) -> None:
+def test_links_out_of_the_operators_directories_are_refused(tmp_path):
     elsewhere = write_images(tmp_path / "elsewhere", 8)
     directory = write_images(tmp_path / "images", 8)
     (directory / "eel").symlink_to(elsewhere / "cat")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 import torch
 from PIL import Image
@@ -12,11 +10,6 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import SuperDataset, SuperLoader, split_transform
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.integration.delivery import assert_exactly_once
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fixtures.stack import Stack
 
 v1 = torchvision_transforms()
 if v1 is None:
@@ -30,12 +23,12 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pixels_are_those_of_the_whole_pipeline(name: str, shared_stack: Stack, images: Path) -> None:
+def test_pixels_are_those_of_the_whole_pipeline(name, shared_stack, images):
     pipeline = v1.Compose(PIPELINES[name])
     parts = split_transform(pipeline)
-    rest: Any = parts.rest
+    rest = parts.rest
 
-    def finish(batch: torch.Tensor, labels: torch.Tensor, _: object) -> Any:
+    def finish(batch, labels, _):
         return torch.stack([rest(v1.ToPILImage()(image)) for image in batch]), labels
 
     classes = sorted(folder.name for folder in images.iterdir())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -20,14 +19,6 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.tls_front import TlsFront
 from tests.infra.stack_template import PARAMETERS, WorkedOut
 from tests.integration.delivery import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.certificates import Certificates
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
 
 NAME = "super-1"
 VERSION = "7"
@@ -50,15 +41,13 @@ class Secrets:
 
 
 @pytest.fixture(scope="module")
-def template() -> WorkedOut:
+def template():
     """The stack with mutual TLS, else as it is by default."""
     return WorkedOut(ClientSecretArn="a secret")
 
 
 @pytest.fixture
-def secrets(
-    lambda_service: LambdaService, template: WorkedOut, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Secrets]:
+def secrets(lambda_service, template, monkeypatch):
     """Made by infra.make_secrets, and those of the cache as the template has them made."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -85,7 +74,7 @@ def secrets(
 
 
 @pytest.fixture
-def cache(valkey: Valkey, certificates: Certificates, secrets: Secrets, template: WorkedOut) -> Iterator[str]:
+def cache(valkey, certificates, secrets, template):
     """The address of a cache with TLS, the template's users and no other."""
     with valkey.client() as client:
         for logical, secret in (
@@ -104,7 +93,7 @@ def cache(valkey: Valkey, certificates: Certificates, secrets: Secrets, template
         yield f"rediss://127.0.0.1:{front.port}"
 
 
-def coordinators_environment(template: WorkedOut, secrets: Secrets, function: str) -> dict[str, str]:
+def coordinators_environment(template, secrets, function):
     """What ECS would give to the container."""
     (container,) = template.resources["CoordinatorTask"]["ContainerDefinitions"]
     given = {item["Name"]: str(item["Value"]) for item in container["Environment"]}
@@ -122,13 +111,13 @@ def coordinators_environment(template: WorkedOut, secrets: Secrets, function: st
 
 @pytest.fixture
 def stack(
-    lambda_service: LambdaService,
-    photos: str,
-    cache: str,
-    secrets: Secrets,
-    template: WorkedOut,
-    certificates: Certificates,
-) -> Iterator[Stack]:
+    lambda_service,
+    photos,
+    cache,
+    secrets,
+    template,
+    certificates,
+):
     """Coordinator and function with the template's environments."""
     prefetch, secret = template.resources["Prefetch"], secrets.arns["cache-function"]
     variables = prefetch["Environment"]["Variables"]
@@ -151,9 +140,7 @@ def stack(
         yield running
 
 
-def trains_as_documented(
-    secrets: Secrets, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def trains_as_documented(secrets, certificates, tmp_path, monkeypatch):
     """The variables of docs/deploy/aws.md, but for the name: no DNS knows it here."""
     for name, text in (
         ("ca", secrets.content["ca"]["cert"]),
@@ -175,14 +162,14 @@ def trains_as_documented(
 
 
 def test_an_epoch_with_what_the_template_gives(
-    stack: Stack,
-    lambda_service: LambdaService,
-    secrets: Secrets,
-    certificates: Certificates,
-    images: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    stack,
+    lambda_service,
+    secrets,
+    certificates,
+    images,
+    tmp_path,
+    monkeypatch,
+):
     trains_as_documented(secrets, certificates, tmp_path, monkeypatch)
     train(stack, images, "s3://photos/train", batch_size=8)
     log = stack.log.read_text() + lambda_service.printed

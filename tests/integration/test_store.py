@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -22,11 +22,7 @@ from tests.integration.delivery import assert_exactly_once, collect, remove_busy
 from tests.integration.resuming import settled_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.object_store import ObjectStore
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
@@ -40,17 +36,17 @@ class Trained:
 
 
 @pytest.fixture
-def photos(images: Path, tmp_path: Path) -> Path:
+def photos(images, tmp_path):
     """Images of this test alone."""
     return shutil.copytree(images, tmp_path / "photos")
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+def coordinator(tmp_path):
     """Starts an empty cache and a coordinator over the test's one store, each time others."""
-    started: list[Stack] = []
+    started = []
 
-    def start(*arguments: str, store: str = str(tmp_path / "store")) -> Stack:
+    def start(*arguments, store=str(tmp_path / "store")):
         stack = Stack(arguments=("--slots", "2", "--store", store, *arguments))
         started.append(stack)
         stack.start()
@@ -61,9 +57,7 @@ def coordinator(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
         stack.close()
 
 
-def train(
-    stack: Stack | None, photos: Path, epochs: int = 1, recipe: Recipe = RECIPE, **named: Any
-) -> Trained:
+def train(stack, photos, epochs=1, recipe=RECIPE, **named):
     """Epochs from the first on, of the same seed each time; without a stack with the embedded default."""
     dataset, address = SuperDataset(photos.as_uri(), recipe, **named), stack.address if stack else None
     with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=address) as sampler:
@@ -72,7 +66,7 @@ def train(
         return Trained(delivered, settled_stats(sampler))
 
 
-def spoil_sources(photos: Path) -> None:
+def spoil_sources(photos):
     """Make each file zeros, of its length and time: whatever reads it gets no image any more."""
     for file in photos.glob("*/*.jpg"):
         found = file.stat()
@@ -80,7 +74,7 @@ def spoil_sources(photos: Path) -> None:
         os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def test_a_second_run_decodes_nothing(photos: Path, coordinator: Callable[..., Stack]) -> None:
+def test_a_second_run_decodes_nothing(photos, coordinator):
     expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
     stack = coordinator()
     first = train(stack, photos, epochs=2)
@@ -93,9 +87,7 @@ def test_a_second_run_decodes_nothing(photos: Path, coordinator: Callable[..., S
     assert (second.stats.samples_produced, second.stats.source_bytes) == (0, 0)
 
 
-def test_the_embedded_default_keeps_a_store_below_the_cache_directory(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_embedded_default_keeps_a_store_below_the_cache_directory(photos, tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     produced, epochs = [], []
@@ -112,7 +104,7 @@ def test_the_embedded_default_keeps_a_store_below_the_cache_directory(
     assert capfd.readouterr().err.count(line) == 2
 
 
-def copied(photos: Path, target: Path) -> Path:
+def copied(photos, target):
     """The same files at another place, with other times."""
     shutil.copytree(photos, target, copy_function=shutil.copyfile)
     for number, file in enumerate(sorted(target.rglob("*.jpg"))):
@@ -121,9 +113,7 @@ def copied(photos: Path, target: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(photos, tmp_path, monkeypatch):
     """Two runs with the embedded default, the second of a set that has come to another path."""
     monkeypatch.setenv("SUPER_STORE", str(tmp_path / "store"))
     expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
@@ -150,9 +140,7 @@ def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(photos, tmp_
     assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()}, which the store holds")
 
 
-def test_a_name_serves_readers_of_a_store_that_others_write(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+def test_a_name_serves_readers_of_a_store_that_others_write(photos, tmp_path, coordinator):
     named = {"alias": "photos", "versions": "digests"}
     first = train(stack := coordinator(), photos, **named)
     assert stack.close_coordinator() == 0
@@ -169,8 +157,8 @@ def test_a_name_serves_readers_of_a_store_that_others_write(
 
 
 def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_stored(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+    photos, tmp_path, coordinator
+):
     train(stack := coordinator(), photos)
     assert stack.close_coordinator() == 0
     shutil.copytree(write_images(tmp_path / "changed", 8, seed=9, side=40), photos, dirs_exist_ok=True)
@@ -184,7 +172,7 @@ def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_st
 
 
 @pytest.mark.slow
-def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Callable[..., Stack]) -> None:
+def test_two_coordinators_see_what_the_other_wrote(photos, coordinator):
     one, other = coordinator(), coordinator()
     first = train(one, photos)
     spoil_sources(photos)
@@ -194,8 +182,8 @@ def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Ca
 
 
 def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+    photos, tmp_path, coordinator
+):
     stack = coordinator()
     first = train(stack, photos)
     stack.kill_coordinator()
@@ -210,13 +198,11 @@ def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
 
 
 @pytest.mark.slow
-def test_a_store_is_shared_for_reading_alone(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+def test_a_store_is_shared_for_reading_alone(photos, tmp_path, coordinator):
     train(stack := coordinator(), photos)
     assert stack.close_coordinator() == 0
 
-    def times() -> dict[str, int]:
+    def times():
         return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
 
     before = times()
@@ -226,26 +212,26 @@ def test_a_store_is_shared_for_reading_alone(
     assert times() == before
 
 
-def remove_the_store(store: Path) -> None:
+def remove_the_store(store):
     remove_busy(store)
 
 
-def replace_it_by_a_file(store: Path) -> None:
+def replace_it_by_a_file(store):
     remove_busy(store)
     store.write_bytes(b"no store any more")
 
 
-def remove_packs(store: Path) -> None:
+def remove_packs(store):
     for pack in sorted((store / "packs").iterdir())[::2]:
         pack.unlink()
 
 
-def cut_packs_off(store: Path) -> None:
+def cut_packs_off(store):
     for pack in (store / "packs").iterdir():
         os.truncate(pack, pack.stat().st_size // 2)
 
 
-def flip_a_bit_of_each_record(store: Path) -> None:
+def flip_a_bit_of_each_record(store):
     for pack in (store / "packs").iterdir():
         content = bytearray(pack.read_bytes())
         for place in range(600, len(content), 1024):
@@ -259,9 +245,7 @@ FAULTS = [replace_it_by_a_file, remove_packs, cut_packs_off, flip_a_bit_of_each_
 @pytest.mark.parametrize(
     "fault", [remove_the_store, *(pytest.param(one, marks=pytest.mark.slow) for one in FAULTS)]
 )
-def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack], fault: Callable[[Path], None]
-) -> None:
+def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(photos, tmp_path, coordinator, fault):
     expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
     first = train(stack := coordinator(), photos)
     assert stack.close_coordinator() == 0
@@ -282,9 +266,7 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
     assert stats.samples_produced > 0 or fault is remove_packs
 
 
-def test_a_store_that_is_removed_in_mid_run_is_made_again(
-    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+def test_a_store_that_is_removed_in_mid_run_is_made_again(photos, tmp_path, coordinator):
     train(stack := coordinator(), photos)
     store = tmp_path / "store"
     remove_busy(store)
@@ -298,9 +280,7 @@ def test_a_store_that_is_removed_in_mid_run_is_made_again(
 
 
 @pytest.mark.slow
-def test_a_full_store_lets_go_of_what_nobody_has_open(
-    images: Path, photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
-) -> None:
+def test_a_full_store_lets_go_of_what_nobody_has_open(images, photos, tmp_path, coordinator):
     large = Recipe.image(resize=128, crop=128)
     train(stack := coordinator("--store-bytes", "8mb"), photos, recipe=large)
     assert stack.close_coordinator() == 0
@@ -325,9 +305,7 @@ def test_a_full_store_lets_go_of_what_nobody_has_open(
     assert train(stack, other, recipe=large).stats.samples_produced == 0, "what is read now stays"
 
 
-def test_a_store_in_a_bucket_serves_a_second_run(
-    photos: Path, object_store: ObjectStore, coordinator: Callable[..., Stack]
-) -> None:
+def test_a_store_in_a_bucket_serves_a_second_run(photos, object_store, coordinator):
     (object_store.directory / "bucket").mkdir()
     first = train(stack := coordinator(store="s3://bucket/some/store"), photos)
     assert stack.close_coordinator() == 0

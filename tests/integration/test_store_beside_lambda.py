@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,15 +16,6 @@ from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import settled_stats
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
-
 SOURCE = "s3://photos/train"
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 COUNT = 150
@@ -33,16 +23,14 @@ SAVED_WITHIN_S = 30.0
 
 
 @pytest.fixture
-def coordinator(
-    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path, tmp_path: Path
-) -> Iterator[Callable[[], Stack]]:
+def coordinator(lambda_service, object_store, valkey, images, tmp_path):
     """Starts a coordinator with an empty cache, whose functions run on Lambda; ended before the next one."""
     lambda_service.concurrency = 2
     shutil.copytree(images, object_store.directory / "photos" / "train")
     store = ("--store", str(tmp_path / "store"), "--slots", "2")
-    started: list[Stack] = []
+    started = []
 
-    def start() -> Stack:
+    def start():
         for stack in started:
             assert stack.close_coordinator() == 0
         with valkey.client() as client:
@@ -57,9 +45,7 @@ def coordinator(
         stack.close()
 
 
-def train(
-    stack: Stack, *, straight: bool, disturb: Callable[[int], None] = lambda _: None
-) -> tuple[list[tuple[bytes, int]], SamplerStats]:
+def train(stack, *, straight, disturb=lambda _: None):
     """What an epoch delivers, whose readers see the store or not, and what was counted for it."""
     dataset = SuperDataset(SOURCE, RECIPE)
     dataset.reads_straight = straight
@@ -71,7 +57,7 @@ def train(
         return delivered, settled_stats(sampler)
 
 
-def stored(directory: Path) -> int:
+def stored(directory):
     """How many samples lie in packs, each of them whole."""
     store = DirectoryStore.open(directory, create=False, read_only=True)
     found = set()
@@ -83,7 +69,7 @@ def stored(directory: Path) -> int:
     return len(found)
 
 
-def wait_until_stored(directory: Path) -> None:
+def wait_until_stored(directory):
     deadline = time.monotonic() + SAVED_WITHIN_S
     while (count := stored(directory)) < COUNT:
         assert time.monotonic() < deadline, f"only {count} samples lie in packs"
@@ -92,8 +78,8 @@ def wait_until_stored(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
-    coordinator: Callable[[], Stack], images: Path, tmp_path: Path, lambda_service: LambdaService
-) -> None:
+    coordinator, images, tmp_path, lambda_service
+):
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     delivered, stats = train(stack := coordinator(), straight=False)
     assert_exactly_once(delivered, expected)
@@ -113,11 +99,11 @@ def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
 
 @pytest.mark.slow
 def test_a_killed_saving_function_leaves_no_half_pack_and_its_samples_are_saved_later(
-    coordinator: Callable[[], Stack], images: Path, tmp_path: Path
-) -> None:
+    coordinator, images, tmp_path
+):
     stack = coordinator()
 
-    def kill(number: int) -> None:
+    def kill(number):
         if number in (3, 8, 13):
             for process in stack.functions():
                 process.kill()

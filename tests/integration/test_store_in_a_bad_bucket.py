@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -16,17 +15,11 @@ from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import settled_stats
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadFront]:
+def front(object_store, monkeypatch):
     (object_store.directory / "bucket").mkdir()
     bad = BadFront(object_store)
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", bad.url)
@@ -35,7 +28,7 @@ def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def stack(front: BadFront) -> Iterator[Stack]:
+def stack(front):
     """A coordinator over a store in the bucket behind the front, not started yet."""
     made = Stack(arguments=("--slots", "2", "--lookahead-batches", "2", "--store", "s3://bucket/store"))
     yield made
@@ -44,9 +37,7 @@ def stack(front: BadFront) -> Iterator[Stack]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["throttled", "silent", "broken off"])
-def test_s3_that_answers_badly_costs_decodes_alone(
-    images: Path, object_store: ObjectStore, front: BadFront, stack: Stack, fault: str
-) -> None:
+def test_s3_that_answers_badly_costs_decodes_alone(images, object_store, front, stack, fault):
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     stack.start()
     dataset = SuperDataset(images.as_uri(), RECIPE)

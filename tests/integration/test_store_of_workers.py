@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,25 +16,17 @@ from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import settled_stats
 from tests.integration.test_store_beside_lambda import COUNT, stored
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from superdl.sampler.stats import SamplerStats
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.object_store import ObjectStore
-    from tests.fixtures.valkey import Valkey
-
 SOURCE = "s3://photos/train"
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def expected(images: Path, object_store: ObjectStore):
+def expected(images, object_store):
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
-def train(stack: Stack) -> tuple[list[tuple[bytes, int]], SamplerStats]:
+def train(stack):
     """What an epoch delivers whose reader does not see the store, and what was counted for it."""
     dataset = SuperDataset(SOURCE, RECIPE, read_timeout=60)
     dataset.reads_straight = False
@@ -43,9 +34,7 @@ def train(stack: Stack) -> tuple[list[tuple[bytes, int]], SamplerStats]:
         return collect(DataLoader(dataset, sampler=sampler, batch_size=None)), settled_stats(sampler)
 
 
-def test_workers_that_see_the_directory_keep_what_they_decode_and_restore_it(
-    expected, tmp_path: Path
-) -> None:
+def test_workers_that_see_the_directory_keep_what_they_decode_and_restore_it(expected, tmp_path):
     store = str(tmp_path / "store")
     stack = Stack(arguments=("--executor", "workers", "--store", store, "--request-samples", "8"))
     with workers(stack.address, 1, environment={"SUPER_STORE": store}, slots=2):
@@ -72,8 +61,8 @@ def test_workers_that_see_the_directory_keep_what_they_decode_and_restore_it(
 
 
 def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(
-    expected, tmp_path: Path, lambda_service: LambdaService, valkey: Valkey
-) -> None:
+    expected, tmp_path, lambda_service, valkey
+):
     """One that decodes is refused there, as is one that sees another store."""
     lambda_service.concurrency, store = 2, str(tmp_path / "store")
     arguments = ("--executor", "lambda", "--lambda-warm", "2", "--request-samples", "4", "--store", store)

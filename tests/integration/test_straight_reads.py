@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -16,15 +15,11 @@ from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, pixels_of
 from tests.integration.resuming import settled_stats, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+def stack(tmp_path):
     """A running stack with a store."""
     running = Stack(arguments=("--slots", "2", "--store", str(tmp_path / "store")))
     running.start()
@@ -32,7 +27,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     running.close()
 
 
-def epoch_of(loader, expected) -> tuple[int, int]:
+def epoch_of(loader, expected):
     """One epoch, in which all came once; how many samples were read straight, and how many missed."""
     delivered, straight, misses = [], 0, 0
     for images, labels, info in loader:

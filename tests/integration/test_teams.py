@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +14,12 @@ from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE, write_images
 from tests.fixtures.stack import Stack
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 VISION, SPEECH = "a-token-of-team-vision", "a-token-of-team-speech"
 COPIES = 2400
 WAIT_S = 60.0
 
 
-def write_copies(directory: Path, images: Path) -> Path:
+def write_copies(directory, images):
     """Many samples of one class, whose content is that of a few."""
     contents = [file.read_bytes() for file in sorted(images.rglob("*.*")) if file.is_file()]
     (directory / "all").mkdir(parents=True)
@@ -36,8 +31,8 @@ def write_copies(directory: Path, images: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     images = write_images(tmp_path / "few", 8, side=700)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{VISION} team=vision share=3\n{SPEECH} team=speech\n")
@@ -48,19 +43,19 @@ def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
     }
     ended = threading.Event()
 
-    def read(token: str, name: str) -> tuple[SuperSampler, threading.Thread]:
+    def read(token, name):
         monkeypatch.setenv("SUPER_TOKEN", token)
         dataset = SuperDataset(sources[name], Recipe.image(resize=SIDE, crop=SIDE))
         sampler = SuperSampler(dataset, batch_size=32, shuffle=True, coordinator=stack.address, job=name)
 
-        def epoch() -> None:
+        def epoch():
             for _ in SuperLoader(dataset, sampler):
                 if ended.is_set():
                     return
 
         return sampler, threading.Thread(target=epoch)
 
-    def produced() -> dict[str, int]:
+    def produced():
         assert main(["stats", "--coordinator", stack.address, "--json"]) == 0
         return {job["team"]: job["samples_produced"] for job in json.loads(capsys.readouterr().out)["jobs"]}
 
@@ -82,7 +77,7 @@ def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
             assert VISION not in told
 
 
-def until_made(produced: Callable[[], dict[str, int]]) -> float:
+def until_made(produced):
     """Vision's samples beside those of speech, from when both have some on, while both want more."""
     deadline_s = time.monotonic() + WAIT_S
     before = now = produced()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -11,10 +9,6 @@ from torch.utils.data import DataLoader
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MODULE = '''
 import numpy as np
@@ -40,7 +34,7 @@ TEXTS = {f"{number:02d}.txt": " ".join("x" * (1 + at) for at in range(number)) f
 
 
 @pytest.fixture(scope="module")
-def text_stack(temporary: Path) -> Iterator[Stack]:
+def text_stack(temporary):
     """A stack whose functions may import the step."""
     (temporary / "tokens_of_text_test.py").write_text(MODULE)
     environment = {
@@ -52,7 +46,7 @@ def text_stack(temporary: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def texts(tmp_path_factory):
     """The directory of the texts, one of them empty, and the key list; labels are the numbers of words."""
     directory = tmp_path_factory.mktemp("texts")
     for name, text in TEXTS.items():
@@ -62,22 +56,22 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return directory, key_list
 
 
-def padded(item: tuple[list[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(item):
     """A collate function of the user's."""
     return torch.nn.utils.rnn.pad_sequence(list(item[0]), batch_first=True, padding_value=-1), item[1]
 
 
-def padded_in_the_worker(tokens: Any, labels: Any, info: Any) -> Any:
+def padded_in_the_worker(tokens, labels, info):
     """The same as a transform."""
     return padded((tokens, labels))
 
 
-def check(tokens: torch.Tensor, length: int) -> None:
+def check(tokens, length):
     assert tokens.dtype == torch.int32
     assert tokens.tolist() == list(range(1, length + 1))
 
 
-def test_texts_come_as_lists_or_padded(text_stack: Stack, texts: tuple[Path, Path]) -> None:
+def test_texts_come_as_lists_or_padded(text_stack, texts):
     directory, key_list = texts
     plain = SuperDataset(directory, RECIPE, key_list=key_list)
     transformed = SuperDataset(directory, RECIPE, key_list=key_list, transform=padded_in_the_worker)
@@ -89,7 +83,7 @@ def test_texts_come_as_lists_or_padded(text_stack: Stack, texts: tuple[Path, Pat
     for dataset, collate in ways:
         with SuperSampler(dataset, batch_size=6, shuffle=True, coordinator=text_stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2, collate_fn=collate)
-            seen: list[int] = []
+            seen = []
             for tokens, lengths in loader:
                 seen += lengths.tolist()
                 assert isinstance(tokens, list) == (dataset is plain and collate is None)

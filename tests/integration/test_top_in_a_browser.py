@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -18,13 +17,6 @@ from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 ENOUGH_S = 60.0
@@ -42,7 +34,7 @@ class Tab:
     page said on the console, and exceptions of its script.
     """
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile):
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
         words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
@@ -56,22 +48,22 @@ class Tab:
         os.close(to_write)
         self._answers = os.fdopen(self._from, "rb", buffering=0)
         self._read, self._asked, self._session = b"", 0, ""
-        self.errors: list[str] = []
+        self.errors = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
             self.ask(f"{domain}.enable")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(20)
         os.close(self._to)
         self._answers.close()
 
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method, **parameters):
         """Call a method of the protocol."""
         self._asked += 1
         message = {"id": self._asked, "method": method, "params": parameters}
@@ -90,7 +82,7 @@ class Tab:
             ):
                 self.errors.append(json.dumps(told["params"]))
 
-    def _next(self) -> bytes:
+    def _next(self):
         while b"\0" not in self._read:
             read = self._answers.read(65536)
             assert read, "the browser has ended"
@@ -98,11 +90,11 @@ class Tab:
         message, _, self._read = self._read.partition(b"\0")
         return message
 
-    def value(self, script: str) -> Any:
+    def value(self, script):
         """What a script comes to."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
-    def until(self, *words: str) -> str:
+    def until(self, *words):
         """What the page shows when it shows all these words."""
         deadline = time.monotonic() + ENOUGH_S
         while not all(word in (shown := str(self.value("document.body?.innerText"))) for word in words):
@@ -111,7 +103,7 @@ class Tab:
 
 
 @pytest.fixture
-def tab(tmp_path: Path) -> Iterator[Tab]:
+def tab(tmp_path):
     (tmp_path / "profile").mkdir()
     with Tab(tmp_path / "profile") as tab:
         yield tab
@@ -120,7 +112,7 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
 class Top:
     """``superdl top --web`` beside a coordinator, shown in a tab."""
 
-    def __init__(self, stack: Stack, tab: Tab) -> None:
+    def __init__(self, stack, tab):
         words = ["top", "--coordinator", stack.address, "--web", "0", "--interval", "0.2"]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "superdl.main", *words], stdout=subprocess.PIPE, text=True
@@ -129,18 +121,18 @@ class Top:
         self._stdout = self._process.stdout
         tab.ask("Page.navigate", url=self._stdout.readline().split()[2])
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._process.send_signal(signal.SIGINT)
         self._process.wait(20)
         self._stdout.close()
 
 
 def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_screens(
-    tab: Tab, valkey: Valkey, images: Path, tmp_path: Path
-) -> None:
+    tab, valkey, images, tmp_path
+):
     shutil.copytree(images, tmp_path / HOSTILE)
     next((tmp_path / HOSTILE).rglob("*.jpg")).with_name(f"{HOSTILE}.jpg").write_bytes(b"no JPEG")
     recipe = Recipe.image(resize=SIDE, crop=SIDE)
@@ -175,9 +167,7 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
     assert tab.errors == []
 
 
-def test_the_page_shows_that_functions_are_throttled(
-    tab: Tab, lambda_service: LambdaService, photos: str, valkey: Valkey, images: Path
-) -> None:
+def test_the_page_shows_that_functions_are_throttled(tab, lambda_service, photos, valkey, images):
     del photos
     lambda_service.concurrency = 2
     words = "--executor lambda --lambda-warm 2 --request-samples 4 --lookahead-batches 4"

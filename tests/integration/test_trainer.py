@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from superdl import PerSample, SuperDataset, SuperTrainerMixin
 from superdl.super_dataset.transformers_trainer import _inputs
-from tests.integration.frameworks import BATCHES, EPOCHS, Batch, code_of, plain_loop, together, two_ranks
+from tests.integration.frameworks import BATCHES, EPOCHS, code_of, plain_loop, together, two_ranks
 from tests.integration.resuming import RECIPE
 from tests.super_dataset.augmenting import info_of
 
@@ -26,25 +25,20 @@ pytest.importorskip("transformers", reason="the extra dev brings transformers")
 from tests.integration import trainer_training
 from tests.integration.trainer_training import Model, StopAt, arguments, trainer_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.stack import Stack
-
 PROGRAM = str(Path(trainer_training.__file__))
 
 
 @pytest.fixture(scope="module")
-def expected(shared_stack: Stack, images: Path) -> list[Batch]:
+def expected(shared_stack, images):
     return list(chain.from_iterable(plain_loop(images.as_uri(), shared_stack.address)))
 
 
 @pytest.fixture
-def make(shared_stack: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def make(shared_stack, images, tmp_path, monkeypatch):
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     made = []
 
-    def trainer(**settings: Any) -> Any:
+    def trainer(**settings):
         made.append(trainer_of(images.as_uri(), arguments(tmp_path, **settings)))
         return made[-1]
 
@@ -55,7 +49,7 @@ def make(shared_stack: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.
             loader.sampler.close()
 
 
-def test_the_page_trains_on_what_a_plain_loop_gets(make: Any, expected: list[Batch]) -> None:
+def test_the_page_trains_on_what_a_plain_loop_gets(make, expected):
     trainer = make()
     result = trainer.train()
     assert trainer.model.seen == expected
@@ -64,7 +58,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(make: Any, expected: list[Bat
     assert result.metrics["epoch"] == EPOCHS
 
 
-def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make: Any) -> None:
+def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make):
     trainer = make()
     losses = []
     for batch in trainer.get_eval_dataloader():
@@ -88,9 +82,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make: Any) -> No
         (4, {"gradient_accumulation_steps": 4}),  # three steps in an epoch, the last of two batches
     ],
 )
-def test_a_checkpoint_is_gone_on_with(
-    make: Any, expected: list[Batch], tmp_path: Path, steps: int, settings: dict[str, Any]
-) -> None:
+def test_a_checkpoint_is_gone_on_with(make, expected, tmp_path, steps, settings):
     whole, first, then = (make(**settings) for _ in range(3))
     whole.train()
     first.add_callback(StopAt(steps))
@@ -103,9 +95,7 @@ def test_a_checkpoint_is_gone_on_with(
         assert torch.equal(mine, theirs)
 
 
-def test_a_dataloader_with_workers_goes_on_too(
-    make: Any, expected: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataloader_with_workers_goes_on_too(make, expected, tmp_path, monkeypatch):
     first, then = make(), make()
     for trainer in (first, then):
         ours = _in_a_worker(trainer.train_dataset)
@@ -118,13 +108,11 @@ def test_a_dataloader_with_workers_goes_on_too(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_of_datasets_it_makes_the_loaders(
-    here: str, images: Path, expected: list[Batch], tmp_path: Path, workers: int
-) -> None:
-    def scaled(array: Any) -> torch.Tensor:
+def test_of_datasets_it_makes_the_loaders(here, images, expected, tmp_path, workers):
+    def scaled(array):
         return torch.from_numpy(array.transpose(2, 0, 1) / np.float32(255))
 
-    def trainer() -> Any:
+    def trainer():
         transform = PerSample(scaled, seed=None, takes="numpy")
         training, validation = (
             SuperDataset(images, RECIPE, transform=transform, coordinator=here, **how)
@@ -145,7 +133,7 @@ def test_of_datasets_it_makes_the_loaders(
     assert then.predict(then.eval_dataset).label_ids.shape == (150,)
 
 
-def test_padding_has_no_label() -> None:
+def test_padding_has_no_label():
     info = replace(info_of(1, 2), padding=np.array([False, True]))
     labels = torch.tensor([3, 4])
     for item in (("images", labels, info), ({"pixel_values": "images", "labels": labels}, info)):
@@ -154,7 +142,7 @@ def test_padding_has_no_label() -> None:
     assert labels.tolist() == [3, 4]
 
 
-def test_metrics_are_of_samples_that_have_a_label(make: Any) -> None:
+def test_metrics_are_of_samples_that_have_a_label(make):
     seen = []
     trainer = make()
     trainer.compute_metrics = lambda found: seen.append(found) or {"n": len(found.label_ids)}
@@ -165,7 +153,7 @@ def test_metrics_are_of_samples_that_have_a_label(make: Any) -> None:
     assert len(result.label_ids) == 150
 
 
-def _in_a_worker(loader: Any) -> DataLoader[Any]:
+def _in_a_worker(loader):
     """A ``DataLoader`` of what the page's loader gives."""
     named = code_of("transformers", "")["named"]
     return DataLoader(
@@ -173,7 +161,7 @@ def _in_a_worker(loader: Any) -> DataLoader[Any]:
     )
 
 
-def _over(trainer: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
+def _over(trainer, loader):
     """What the mixin makes of a ``DataLoader`` in place of the page's loader."""
     mine, trainer.train_dataset = trainer.train_dataset, loader
     try:
@@ -183,9 +171,7 @@ def _over(trainer: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_go_on_and_evaluate_as_one(
-    make: Any, images: Path, expected: list[Batch], tmp_path: Path
-) -> None:
+def test_two_ranks_train_go_on_and_evaluate_as_one(make, images, expected, tmp_path):
     one = make()
     one.train()
     with tempfile.TemporaryDirectory(prefix="super-h-") as temporary:

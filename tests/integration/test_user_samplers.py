@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,51 +22,46 @@ from superdl import SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ConfigError
 from tests.integration.resuming import RECIPE
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.fixtures.stack import Stack
-
 SIZE = 150
 
 
 class Recorded:
     """A user's sampler, and what it yielded."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler):
         self._sampler = sampler
-        self.epochs: list[list[Any]] = []
+        self.epochs = []
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         yielded = [list(item) if isinstance(item, list) else item for item in self._sampler]
         self.epochs.append(yielded)
         return iter(yielded)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._sampler)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._sampler, name)
 
 
-def keys_of(dataset: SuperDataset, images: Path) -> list[str]:
+def keys_of(dataset, images):
     return [str(Path(path).relative_to(images)) for path, _ in dataset.samples]
 
 
 class Curriculum:
     """More samples in each epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self._epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter(range(20 * (self._epoch + 1)))
 
 
-def seeded(seed: int = 5) -> RandomSampler:
+def seeded(seed=5):
     return RandomSampler(range(SIZE), generator=torch.Generator().manual_seed(seed))
 
 
@@ -82,14 +76,12 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_that_the_sampler_yields(
-    shared_stack: Stack, images: Path, name: str, workers: int
-) -> None:
+def test_batches_are_those_that_the_sampler_yields(shared_stack, images, name, workers):
     make, batch_size = SAMPLERS[name]
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     paths = keys_of(dataset, images)
     recorded = Recorded(make())
-    how: dict[str, Any] = {"batch_sampler": recorded} if batch_size is None else {"sampler": recorded}
+    how = {"batch_sampler": recorded} if batch_size is None else {"sampler": recorded}
     how |= {} if batch_size is None else {"batch_size": batch_size}
     with SuperSampler(dataset, **how) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
@@ -107,7 +99,7 @@ def test_batches_are_those_that_the_sampler_yields(
         ]
 
 
-def test_a_loader_takes_the_sampler_of_a_script(shared_stack: Stack, images: Path) -> None:
+def test_a_loader_takes_the_sampler_of_a_script(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     by_index = SuperLoader(dataset, sampler=list(range(20, 0, -1)), batch_size=8, drop_last=True)
     by_batch = SuperLoader(dataset, batch_sampler=[[3], [1, 2]])
@@ -117,9 +109,7 @@ def test_a_loader_takes_the_sampler_of_a_script(shared_stack: Stack, images: Pat
         loader.close()
 
 
-def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(
-    restarted_stack: Stack, images: Path
-) -> None:
+def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(restarted_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=restarted_stack.address)
     recorded = Recorded(RandomSampler(range(SIZE)))
     with SuperSampler(dataset, sampler=recorded, batch_size=4) as sampler:
@@ -132,7 +122,7 @@ def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(
     assert labels == [dataset.targets[index] for index in recorded.epochs[0]]
 
 
-def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack: Stack, images: Path) -> None:
+def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     for make in (seeded, lambda: RandomSampler(range(SIZE))):  # with a generator of its own, and torch's
         with SuperSampler(dataset, sampler=make(), batch_size=8) as sampler:
@@ -156,7 +146,7 @@ def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack: Stack
         other.load_state_dict(state)
 
 
-def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack: Stack, images: Path) -> None:
+def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     with SuperSampler(dataset, sampler=list(range(40)), batch_size=8) as sampler:
         next(iter(sampler))
@@ -167,7 +157,7 @@ def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack: Stack, images
             next(iter(another))
 
 
-def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack: Stack, images: Path) -> None:
+def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     read, jobs = [], set()
     for rank in range(2):
@@ -179,7 +169,7 @@ def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack: Stack, 
     assert sorted(read) == sorted(keys_of(dataset, images))
 
 
-def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack: Stack, images: Path) -> None:
+def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     order = torch.randint(SIZE, (600_001,), generator=torch.Generator().manual_seed(1)).tolist()
     with SuperSampler(dataset, sampler=order, batch_size=4096) as sampler:
@@ -192,7 +182,7 @@ def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack: Stack, im
         assert list(last.keys) == [paths[index] for index in order[len(order) // 4096 * 4096 :]]
 
 
-def test_of_a_subset_indices_are_its_places(shared_stack: Stack, images: Path) -> None:
+def test_of_a_subset_indices_are_its_places(shared_stack, images):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     part = Subset(dataset, [149, 3, 77])
     with SuperSampler(part, sampler=[2, 0, 1, 0], batch_size=3) as sampler:
@@ -215,12 +205,10 @@ def test_of_a_subset_indices_are_its_places(shared_stack: Stack, images: Path) -
         ({"batch_sampler": [[1], []]}, "an empty batch"),
     ],
 )
-def test_what_is_no_order_is_refused(
-    shared_stack: Stack, images: Path, how: dict[str, Any], message: str
-) -> None:
+def test_what_is_no_order_is_refused(shared_stack, images, how, message):
     dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
 
-    def first() -> None:
+    def first():
         with SuperSampler(dataset, **how) as sampler:
             next(iter(sampler))
 
@@ -228,7 +216,7 @@ def test_what_is_no_order_is_refused(
         first()
 
 
-def test_a_mix_takes_no_sampler(shared_stack: Stack, images: Path) -> None:
+def test_a_mix_takes_no_sampler(shared_stack, images):
     parts = [SuperDataset(str(images), RECIPE, coordinator=shared_stack.address) for _ in range(2)]
     with pytest.raises(ConfigError, match="a mix takes no sampler"):
         SuperSampler(SuperMix(parts), sampler=[1], batch_size=2)

@@ -4,8 +4,6 @@ when it stops.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 
@@ -20,30 +18,22 @@ from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.warming import LARGE, SIDE, told, warm
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from superdl.super_wire.batch_ref import BatchRef
-
 
 @pytest.fixture(scope="module")
-def warmed_by() -> Iterator[Stack]:
+def warmed_by():
     """A stack whose cache holds all that these tests put there."""
     with Stack(arguments=("--slots", "2")) as running:
         yield running
 
 
 @pytest.fixture
-def pressed() -> Iterator[Stack]:
+def pressed():
     """A cache of 24 MB, of which 18 are for records."""
     with Stack(maxmemory="24mb", arguments=("--slots", "2")) as running:
         yield running
 
 
-def plan(
-    stack: Stack, source: Path, *, side: int = SIDE, **order: Any
-) -> tuple[list[BatchRef], SuperDataset]:
+def plan(stack, source, *, side=SIDE, **order):
     """What a coming job reads, in its order."""
     dataset = SuperDataset(source, Recipe.image(resize=side, crop=side))
     order = {"shuffle": True} | order
@@ -51,21 +41,19 @@ def plan(
         return list(sampler), dataset
 
 
-def there(stack: Stack, keys: list[bytes]) -> list[bool]:
+def there(stack, keys):
     with stack.valkey.client() as client:
         return [bool(client.exists(key)) for key in keys]
 
 
-def never_full(stack: Stack) -> bool:
+def never_full(stack):
     with stack.valkey.client() as client:
         memory = client.info("memory")
         refused = "errorstat_OOM" in client.info("errorstats")
         return bool(memory["used_memory_peak"] <= memory["maxmemory"]) and not refused
 
 
-def test_a_job_that_follows_finds_everything(
-    warmed_by: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_follows_finds_everything(warmed_by, tmp_path, capsys):
     source = write_images(tmp_path, 150, seed=1)
     assert warm(warmed_by, source, "--json") == 0
     report = told(capsys)
@@ -88,9 +76,7 @@ def test_a_job_that_follows_finds_everything(
     assert (again["warm"], again["hits"], again["produced"], again["invocations"]) == (150, 150, 0, 0)
 
 
-def test_what_cannot_be_decoded_is_listed(
-    warmed_by: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_decoded_is_listed(warmed_by, tmp_path, capsys):
     source = write_images(tmp_path, 40, seed=2)
     (source / "ant" / "broken.jpg").write_bytes(b"no image")
     (source / "bee" / "empty.jpg").write_bytes(b"")
@@ -106,9 +92,7 @@ def test_what_cannot_be_decoded_is_listed(
     assert "  ant/broken.jpg: " in capsys.readouterr().err
 
 
-def test_a_cache_that_is_too_small_holds_what_is_read_first(
-    pressed: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_that_is_too_small_holds_what_is_read_first(pressed, tmp_path, capsys):
     source = write_images(tmp_path, 600, side=LARGE)
     stats = Client(pressed.address).call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
     fits = stats.cache.free_bytes // int(footprint(np.array([64 + LARGE * LARGE * 3]))[0])
@@ -123,7 +107,7 @@ def test_a_cache_that_is_too_small_holds_what_is_read_first(
     assert not any(present[fits:])
 
 
-def plan_presence(stack: Stack, source: Path, *, seed: int) -> list[bool]:
+def plan_presence(stack, source, *, seed):
     """What of an epoch's samples is there, in its order; seen before the asking changes it."""
     with stack.valkey.client() as client:
         found = set(client.keys("super:r1:*"))
@@ -132,9 +116,7 @@ def plan_presence(stack: Stack, source: Path, *, seed: int) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(tmp_path, capsys):
     source, place = write_images(tmp_path / "images", 600, side=LARGE), tmp_path / "store"
     with Stack(maxmemory="24mb", arguments=("--slots", "2", "--store", str(place))) as stack:
         assert warm(stack, source, "--json", "--to", "cache", "--max-bytes", "5mb", side=LARGE) == 0

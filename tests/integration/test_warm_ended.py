@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.progress import Progress
@@ -13,19 +12,15 @@ from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.integration.warming import records, told, warm
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 class Hook:
     """Does something once, when a sample is warm."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+    def __init__(self, monkeypatch, act):
         self.act, self.done = act, False
         update = Progress.update
 
-        def updating(progress: Progress, task: Any, *, completed: int, phrase: str) -> None:
+        def updating(progress, task, *, completed, phrase):
             update(progress, task, completed=completed, phrase=phrase)
             if completed and not self.done:
                 self.done = True
@@ -35,7 +30,7 @@ class Hook:
 
 
 @contextmanager
-def half_warm(tmp_path: Path) -> Iterator[tuple[Stack, Path]]:
+def half_warm(tmp_path):
     """A running stack and 800 images, a third of which are warm; its functions are suspended."""
     with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
         source = write_images(tmp_path, 800)
@@ -50,9 +45,7 @@ def half_warm(tmp_path: Path) -> Iterator[tuple[Stack, Path]]:
                 process.resume()
 
 
-def test_a_cache_that_is_gone_ends_it_with_a_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_gone_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
     with half_warm(tmp_path) as (stack, source):
         capsys.readouterr()
         hook = Hook(monkeypatch, stack.valkey.kill)
@@ -64,7 +57,7 @@ def test_a_cache_that_is_gone_ends_it_with_a_report(
         assert report["why"]
 
 
-def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_money_bounds_it(tmp_path, capsys):
     prices = tmp_path / "prices.toml"
     prices.write_text("[local]\ninvocation = 0.001\n")
     with Stack(arguments=("--slots", "2", "--prices", str(prices), "--request-samples", "2")) as stack:
@@ -80,9 +73,7 @@ def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_functions_and_a_coordinator_that_are_killed_are_got_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_and_a_coordinator_that_are_killed_are_got_over(tmp_path, capsys, monkeypatch):
     with Stack(arguments=("--slots", "2")) as stack:
         for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
             hook = Hook(monkeypatch, act)
@@ -94,20 +85,18 @@ def test_functions_and_a_coordinator_that_are_killed_are_got_over(
         assert records(stack) == 1400
 
 
-def kill_functions(stack: Stack) -> None:
+def kill_functions(stack):
     for process in stack.functions():
         process.kill()
 
 
-def restart(stack: Stack) -> None:
+def restart(stack):
     stack.kill_coordinator()
     stack.start_coordinator()
 
 
-def test_an_interrupt_ends_it_with_a_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt() -> None:
+def test_an_interrupt_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
+    def interrupt():
         raise KeyboardInterrupt
 
     with half_warm(tmp_path) as (stack, source):

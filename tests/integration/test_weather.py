@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -17,17 +16,11 @@ from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadFront]:
+def front(object_store, monkeypatch):
     """S3, which answers each GET of an image as it is told."""
     bad = BadFront(object_store)
     bad.of, bad.one_in = ".jpg", 1
@@ -37,18 +30,18 @@ def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def stack(front: BadFront) -> Iterator[Stack]:
+def stack(front):
     """A coordinator whose functions read through the front."""
     with Stack(arguments=("--slots", "2"), environment={"SUPER_S3_ENDPOINT_URL": front.url}) as running:
         yield running
 
 
-def photos(store: ObjectStore, count: int) -> Path:
+def photos(store, count):
     """So many images in a bucket."""
     return write_images(store.directory / "photos" / "train", count)
 
 
-def loader(stack: Stack, batch_size: int, **options: float) -> DataLoader:
+def loader(stack, batch_size, **options):
     dataset = SuperDataset("s3://photos/train", RECIPE, **options)
     sampler = SuperSampler(dataset, batch_size=batch_size, shuffle=False, coordinator=stack.address)
     return DataLoader(dataset, sampler=sampler, batch_size=None)
@@ -66,8 +59,8 @@ def loader(stack: Stack, batch_size: int, **options: float) -> DataLoader:
     ],
 )
 def test_a_throttled_bucket_holds_training_up_and_costs_no_sample(
-    object_store: ObjectStore, front: BadFront, stack: Stack, fault: str, count: int, outage_s: int
-) -> None:
+    object_store, front, stack, fault, count, outage_s
+):
     expected = expected_pixels(photos(object_store, count), resize=SIDE, crop=SIDE)
     front.fault = fault
     over = threading.Timer(outage_s, setattr, (front, "fault", ""))
@@ -80,18 +73,14 @@ def test_a_throttled_bucket_holds_training_up_and_costs_no_sample(
         assert "S3 answered 503 SlowDown" in stack.log.read_text()
 
 
-def test_who_waits_no_longer_is_told_the_cause(
-    object_store: ObjectStore, front: BadFront, stack: Stack
-) -> None:
+def test_who_waits_no_longer_is_told_the_cause(object_store, front, stack):
     photos(object_store, 4)
     front.fault = "throttled"
     with pytest.raises(ReadTimeoutError, match=r"S3 answered 503 SlowDown: .* \(for \d+ s\)"):
         collect(loader(stack, 2, read_timeout=4.0))
 
 
-def test_what_is_not_throttled_keeps_flowing(
-    object_store: ObjectStore, front: BadFront, stack: Stack
-) -> None:
+def test_what_is_not_throttled_keeps_flowing(object_store, front, stack):
     expected = expected_pixels(photos(object_store, 200), resize=SIDE, crop=SIDE)
     front.of, front.fault = f"/{CLASSES[-1]}/", "throttled"  # the last of the plan; look-ahead comes to it
     delivered = []
@@ -104,9 +93,7 @@ def test_what_is_not_throttled_keeps_flowing(
 
 
 @pytest.mark.slow
-def test_a_listing_waits_for_a_throttled_bucket(
-    object_store: ObjectStore, front: BadFront, stack: Stack
-) -> None:
+def test_a_listing_waits_for_a_throttled_bucket(object_store, front, stack):
     expected = expected_pixels(photos(object_store, 8), resize=SIDE, crop=SIDE)
     front.of, front.fault = "list-type", "throttled"
     over = threading.Timer(8.0, setattr, (front, "fault", ""))
@@ -117,8 +104,8 @@ def test_a_listing_waits_for_a_throttled_bucket(
 
 @pytest.mark.slow
 def test_readers_wait_while_a_restarted_coordinator_lists_longer_than_their_timeout(
-    object_store: ObjectStore, front: BadFront, stack: Stack
-) -> None:
+    object_store, front, stack
+):
     expected = expected_pixels(photos(object_store, 300), resize=SIDE, crop=SIDE)
     delivered = []
     for number, batch in enumerate(loader(stack, 2, read_timeout=3.0)):

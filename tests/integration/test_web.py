@@ -9,7 +9,6 @@ import threading
 from email.utils import formatdate
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
@@ -30,12 +29,6 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.web import DATE, WebServer, web_server
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.superdl.index.shards import mds_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.certificates import Certificates
 
 __all__ = ["web_server"]
 
@@ -63,7 +56,7 @@ def epoch(source, key_list):
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[WebServer]:
+def elsewhere():
     """Another server."""
     server = WebServer()
     server.files["1.jpg"] = b"one"
@@ -71,7 +64,7 @@ def elsewhere() -> Iterator[WebServer]:
     server.close()
 
 
-def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server: WebServer, tmp_path: Path) -> None:
+def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server, tmp_path):
     images = write_images(tmp_path / "photos", 8)
     rows = ["key,label"]
     for path in sorted(images.glob("*/*.jpg")):
@@ -83,7 +76,7 @@ def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server: WebServer
     assert_exactly_once(found, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_an_epoch_of_shards_as_webdataset_writes_them(web_server: WebServer, tmp_path: Path) -> None:
+def test_an_epoch_of_shards_as_webdataset_writes_them(web_server, tmp_path):
     images = write_images(tmp_path / "photos", 12)
     paths = sorted(images.glob("*/*.jpg"))
     for number in range(3):
@@ -107,7 +100,7 @@ def test_an_epoch_of_shards_as_webdataset_writes_them(web_server: WebServer, tmp
         assert main(["index", f"{web_server.url}/shards/{name}", "-o", key_list, "--force"]) == 2
 
 
-def test_an_index_names_the_shards_beside_it(web_server: WebServer, tmp_path: Path) -> None:
+def test_an_index_names_the_shards_beside_it(web_server, tmp_path):
     shard = mds_of(tmp_path, [(b"image", 3)])
     web_server.files |= {f"m/{path.name}": path.read_bytes() for path in (shard, tmp_path / "index.json")}
     key_list = tmp_path / "train.jsonl"
@@ -259,13 +252,13 @@ def test_functions_ask_the_servers_of_their_own_setting_alone(web_server, elsewh
 
 
 def test_a_server_shows_a_certificate_and_leads_to_no_plain_one(
-    certificates: Certificates, web_server, tmp_path, monkeypatch
+    certificates, web_server, tmp_path, monkeypatch
 ):
     """By Python's own server, which gives no spans."""
     (tmp_path / "1.jpg").write_bytes(b"one")
 
     class Handler(SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             if self.path == "/plain.jpg":
                 self.send_response(302)
                 self.send_header("Location", f"{web_server.url}/1.jpg")
@@ -273,7 +266,7 @@ def test_a_server_shows_a_certificate_and_leads_to_no_plain_one(
             else:
                 super().do_GET()
 
-        def log_message(self, *_words: object) -> None:
+        def log_message(self, *_words):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path)))

@@ -6,7 +6,6 @@ import os
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -17,9 +16,6 @@ from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SHARED_MEMORY = Path("/dev/shm")  # looked at, not written
@@ -42,24 +38,24 @@ CASES = [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in GRID)
 
 
 @pytest.fixture(scope="module")
-def tcp_stack() -> Iterator[Stack]:
+def tcp_stack():
     with Stack(arguments=("--slots", str(os.cpu_count() or 1)), tcp=True) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def expected(images: Path) -> dict[bytes, int]:
+def expected(images):
     return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
 @contextmanager
-def connections_to(port: int) -> Iterator[list[int]]:
+def connections_to(port):
     """Watch how many connections to ``port`` this process has open, all the while."""
-    seen: list[int] = []
+    seen = []
     ended = threading.Event()
     process = psutil.Process()
 
-    def watch() -> None:
+    def watch():
         while not ended.wait(0.002):
             found = process.net_connections("tcp")
             seen.append(
@@ -75,15 +71,13 @@ def connections_to(port: int) -> Iterator[list[int]]:
         thread.join()
 
 
-def leaked_segments(before: set[Path]) -> set[Path]:
+def leaked_segments(before):
     """Shared memory that torch made since, whose maker (its name tells the pid) has ended."""
     made = {path for path in set(SHARED_MEMORY.iterdir()) - before if path.name.startswith("torch_")}
     return {path for path in made if not psutil.pid_exists(int(path.name.split("_")[1])) and path.exists()}
 
 
-def loader_of(
-    dataset: SuperDataset, sampler: SuperSampler, workers: int, context: str, persistent: bool
-) -> DataLoader:
+def loader_of(dataset, sampler, workers, context, persistent):
     return DataLoader(
         dataset,
         sampler=sampler,
@@ -98,14 +92,14 @@ def loader_of(
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize(("workers", "context", "persistent"), CASES)
 def test_three_epochs(
-    tcp_stack: Stack,
-    images: Path,
-    expected: dict[bytes, int],
-    capfd: pytest.CaptureFixture[str],
-    workers: int,
-    context: str,
-    persistent: bool,
-) -> None:
+    tcp_stack,
+    images,
+    expected,
+    capfd,
+    workers,
+    context,
+    persistent,
+):
     shared_before = set(SHARED_MEMORY.iterdir())
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with (
@@ -126,9 +120,7 @@ def test_three_epochs(
 
 
 @pytest.mark.parametrize("training_by", ["workers", "threads"])
-def test_validation_starts_workers_in_the_middle_of_training(
-    tcp_stack: Stack, images: Path, capfd: pytest.CaptureFixture[str], training_by: str
-) -> None:
+def test_validation_starts_workers_in_the_middle_of_training(tcp_stack, images, capfd, training_by):
     side = SIDE + len(training_by)  # not cached yet: threads read while the workers are forked
     expected = expected_pixels(images, resize=side, crop=SIDE)
     recipe = Recipe.image(resize=side, crop=SIDE)
@@ -138,7 +130,7 @@ def test_validation_starts_workers_in_the_middle_of_training(
         SuperSampler(training, batch_size=8, shuffle=True, seed=1, coordinator=tcp_stack.address) as sampler,
         SuperSampler(validation, batch_size=32, shuffle=False, coordinator=tcp_stack.address) as other,
     ):
-        loader: Any = SuperLoader(training, sampler)
+        loader = SuperLoader(training, sampler)
         if training_by == "workers":
             loader = loader_of(training, sampler, 2, "fork", persistent=False)
         validating = loader_of(validation, other, 2, "fork", persistent=False)
@@ -153,7 +145,7 @@ def test_validation_starts_workers_in_the_middle_of_training(
     assert "fork" not in capfd.readouterr().err
 
 
-def test_nothing_is_left_when_all_is_closed(tcp_stack: Stack, images: Path) -> None:
+def test_nothing_is_left_when_all_is_closed(tcp_stack, images):
     threads_before, children_before = threading.active_count(), set(psutil.Process().children())
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=tcp_stack.address) as sampler:
@@ -164,7 +156,7 @@ def test_nothing_is_left_when_all_is_closed(tcp_stack: Stack, images: Path) -> N
         pass
 
 
-def still_open(port: int) -> list[object]:
+def still_open(port):
     """This process's established connections to a port."""
     mine = psutil.Process().net_connections("tcp")
     return [one for one in mine if one.raddr and one.raddr.port == port and one.status == "ESTABLISHED"]

@@ -6,7 +6,6 @@ import shutil
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -23,35 +22,29 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.workers import WorkerProcess, until, workers
 from tests.integration.delivery import assert_exactly_once, collect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.object_store import ObjectStore
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def bucket(images: Path, object_store: ObjectStore) -> str:
+def bucket(images, object_store):
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return "s3://photos/train"
 
 
 @pytest.fixture
-def stack() -> Iterator[Stack]:
+def stack():
     stack = Stack(arguments=("--executor", "workers"))
     yield stack
     stack.close()
 
 
-def loader_of(bucket: str, stack: Stack) -> tuple[SuperSampler, DataLoader]:
+def loader_of(bucket, stack):
     dataset = SuperDataset(bucket, RECIPE, read_timeout=60)
     sampler = SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address)
     return sampler, DataLoader(dataset, sampler=sampler, batch_size=None)
 
 
-def test_an_epoch_by_two_workers_of_which_one_is_killed(images: Path, bucket: str, stack: Stack) -> None:
+def test_an_epoch_by_two_workers_of_which_one_is_killed(images, bucket, stack):
     with workers(stack.address, 2, slots=2) as (first, second):
         stack.start()  # they have waited for it, and it for them
         sampler, loader = loader_of(bucket, stack)
@@ -65,7 +58,7 @@ def test_an_epoch_by_two_workers_of_which_one_is_killed(images: Path, bucket: st
         assert second.ended() == 0
 
 
-def test_workers_call_again_when_the_coordinator_was_killed(images: Path, bucket: str, stack: Stack) -> None:
+def test_workers_call_again_when_the_coordinator_was_killed(images, bucket, stack):
     with workers(stack.address, 1, slots=2):
         stack.start()
         sampler, loader = loader_of(bucket, stack)
@@ -78,9 +71,7 @@ def test_workers_call_again_when_the_coordinator_was_killed(images: Path, bucket
             assert_exactly_once(collect(read), expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_a_stopped_worker_loses_its_requests_and_another_makes_them(
-    images: Path, bucket: str, stack: Stack
-) -> None:
+def test_a_stopped_worker_loses_its_requests_and_another_makes_them(images, bucket, stack):
     with workers(stack.address, 1, slots=2) as (first,):
         stack.start()
         first.send(signal.SIGSTOP)
@@ -89,7 +80,7 @@ def test_a_stopped_worker_loses_its_requests_and_another_makes_them(
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> None:
+def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code():
     """It is told by a trainer's launcher; a coordinator that is not one run's goes on."""
     with Stack(arguments=("--executor", "local")) as stack, pytest.raises(CallFailedError) as refused:
         connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
@@ -108,7 +99,7 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> No
         stack.close()
 
 
-def goodbye_to_a_late_one(address: str) -> int:
+def goodbye_to_a_late_one(address):
     """The exit code that a worker is told which calls in now."""
     hello = pb.WorkerHello(
         protocol_version=PROTOCOL_VERSION,
@@ -119,7 +110,7 @@ def goodbye_to_a_late_one(address: str) -> int:
     )
     over = threading.Event()
 
-    def says() -> Iterator[pb.FromWorker]:
+    def says():
         yield pb.FromWorker(hello=hello)
         over.wait()
 
@@ -135,7 +126,7 @@ def goodbye_to_a_late_one(address: str) -> int:
     ("variables", "words"),
     [({"SUPER_TOKEN": "another-token-of-22-chars"}, "token"), ({}, "token")],
 )
-def test_a_worker_without_the_token_is_refused(variables: dict[str, str], words: str) -> None:
+def test_a_worker_without_the_token_is_refused(variables, words):
     stack = Stack(
         arguments=("--executor", "workers"), environment={"SUPER_TOKEN": "a-token-of-more-than-16"}, tcp=True
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -28,20 +27,11 @@ from superdl.super_wire.protocol import installed_version
 from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.valkey import Valkey
-
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture(autouse=True)
-def embedded(
-    lambda_service: LambdaService, photos: str, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def embedded(lambda_service, photos, valkey, monkeypatch):
     """The embedded default with functions on Lambda."""
     lambda_service.concurrency = 2
     base = tempfile.mkdtemp(prefix="super-w-")  # short: socket paths have 107 bytes
@@ -54,18 +44,18 @@ def embedded(
     shutil.rmtree(base, ignore_errors=True)
 
 
-def make_sampler(source: str = "s3://photos/train", recipe: Recipe = RECIPE) -> None:
+def make_sampler(source="s3://photos/train", recipe=RECIPE):
     with SuperSampler(SuperDataset(source, recipe), batch_size=4, shuffle=True):
         pass
 
 
 @pytest.mark.slow
-def test_a_directory_of_this_machine(images: Path) -> None:
+def test_a_directory_of_this_machine(images):
     with pytest.raises(ConfigError, match=r"is a directory of the coordinator's machine.*s3://bucket/prefix"):
         make_sampler(images.as_uri())
 
 
-def test_a_function_that_may_not_read_the_bucket(lambda_service: LambdaService) -> None:
+def test_a_function_that_may_not_read_the_bucket(lambda_service):
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
     with pytest.raises(SourceForbiddenError, match=r"functions may not read s3://photos/train: .*403.*renew"):
         make_sampler()
@@ -74,7 +64,7 @@ def test_a_function_that_may_not_read_the_bucket(lambda_service: LambdaService) 
 
 
 @pytest.mark.slow
-def test_a_function_that_may_not_write_to_the_cache(lambda_service: LambdaService, valkey: Valkey) -> None:
+def test_a_function_that_may_not_write_to_the_cache(lambda_service, valkey):
     with valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "idle", "on", ">word", "~super:*", "-@all", "+ping")
     environment = {"SUPER_CACHE_USERNAME": "idle", "SUPER_CACHE_PASSWORD": "word"}
@@ -84,14 +74,14 @@ def test_a_function_that_may_not_write_to_the_cache(lambda_service: LambdaServic
 
 
 @pytest.mark.slow
-def test_a_function_that_the_cache_does_not_let_in(lambda_service: LambdaService) -> None:
+def test_a_function_that_the_cache_does_not_let_in(lambda_service):
     lambda_service.deploy(environment={"SUPER_CACHE_PASSWORD": "wrong"})
     with pytest.raises(EmbeddedError, match=r"cannot use the cache at redis://.*own SUPER_CACHE_\* settings"):
         make_sampler()
 
 
 @pytest.mark.slow
-def test_a_function_of_another_version(lambda_service: LambdaService) -> None:
+def test_a_function_of_another_version(lambda_service):
     lambda_service.deploy(handler="tests.coordinator.executors.functions.of_another_version")
     remedy = rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy the function of"
     with pytest.raises(EmbeddedError, match=remedy):
@@ -99,7 +89,7 @@ def test_a_function_of_another_version(lambda_service: LambdaService) -> None:
 
 
 @pytest.mark.slow
-def test_no_permission_to_invoke(lambda_service: LambdaService) -> None:
+def test_no_permission_to_invoke(lambda_service):
     words = "User is not authorized to perform: lambda:InvokeFunction"
     lambda_service.answer_next(*[Answer.error(403, "AccessDeniedException", words)] * 2)
     with pytest.raises(EmbeddedError, match="may not invoke .* grant its credentials lambda:InvokeFunction"):
@@ -107,9 +97,7 @@ def test_no_permission_to_invoke(lambda_service: LambdaService) -> None:
 
 
 @pytest.mark.slow
-def test_a_bucket_in_another_region(
-    images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bucket_in_another_region(images, monkeypatch, caplog):
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -129,7 +117,7 @@ def test_a_bucket_in_another_region(
 
 
 @pytest.mark.slow
-def test_a_custom_step_that_the_function_does_not_have() -> None:
+def test_a_custom_step_that_the_function_does_not_have():
     recipe = Recipe([{"op": "custom", "name": "their_steps:crop@1"}])
     with pytest.raises(ConfigError, match=r"functions refuse what .*their_steps"):
         make_sampler(recipe=recipe)
@@ -137,8 +125,8 @@ def test_a_custom_step_that_the_function_does_not_have() -> None:
 
 @pytest.mark.slow
 def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lacks_it(
-    lambda_service: LambdaService,
-) -> None:
+    lambda_service,
+):
     dataset = SuperDataset("s3://photos/train", RECIPE)
     with SuperSampler(dataset, batch_size=4, shuffle=True) as sampler:
         lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})

@@ -8,14 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tests.fixtures.plans import global_span
-
-if TYPE_CHECKING:
-    from superdl.coordinator.core import Plan
 
 RANK = Path(__file__).with_name("ddp_rank.py")
 ROOT = RANK.parents[2]
@@ -23,7 +19,7 @@ LAUNCH_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
 
 
-def launch(ranks: int, temporary: Path, images: Path, out: Path, **settings: Any) -> str:
+def launch(ranks, temporary, images, out, **settings):
     """Run ``ranks`` ranks to their end, as one run on this host; their stderr if it failed, else "".
 
     Ranks that hang are killed, and fail the test.
@@ -33,13 +29,13 @@ def launch(ranks: int, temporary: Path, images: Path, out: Path, **settings: Any
     return run_to_its_end([*torchrun(ranks), str(RANK), json.dumps(arguments)], temporary)
 
 
-def torchrun(ranks: int) -> list[str]:
+def torchrun(ranks):
     """The command that starts ``ranks`` ranks of the program that follows, on this host."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     return [*command, "--nproc-per-node", str(ranks), "--max-restarts", "0"]
 
 
-def run_to_its_end(command: list[str], temporary: Path, **variables: str) -> str:
+def run_to_its_end(command, temporary, **variables):
     """Run a command that starts ranks, and tell its stderr if it failed, else "".
 
     What hangs is killed, and fails the test.
@@ -64,12 +60,12 @@ def run_to_its_end(command: list[str], temporary: Path, **variables: str) -> str
     return errors if process.returncode else ""
 
 
-def written(out: Path, ranks: int) -> list[dict[str, Any]]:
+def written(out, ranks):
     """What each rank wrote."""
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def in_order(of_ranks: list[list[dict[str, Any]]]) -> list[tuple[int, int, str]]:
+def in_order(of_ranks):
     """What the ranks got in a pass, as (epoch, position, key) in the global order, without padding.
 
     All ranks have got batches of the same places, of equal lengths.
@@ -85,7 +81,7 @@ def in_order(of_ranks: list[list[dict[str, Any]]]) -> list[tuple[int, int, str]]
     return together
 
 
-def planned(images: Path, plan: Plan, epoch: int, start: int = 0, stop: int | None = None) -> list[Any]:
+def planned(images, plan, epoch, start=0, stop=None):
     """What a plan says that all ranks get, in order, from position ``start`` to before ``stop``."""
     keys = sorted(str(path.relative_to(images)).encode() for path in images.glob("*/*.jpg"))
     stop = plan.batches_per_epoch if stop is None else stop
@@ -94,7 +90,7 @@ def planned(images: Path, plan: Plan, epoch: int, start: int = 0, stop: int | No
     return [(epoch, place, keys[index].decode()) for place, index in zip(places, indices, strict=True)]
 
 
-def assert_none_is_left(temporary: Path) -> None:
+def assert_none_is_left(temporary):
     """The embedded default has gone with its ranks, and taken its sockets along; waits for that, bounded."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while left := [path for path in temporary.rglob("*") if path.is_socket()]:

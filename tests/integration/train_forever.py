@@ -14,7 +14,7 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 
 
-def main(directory: str, workers: int) -> None:
+def main(directory, workers):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
     sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=0)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from superdl.experiments.models import declare_operators
 from tests.fixtures.images import SIDE
-from tests.integration.frameworks import EPOCHS, GLOBAL_BATCH, Batch, code_of, named, write_down
+from tests.integration.frameworks import EPOCHS, GLOBAL_BATCH, code_of, named, write_down
 
 declare_operators()  # Trainer imports torchvision where it is installed
 from transformers import TrainerCallback, TrainingArguments  # noqa: E402  # after that
@@ -23,13 +22,13 @@ from transformers import TrainerCallback, TrainingArguments  # noqa: E402  # aft
 class Model(torch.nn.Module):
     """Linear; its loss leaves out the label -100, as those of transformers do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.linear = torch.nn.Linear(3 * SIDE * SIDE, 4)
-        self.seen: list[Batch] = []
+        self.seen = []
 
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, pixel_values, labels):
         if self.training:
             self.seen.append(named((pixel_values * 255).round().to(torch.uint8), labels))
         logits = self.linear(pixel_values.flatten(1))
@@ -39,14 +38,14 @@ class Model(torch.nn.Module):
 class StopAt(TrainerCallback):
     """Saves and stops after a number of steps."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps):
         self._steps = steps
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args, state, control, **_):
         control.should_save = control.should_training_stop = state.global_step == self._steps
 
 
-def arguments(out: Path, *, ranks: int = 1, **settings: Any) -> TrainingArguments:
+def arguments(out, *, ranks=1, **settings):
     return TrainingArguments(
         str(out),
         num_train_epochs=EPOCHS,
@@ -60,12 +59,12 @@ def arguments(out: Path, *, ranks: int = 1, **settings: Any) -> TrainingArgument
     )
 
 
-def trainer_of(source: str, given: TrainingArguments, *, ranks: int = 1) -> Any:
+def trainer_of(source, given, *, ranks=1):
     """The page's trainer."""
     return code_of("transformers", source, ranks=ranks)["trainer"](Model(), given)
 
 
-def main(source: str, out: str, ranks: int, stop_after: int = -1, checkpoint: str | None = None) -> None:
+def main(source, out, ranks, stop_after=-1, checkpoint=None):
     """Train and evaluate as the page does."""
     trainer = trainer_of(source, arguments(Path(out), ranks=ranks), ranks=ranks)
     trainer.add_callback(StopAt(stop_after))

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 from superdl.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from tests.fixtures.stack import Stack
 
 SIDE = 32
 LARGE = 128
 
 
-def warm(stack: Stack, source: Path, *options: str, side: int = SIDE) -> int:
+def warm(stack, source, *options, side=SIDE):
     sizes = ("--resize", str(side), "--crop", str(side))
     return main(["warm", str(source), "--coordinator", stack.address, *sizes, *options])
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    mapping: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return mapping
+def told(capsys):
+    return json.loads(capsys.readouterr().out)
 
 
-def records(stack: Stack) -> int:
+def records(stack):
     with stack.valkey.client() as client:
         return len(client.keys("super:r1:*"))

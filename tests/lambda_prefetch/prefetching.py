@@ -156,8 +156,7 @@ def wait_until(condition, patience_s=20.0):
 def raw_record(valkey, request, index):
     """The record's bytes as they lie in the cache."""
     with valkey.client() as client:
-        value: bytes | None = client.get(f"super:r1:{request.ids[index]}")
-    return value
+        return client.get(f"super:r1:{request.ids[index]}")
 
 
 def array_of(valkey, request, index):

@@ -25,7 +25,7 @@ class Shards:
     def __init__(self):
         self.bodies = {f"{name}.tar": random.Random(name).randbytes(SHARD_BYTES) for name in "ab"}
         self.version = "e"
-        self.spans: list[tuple[str, int, int]] = []
+        self.spans = []
         self._lock = threading.Lock()
 
     def answer(self, request):

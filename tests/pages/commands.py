@@ -8,16 +8,12 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
 
 from infra.launcher import run_of
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
 from tests.pages.markdown import ROOT
-
-if TYPE_CHECKING:
-    import argparse
 
 __all__ = ["check"]
 
@@ -69,7 +65,7 @@ def _module(words):
 
 
 def _superdl(words):
-    given: argparse.Namespace = superdl_parser(words[0]).parse_args(list(words))
+    given = superdl_parser(words[0]).parse_args(list(words))
     if given.command not in ("run", "compare") or getattr(given, "spec", None) is None:
         return
     spec = load_spec(given.spec, given.overrides, quick=given.quick)

@@ -33,7 +33,7 @@ class Block:
     @property
     def commands(self):
         """Each command after a ``$``, continued lines joined, with the lines of output below it."""
-        commands: list[tuple[str, list[str]]] = []
+        commands = []
         for line in self.text.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
                 commands.append((line[2:].strip(), []))

@@ -78,7 +78,7 @@ def test_the_example_of_a_docstring_is_true(names, name):
     _needs_torchvision(str(PUBLIC[name].__doc__))
     example = doctest.DocTestParser().get_doctest(PUBLIC[name].__doc__, dict(names), name, None, 0)
     assert example.examples, "a public name's docstring shows how it is used"
-    printed: list[str] = []
+    printed = []
     failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
     assert not failed, "".join(printed)
 
@@ -88,7 +88,7 @@ def test_the_example_of_a_docstring_is_true(names, name):
 @pytest.mark.parametrize("page", [page for page in PYTHON if page not in ELSEWHERE])
 def test_the_code_of_a_page_runs_and_its_dataset_reads(names, page):
     _needs_torchvision(GIVEN.get(page, ""))
-    given: dict[str, object] = {"__name__": "my_steps"}
+    given = {"__name__": "my_steps"}
     exec(GIVEN.get(page, ""), given)  # noqa: S102  # ours
     for block in PYTHON[page]:
         code = "\n" * block.line + here(block.text, Path("bucket").absolute())

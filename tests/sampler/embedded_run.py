@@ -32,9 +32,9 @@ class EmbeddedRun:
         monkeypatch.setenv("SUPER_STATE", "none")
         self.run = f"test:{uuid.uuid4().hex}"
         self.directory = RunDirectory.of_run(self.run)
-        self._held: list[Embedded] = []
-        self._ranks: list[subprocess.Popen] = []
-        self._seen: set[psutil.Process] = set()
+        self._held = []
+        self._ranks = []
+        self._seen = set()
 
     def settings(self):
         return EmbeddedSettings(cache_bytes=CACHE_BYTES, slots=1)

@@ -52,9 +52,9 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     def __init__(self, tls=None):
         self.script = Script()
-        self.jobs: dict[str, int] = {}
-        self.calls: list[tuple[str, object]] = []
-        self.tokens: list[str] = []  # what each call showed
+        self.jobs = {}
+        self.calls = []
+        self.tokens = []  # what each call showed
         self.heard = threading.Condition()
         self.gate = threading.Event()  # NextBatches waits for it
         self.gate.set()

@@ -10,12 +10,12 @@ import torch
 from superdl.super_dataset import BatchInfo
 
 
-def ids_of(*numbers: int) -> bytes:
+def ids_of(*numbers):
     """Sample ids that depend on nothing but the numbers."""
     return b"".join(hashlib.blake2b(str(n).encode(), digest_size=16).digest() for n in numbers)
 
 
-def info_of(*numbers: int, epoch: int = 0) -> BatchInfo:
+def info_of(*numbers, epoch=0):
     """The info of a batch of these samples."""
     return BatchInfo(
         job="j",
@@ -37,7 +37,7 @@ def info_of(*numbers: int, epoch: int = 0) -> BatchInfo:
     )
 
 
-def picture(number: int, height: int = 48, width: int = 40, channels: int = 3) -> torch.Tensor:
+def picture(number, height=48, width=40, channels=3):
     """An image with smooth and rough parts, uint8 of shape (channels, height, width), channels_last."""
     generator = np.random.default_rng(number)
     y, x = np.mgrid[0:height, 0:width]
@@ -48,7 +48,7 @@ def picture(number: int, height: int = 48, width: int = 40, channels: int = 3) -
     return torch.from_numpy(pixels).movedim(-1, 0)
 
 
-def batch(*numbers: int, height: int = 48, width: int = 40, channels: int = 3) -> torch.Tensor:
+def batch(*numbers, height=48, width=40, channels=3):
     """Images of the samples as the dataset delivers them: (samples, channels, height, width)."""
     images = [picture(n, height, width, channels).movedim(0, -1) for n in numbers]
     return torch.stack(images).movedim(-1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,20 +19,11 @@ from superdl.super_wire.store import PackMeta
 from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.ids import batch_id
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import torch
-    from numpy.typing import NDArray
-
-    from superdl.super_wire.store import DirectoryStore
-    from tests.fixtures.valkey import Valkey
-
 DATASET_ID = b"dataset-id-of-16"
 JOB = "test-job"
 
 
-def images(count: int, side: int = 8, *, seed: int = 0) -> list[NDArray[np.uint8]]:
+def images(count, side=8, *, seed=0):
     """Random images, uint8 of shape (side, side, 3)."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for _ in range(count)]
@@ -43,26 +33,24 @@ NO_ID = bytes(16)
 """Of records that :func:`store` gives the id of the sample under whose key it puts them."""
 
 
-def record(array: NDArray[Any], sample_id: bytes = NO_ID, *, fetch_us: int = 0, decode_us: int = 0) -> bytes:
+def record(array, sample_id=NO_ID, *, fetch_us=0, decode_us=0):
     """A whole record."""
     header, payload = pack_record(array, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     return header + bytes(payload)
 
 
-def tombstone(key: str, sample_id: bytes = NO_ID, *, permanent: bool = True) -> bytes:
+def tombstone(key, sample_id=NO_ID, *, permanent=True):
     """A whole tombstone record."""
     return pack_tombstone(Tombstone(key, "undecodable", "cannot identify image file", permanent), sample_id)
 
 
-def bound_to(sample_id: bytes, whole: bytes) -> bytes:
+def bound_to(sample_id, whole):
     """The same record as one of ``sample_id``, if it is of no sample yet."""
     of_nobody = whole[:4] == MAGIC and whole[HEADER_BYTES - 8 : HEADER_BYTES] == NO_ID[:8]
     return whole[: HEADER_BYTES - 8] + sample_id[:8] + whole[HEADER_BYTES:] if of_nobody else whole
 
 
-def ref_of(
-    count: int, cache: str, *, position: int = 0, epoch: int = 0, named: bool = True, padding: bytes = b""
-) -> BatchRef:
+def ref_of(count, cache, *, position=0, epoch=0, named=True, padding=b""):
     """A batch of samples ``train/<position>-<offset>.jpg`` whose labels are 100, 101, ..."""
     keys = tuple(f"train/{position}-{offset}.jpg" for offset in range(count))
     ids = b"".join(digest128(key.encode()) for key in keys)
@@ -82,12 +70,12 @@ def ref_of(
     )
 
 
-def id_at(ref: BatchRef, offset: int) -> bytes:
+def id_at(ref, offset):
     """One sample's id."""
     return ref.sample_ids[16 * offset : 16 * offset + 16]
 
 
-def store(valkey: Valkey, ref: BatchRef, values: Iterable[bytes | NDArray[Any] | None]) -> None:
+def store(valkey, ref, values):
     """SET the batch's records: arrays are packed, bytes are taken as they are but for the id that a record of
     no sample gets, ``None`` is left missing.
     """
@@ -98,16 +86,14 @@ def store(valkey: Valkey, ref: BatchRef, values: Iterable[bytes | NDArray[Any] |
                 client.set(cache_key(id_at(ref, offset)), bound_to(id_at(ref, offset), whole))
 
 
-def stored(valkey: Valkey, values: Sequence[bytes | NDArray[Any] | None], **fields: Any) -> BatchRef:
+def stored(valkey, values, **fields):
     """A batch whose records are in the cache."""
     ref = ref_of(len(values), valkey.unix_url, **fields)
     store(valkey, ref, values)
     return ref
 
 
-def packed(
-    store: DirectoryStore, ref: BatchRef, arrays: Sequence[NDArray[Any]], *, packs: int = 2
-) -> BatchRef:
+def packed(store, ref, arrays, *, packs=2):
     """The batch, with places: its records are dealt out to so many new packs."""
     names, columns = [], np.zeros(len(ref), dtype="<u4,<u8,<u4")
     for number in range(min(packs, len(ref))):
@@ -126,14 +112,12 @@ class SharedMemory:
 
     shared = True
 
-    def take(self, size: int) -> torch.Tensor:
+    def take(self, size):
         """Memory of torch's own."""
         return shared_bytes(size)
 
 
-def received(
-    wholes: Sequence[bytes], *, shared: bool = False, uniform: bool = True, to_hash: Any = None
-) -> BatchBuffer:
+def received(wholes, *, shared=False, uniform=True, to_hash=None):
     """A buffer that has received these records."""
     buffer = BatchBuffer(len(wholes), memory=SharedMemory() if shared else None, uniform=uniform)
     buffer.to_hash = buffer.to_hash if to_hash is None else to_hash
@@ -142,21 +126,21 @@ def received(
     return buffer
 
 
-def receive(buffer: BatchBuffer, offset: int, whole: bytes) -> None:
+def receive(buffer, offset, whole):
     """Put a whole record where the network would put it."""
     incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
     incoming.payload[:] = whole[HEADER_BYTES:]
     buffer.note_record(incoming)
 
 
-def bound_dataset(**arguments: Any) -> SuperDataset:
+def bound_dataset(**arguments):
     """A dataset, bound as a sampler would bind it."""
     dataset = SuperDataset("s3://bucket/train", Recipe.image(resize=8, crop=8), **arguments)
     dataset.bind(DatasetBinding(DATASET_ID, b"fingerprint", 1000, ("cat", "dog"), "int64", "redis://x"))
     return dataset
 
 
-def reports(valkey: Valkey, job: str = JOB) -> list[ReadReport]:
+def reports(valkey, job=JOB):
     """All read reports left so far."""
     with valkey.client() as client:
         return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]

@@ -37,17 +37,17 @@ def refs(valkey):
     return [stored(valkey, images(SIZE, seed=n), position=n) for n in range(BATCHES)]
 
 
-def check(batch, labels, n) -> None:
+def check(batch, labels, n):
     assert batch.is_contiguous(memory_format=torch.channels_last)
     assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(images(SIZE, seed=n)))
     assert labels.tolist() == list(range(100, 100 + SIZE))
 
 
-def threads_of_loaders() -> list[threading.Thread]:
+def threads_of_loaders():
     return [thread for thread in threading.enumerate() if thread.name.startswith("super-read")]
 
 
-def join(threads) -> None:
+def join(threads):
     for thread in threads:
         thread.join(timeout=60)
         assert not thread.is_alive()
@@ -78,7 +78,7 @@ def test_every_batch_arrives_whole_and_in_order_epoch_after_epoch(refs, threads,
 class Counting:
     """A dataset that says how far ahead it was read."""
 
-    def __init__(self, dataset) -> None:
+    def __init__(self, dataset):
         self.dataset = dataset
         self.begun = 0
         self.arrived = threading.Semaphore(0)
@@ -145,7 +145,7 @@ def failing_after(refs, error):
 class Once:
     """A sampler whose pass breaks."""
 
-    def __init__(self, refs, error) -> None:
+    def __init__(self, refs, error):
         self.refs, self.error = refs, error
 
     def __iter__(self):
@@ -295,7 +295,7 @@ def test_the_loop_may_ask_while_threads_look_ahead():
         sys.setswitchinterval(interval_s)
 
 
-def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
+def loader_of(dataset, refs, workers, method=None, **arguments):
     return DataLoader(
         dataset,
         sampler=refs,

@@ -28,7 +28,7 @@ def refs(valkey):
     return [stored(valkey, images(SIZE, seed=n), position=n) for n in range(BATCHES)]
 
 
-def threads_of_loaders() -> set[threading.Thread]:
+def threads_of_loaders():
     return {thread for thread in threading.enumerate() if thread.name.startswith("super-read")}
 
 
@@ -120,7 +120,7 @@ def test_a_generator_gives_the_seed():
             assert -(2**63) <= loader.sampler.more["seed"] < 2**63
 
 
-def say_which(number: int) -> None:
+def say_which(number):
     os.environ["WORKER_OF_THIS_TEST"] = str(number)
 
 

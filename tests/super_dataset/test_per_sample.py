@@ -25,30 +25,30 @@ from tests.super_dataset.stored_batches import bound_dataset, images, packed, re
 SIZE, BATCHES = 5, 4
 
 
-def drawn(image) -> torch.Tensor:
+def drawn(image):
     """The image's pixels, and three draws from each of the generators that transforms draw from."""
     draws = [random.random() for _ in range(3)], np.random.rand(3), torch.rand(3)  # noqa: NPY002
     return torch.cat([torch.from_numpy(np.array(image)).flatten().float(), *map(torch.as_tensor, draws)])
 
 
-def drawn_by_generator(image, generator: torch.Generator) -> torch.Tensor:
+def drawn_by_generator(image, generator):
     return torch.rand(6, generator=generator) + np.array(image).mean()
 
 
-def drawn_by_both(image, generator, rng) -> torch.Tensor:
+def drawn_by_both(image, generator, rng):
     return drawn_by_generator(image, generator) + torch.from_numpy(drawn_by_rng(image, rng=rng))
 
 
-def drawn_by_rng(image, *, rng: np.random.Generator) -> np.ndarray:
+def drawn_by_rng(image, *, rng):
     return rng.random(6) + np.array(image).mean()
 
 
-def of_own_size(image) -> torch.Tensor:
+def of_own_size(image):
     """A result that is larger than what travels in messages, of another size each time."""
     return torch.full((20_000 + np.array(image).sum(dtype=int) % 100,), random.random())
 
 
-def gone_wrong(image) -> torch.Tensor:
+def gone_wrong(image):
     random.random()
     raise StopIteration("no more")
 
@@ -65,7 +65,7 @@ class Albumentation:
         return {"image": data["image"].astype(np.int64) + noise[0] + 1000 * noise[1]}
 
 
-def global_states() -> list[bytes]:
+def global_states():
     states = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()  # noqa: NPY002
     return [pickle.dumps(state) for state in states]
 
@@ -73,7 +73,7 @@ def global_states() -> list[bytes]:
 class AlsoStates:
     """A dataset whose items also tell whether the process's generators are as they were before the read."""
 
-    def __init__(self, dataset) -> None:
+    def __init__(self, dataset):
         self.dataset = dataset
 
     def __getitem__(self, ref):
@@ -82,7 +82,7 @@ class AlsoStates:
         return *item, before == global_states()
 
 
-def epoch_of(refs, epoch) -> list:
+def epoch_of(refs, epoch):
     return [replace(ref, epoch=epoch) for ref in refs]
 
 
@@ -173,7 +173,7 @@ def loaded(refs, transform, *, workers=0, method=None):
     return found
 
 
-def same(found, others) -> bool:
+def same(found, others):
     return found.keys() == others.keys() and all(torch.equal(found[key], others[key]) for key in found)
 
 

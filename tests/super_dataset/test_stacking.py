@@ -43,7 +43,7 @@ STRUCTURES = st.recursive(
 )
 
 
-def sample(structure: Any, number: int) -> Any:
+def sample(structure, number):
     if isinstance(structure, str):
         return LEAVES[structure](number)
     kind, parts = structure
@@ -52,7 +52,7 @@ def sample(structure: Any, number: int) -> Any:
     return CONTAINERS[kind]([sample(part, number) for part in parts])
 
 
-def assert_alike(made: Any, expected: Any) -> None:
+def assert_alike(made, expected):
     if isinstance(expected, torch.Tensor):
         assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
         assert torch.equal(made, expected)

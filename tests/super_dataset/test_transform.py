@@ -27,13 +27,13 @@ class Flip(v2.RandomHorizontalFlip):
     """A user's own."""
 
 
-def to_floats(kind) -> list:
+def to_floats(kind):
     if kind is v1:
         return [v1.ToTensor(), v1.Normalize(MEAN, STD)]
     return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 
 
-def training(kind) -> list:
+def training(kind):
     return [
         kind.RandomResizedCrop(24, interpolation=InterpolationMode.BICUBIC),
         kind.RandomHorizontalFlip(),
@@ -56,7 +56,7 @@ PIPELINES = {
 }
 
 
-def by_hand(pipeline, *, epoch: int) -> list[torch.Tensor]:
+def by_hand(pipeline, *, epoch):
     """What a loop over PIL images makes that sets the generators as PerSample says."""
     made = []
     info = info_of(*NUMBERS, epoch=epoch)
@@ -74,7 +74,7 @@ def test_torchvision_s_pixels_are_those_of_a_loop_over_pil_images(name):
     check(PIPELINES[name], fresh="training" in name)
 
 
-def check(pipeline, *, fresh: bool) -> None:
+def check(pipeline, *, fresh):
     epochs = []
     for epoch in range(2):
         made, _ = for_batches(pipeline)(batch(*NUMBERS), None, info_of(*NUMBERS, epoch=epoch))

@@ -33,7 +33,7 @@ def test_help_groups_the_commands_by_what_they_are_for(columns, monkeypatch, cap
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit):
         main(["--help"])
-    groups: dict[str, list[str]] = {}
+    groups = {}
     overview = capsys.readouterr().out.partition("\nload:")[2]
     for line in f"load:{overview}".splitlines():
         if group := re.fullmatch(r"(\w+):", line):

@@ -40,16 +40,16 @@ def on(address, use, owner=""):
     return asyncio.run(run())
 
 
-def an_id(number: int) -> bytes:
+def an_id(number):
     return number.to_bytes(16, "big")
 
 
-def a_record(value: int, shape=(4, 4, 3)) -> bytes:
+def a_record(value, shape=(4, 4, 3)):
     header, payload = pack(np.full(shape, value, dtype=np.uint8), an_id(0))
     return header + bytes(payload)
 
 
-def a_tombstone(key="a.jpg", message="cannot be decoded") -> Tombstone:
+def a_tombstone(key="a.jpg", message="cannot be decoded"):
     return Tombstone(key, "undecodable", message, permanent=True)
 
 

@@ -8,7 +8,7 @@ import shutil
 import stat
 import threading
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -28,10 +28,8 @@ from superdl.super_wire.request import Outcome, PrefetchResult
 from superdl.super_wire.store import DirectoryStore, PackMeta, collection_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from superdl.coordinator.catalog.dataset import Dataset
 
 RECIPE = Recipe.image(resize=4, crop=4)
 FINGERPRINT = "5c" * 16
@@ -40,14 +38,14 @@ FINGERPRINT = "5c" * 16
 class Kept:
     """A keeper of the store in a directory, with a dataset of ten files, and what it told the core."""
 
-    def __init__(self, store: Path, source: Path, store_bytes: int) -> None:
-        self.events: list[Any] = []
+    def __init__(self, store, source, store_bytes):
+        self.events = []
         self.source = source
         self.path = store
         self.datasets = DatasetRegistry(max_age_s=60.0)
         self.keeper = StoreKeeper(StoreChoice(str(store)), self.datasets, store_bytes, read_only=False)
 
-    async def begin(self) -> Dataset:
+    async def begin(self):
         await self.keeper.open()
         self.keeper.begin(FINGERPRINT, self.events.append)
         dataset = self.datasets.register(self.source.as_uri(), RECIPE, "", "run")
@@ -55,12 +53,12 @@ class Kept:
             await self.datasets.wait(dataset, listed=0, wait_s=5.0)
         return dataset
 
-    async def end(self) -> None:
+    async def end(self):
         await self.keeper.close()
         await self.datasets.close()
 
 
-def write_pack(store: Path, dataset: Dataset, indices: list[int], fingerprint: str = FINGERPRINT) -> str:
+def write_pack(store, dataset, indices, fingerprint=FINGERPRINT):
     """A pack as a function writes it."""
     bucket = dataset.catalog.bucket
     meta = PackMeta(collection_of(bucket, RECIPE.digest), bucket, RECIPE.json, fingerprint, "test")
@@ -73,11 +71,11 @@ def write_pack(store: Path, dataset: Dataset, indices: list[int], fingerprint: s
 
 
 @pytest.fixture
-def kept(tmp_path: Path, source: Path) -> Callable[..., None]:
+def kept(tmp_path, source):
     """Runs ``work(kept, dataset)`` with an open store, which may take so many bytes."""
 
-    def run(work: Callable[[Kept, Any], Awaitable[None]], store_bytes: int = 0) -> None:
-        async def body() -> None:
+    def run(work, store_bytes=0):
+        async def body():
             one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
             try:
                 await work(one, await one.begin())
@@ -89,10 +87,10 @@ def kept(tmp_path: Path, source: Path) -> Callable[..., None]:
     return run
 
 
-def answer(**changes: Any) -> PrefetchResult:
+def answer(**changes):
     """What a function says that has decoded two samples and written them."""
     columns = dict.fromkeys(("fetch_us", "decode_us", "push_us", "source_bytes"), (1, 1))
-    facts: dict[str, Any] = {"offsets": (64, 192), "lengths": (112, 112), "store_bytes": 1024} | changes
+    facts = {"offsets": (64, 192), "lengths": (112, 112), "store_bytes": 1024} | changes
     outcomes = (Outcome.CACHED, Outcome.CACHED)
     return PrefetchResult(
         "r", "test", cold_start=False, outcomes=outcomes, record_bytes=(9, 9), **columns, **facts
@@ -104,12 +102,12 @@ class ThenAnother(DirectoryStore):
 
     others: Callable[[], object] = staticmethod(lambda: None)
 
-    def packs(self) -> dict[str, int]:
+    def packs(self):
         there = super().packs()
         self.others()
         return there
 
-    def remove(self, pack: str) -> None:
+    def remove(self, pack):
         super().remove(pack)
         self.others()
 
@@ -120,7 +118,7 @@ def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
         write_pack(one.path, dataset, [0])
         store, added = ThenAnother.open(one.path, create=False), []
 
-        def add() -> None:
+        def add():
             added.append(write_pack(one.path, dataset, [1, 2]))
             look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
 
@@ -144,7 +142,7 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         await keeper.opened(dataset)
         assert keeper.takes_packs
 
-        def heard(indices: list[int], size: int) -> None:
+        def heard(indices, size):
             written = write_pack(one.path, dataset, indices)
             os.truncate(packs / written, size)
             keeper.heard(dataset, np.array(indices), answer(pack=written, store_bytes=size))
@@ -186,15 +184,15 @@ class Another(DirectoryStore):
 
     private: frozenset[str] = frozenset()
 
-    def read_index(self, pack: str, size: int) -> Any:
+    def read_index(self, pack, size):
         self._check(pack)
         return super().read_index(pack, size)
 
-    def read_segment(self, name: str) -> Any:
+    def read_segment(self, name):
         self._check(name)
         return super().read_segment(name)
 
-    def _check(self, name: str) -> None:
+    def _check(self, name):
         if name in self.private:
             raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
 

@@ -102,7 +102,7 @@ SAMPLE_IDS = st.integers(0, 40).map(lambda n: n.to_bytes(8, "little") + (n % 3).
 IDS = SAMPLE_IDS | st.integers(0, 40).map(lambda n: n.to_bytes(8, "little") + b"\xff" * 8)
 
 
-def as_array(ids: list[bytes]) -> np.ndarray:
+def as_array(ids):
     return np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, ID_BYTES)
 
 
@@ -132,7 +132,7 @@ def test_joining_finds_what_a_dictionary_finds(catalog, stored, numbers):
     assert found.indices.tolist() == sorted(found.indices.tolist())
 
 
-def placed(places: Places, indices: list[int], pack: str) -> None:
+def placed(places, indices, pack):
     number = places.number(pack)
     columns = [np.array(indices, dtype=kind) for kind in (np.int64, np.uint32, np.uint64, np.uint32)]
     joined = Joined(columns[0], np.full(len(indices), number, np.uint32), columns[2] * 4096, columns[3] + 64)

@@ -9,12 +9,12 @@ from rich.console import Console
 
 
 @pytest.fixture
-def console() -> Console:
+def console():
     """Prints to a text."""
     return Console(file=io.StringIO(), width=120)
 
 
 @pytest.fixture(autouse=True)
-def no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_coordinator(monkeypatch):
     """Runs start their own services."""
     monkeypatch.delenv("SUPER_COORDINATOR", raising=False)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -19,10 +18,6 @@ from superdl.experiments.comparing.comparison import compare_runs
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.spec import parse_spec
 from superdl.super_wire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 ARMS = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
@@ -72,7 +67,7 @@ def test_arms_are_interleaved_and_every_repeat_has_every_arm_once(arms, repeats)
         assert sorted(one.arm for one in rounds if one.repeat == repeat) == sorted(arms)
 
 
-def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -> str:
+def found_run(place, *walls_s, first=0, **changes):
     """The directory of a run of which only the report is there."""
     place.mkdir(parents=True)
     one = {"samples": 4000, "batches": 500, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
@@ -104,7 +99,7 @@ def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -
     return str(place)
 
 
-def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path: Path) -> None:
+def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
     """Of a run that went on the first epoch is cold, whatever its number."""
     alone = found_run(tmp_path / "alone", 140.0, 40.0, executor="as the coordinator at x decides")
     ranks = found_run(tmp_path / "ranks", 10.0, 20.0, ranks=4, environment={"machine": "other"})
@@ -131,7 +126,7 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path: P
         ({"format": 1}, "is not of format 2, which this version reads"),
     ],
 )
-def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path: Path, changes, message) -> None:
+def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         compare_runs([found_run(tmp_path / "run", 1.0, 1.0, **changes)])
 
@@ -149,9 +144,7 @@ while True:
 """
 
 
-def test_a_run_that_does_not_end_when_asked_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_end_when_asked_is_killed(tmp_path, monkeypatch):
     """As one in a collective, or in a call of C, whose turn to look at signals never comes."""
     fifo, stand_in = tmp_path / "fifo", tmp_path / "run"
     os.mkfifo(fifo)

@@ -11,25 +11,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from superdl.experiments.comparing.comparison import compare_runs, read_comparison
 from superdl.experiments.comparing.running import ComparisonFailedError, compare
-from superdl.experiments.spec import Spec, parse_spec
+from superdl.experiments.spec import parse_spec
 from superdl.main import main as superdl
 from tests.fixtures.pages import read_page
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[3]
 END_TIMEOUT_S = 60.0
 
 
-def spec_of(colours: Path, **sections: object) -> Spec:
+def spec_of(colours, **sections):
     common = {
         "name": "colours",
         "epochs": 2,
@@ -43,13 +39,13 @@ def spec_of(colours: Path, **sections: object) -> Spec:
     return parse_spec(common | sections)
 
 
-def the_directory(colours: Path) -> Path:
+def the_directory(colours):
     (made,) = (colours.parent / "runs").iterdir()
     return made
 
 
 @pytest.mark.slow
-def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path, console: Console) -> None:
+def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours, console):
     report = compare(spec_of(colours), arms=["torch"], console=console)
     (figures,) = report.figures_of("torch")
     assert figures.decodes_per_image == 2.0
@@ -67,7 +63,7 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
+def test_super_and_torch_side_by_side(colours, console):
     report = compare(spec_of(colours), console=console)
     assert report.status == "finished"
     assert [one.arm for one in report.rounds] == ["super", "torch"]
@@ -97,7 +93,7 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_arm_is_started_by_its_own_command(colours: Path, console: Console) -> None:
+def test_an_arm_is_started_by_its_own_command(colours, console):
     """Two ranks beside one; what a launcher started has ended with it, and a failure is the launcher's."""
     arms = {
         "one": {"loader.kind": "torch"},
@@ -117,7 +113,7 @@ def test_an_arm_is_started_by_its_own_command(colours: Path, console: Console) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
+def test_trials_at_once_decode_each_image_once(colours, console):
     trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
     spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})
     others = embedded_coordinators()  # of tests before this one, in this process
@@ -132,7 +128,7 @@ def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) 
     assert embedded_coordinators() == others
 
 
-def embedded_coordinators() -> set[int]:
+def embedded_coordinators():
     """The embedded coordinators' below this process."""
     name = "superdl.coordinator.embedded"
     return {p.pid for p in psutil.Process().children(recursive=True) if name in p.cmdline()}
@@ -142,8 +138,8 @@ def embedded_coordinators() -> set[int]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("keep_going", [False, True])
 def test_a_run_that_fails_is_named_and_ends_the_comparison_unless_it_keeps_going(
-    colours: Path, console: Console, keep_going: bool
-) -> None:
+    colours, console, keep_going
+):
     (colours / "train" / "red" / "0.png").write_bytes(b"no picture")
     good = {"loader.kind": "torch", "data.train": str(colours / "val")}
     spec = spec_of(colours, compare={"repeats": 2, "arms": {"good": good, "bad": {"loader.kind": "torch"}}})
@@ -164,7 +160,7 @@ def test_a_run_that_fails_is_named_and_ends_the_comparison_unless_it_keeps_going
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Signals) -> None:
+def test_what_ends_a_comparison_ends_all_of_it(colours, number):
     """Two trials that would train for hours are interrupted in their second round."""
     import yaml
 
@@ -209,7 +205,7 @@ def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Sig
         assert json.loads(report.read_text())["status"] == "interrupted"
 
 
-def wait_for_steps(process: subprocess.Popen[str], places: list[Path]) -> None:
+def wait_for_steps(process, places):
     """Until each run has written steps; the comparison must not end before."""
     left = list(places)
     while left:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from superdl.experiments.data.pictures import label_of, picture_pixels
-from superdl.experiments.image_sets import MADE_SETS, MadeSet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from superdl.experiments.image_sets import MADE_SETS
 
 
-def few_classes(name: str = "tiny-imagenet-like", classes: int = 4) -> MadeSet:
+def few_classes(name="tiny-imagenet-like", classes=4):
     """One of the sets with fewer classes, so that few images have all of them."""
     return replace(MADE_SETS[name], classes=classes)
 
 
-def drawn(made: MadeSet, split: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(made, split, count, seed=0):
     """uint8 images [count, 3, height, width] and their labels."""
     images = np.stack([picture_pixels(made, seed, split, index) for index in range(count)])
     return images.transpose(0, 3, 1, 2), np.array([label_of(made, index) for index in range(count)])
 
 
-def files_of(directory: Path) -> dict[str, bytes]:
+def files_of(directory):
     """Every image below a directory."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
@@ -36,7 +31,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
     }
 
 
-def write_images(directory: Path, names: Iterable[str], side: int = 8) -> None:
+def write_images(directory, names, side=8):
     """Plain images of these names, the format by the extension."""
     for name in names:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from superdl.experiments.data.pictures import (
 from superdl.experiments.image_sets import MADE_SETS
 from superdl.experiments.models import build_model
 from tests.experiments.data.small_sets import drawn, few_classes, files_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_set_is_class_folders_that_the_catalog_reads(tmp_path):
@@ -65,7 +61,7 @@ def test_two_who_write_one_set_at_once_write_it_once(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     return make_digits(tmp_path_factory.mktemp("data") / "nested" / "digits")
 
 

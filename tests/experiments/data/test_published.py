@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import shutil
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from superdl.experiments.data.sources import find_published
 from superdl.experiments.spec import DataSpec
 from superdl.super_wire.errors import SourceError
 from tests.experiments.data.small_sets import files_of, write_images
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_without_a_source_the_digits_are_written(tmp_path):
@@ -123,11 +119,11 @@ def test_class_folders_are_taken_as_they_are(tmp_path, kind, names, val):
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def write_mnist(directory: Path, *, zipped: bool = True) -> np.ndarray:
+def write_mnist(directory, *, zipped=True):
     directory.mkdir(parents=True)
     random = np.random.default_rng(0)
     images = random.integers(256, size=(12, 28, 28), dtype=np.uint8)

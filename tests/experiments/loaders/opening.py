@@ -5,22 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from superdl.experiments.data import Source
-from superdl.experiments.loaders import Loader, LoaderRequest, open_loader
+from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from tests.fixtures.images import independent_decode, write_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from superdl.experiments.loaders.interface import Batch
 
 RESIZE, CROP, BATCH = 24, 20, 8
 COUNT = 53  # no multiple of the batch size, of two workers or of two ranks
@@ -35,7 +28,7 @@ need = {
 """Each kind as a parameter of a test, which is skipped where its package is not installed."""
 
 
-def write_dirty_images(directory: Path) -> Path:
+def write_dirty_images(directory):
     """Images in four classes, among them what real sets have: other modes, formats, turned cameras."""
     write_images(directory, COUNT - 6)
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 40, 3), dtype=np.uint8))
@@ -52,18 +45,18 @@ def write_dirty_images(directory: Path) -> Path:
 
 
 def opened(  # what a spec says
-    kind: str,
-    source: Path | str | Source,
-    place: Path,
+    kind,
+    source,
+    place,
     *,
-    training: bool = True,
-    workers: int = 0,
-    seed: int = 0,
-    rank: int = 0,
-    replicas: int = 1,
-    recipe: RecipeSpec | None = None,
-    tell: Any = lambda _: None,
-) -> Loader:
+    training=True,
+    workers=0,
+    seed=0,
+    rank=0,
+    replicas=1,
+    recipe=None,
+    tell=lambda _: None,
+):
     """A loader whose conversions, if it has any, lie below ``place``."""
     return open_loader(
         LoaderRequest(
@@ -81,7 +74,7 @@ def opened(  # what a spec says
     )
 
 
-def expected_keys(directory: Path) -> dict[tuple[int, bytes], str]:
+def expected_keys(directory):
     """The key of each image, by its label and the pixels that Pillow alone gives."""
     classes = sorted(entry.name for entry in directory.iterdir())
     keys = {}
@@ -92,7 +85,7 @@ def expected_keys(directory: Path) -> dict[tuple[int, bytes], str]:
     return keys
 
 
-def samples_of(batch: Batch) -> list[tuple[int, bytes]]:
+def samples_of(batch):
     """Label and pixels of each sample, HWC."""
     images, labels, _ = batch
     return [
@@ -101,7 +94,7 @@ def samples_of(batch: Batch) -> list[tuple[int, bytes]]:
     ]
 
 
-def keys_of(batches: Iterable[Batch], known: dict[tuple[int, bytes], str]) -> list[list[str]]:
+def keys_of(batches, known):
     """The keys of each batch, by the samples that came; its id must be of just these, in this order."""
     found = []
     for batch in batches:
@@ -112,6 +105,6 @@ def keys_of(batches: Iterable[Batch], known: dict[tuple[int, bytes], str]) -> li
     return found
 
 
-def counted(batches: Iterable[list[str]]) -> Counter[str]:
+def counted(batches):
     """How often each key came."""
     return Counter(key for keys in batches for key in keys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,23 +12,20 @@ from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.experiments.loaders.samples import Samples
 from superdl.super_wire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 BATCHES = [(torch.zeros(1), torch.tensor([place]), WorkerFigures(b"", 0.0, 0.0, 0)) for place in range(5)]
 
 
-def opened(tell: Callable[[int], None] | None = None, samples: int = 5) -> DecodingLoader:
+def opened(tell=None, samples=5):
     split = Samples("file:///x", ["key"] * samples, [0] * samples, ("a", "b"), b"")
     return DecodingLoader(BATCHES, length=5, samples=split, settings={}, choose_epoch=tell)
 
 
-def places(loader: DecodingLoader) -> list[int]:
+def places(loader):
     return [int(labels) for _, labels, _ in loader]
 
 
 def test_a_state_names_epoch_and_batch_in_a_resumed_epoch_too(caplog):
-    told: list[int] = []
+    told = []
     first = opened(told.append)
     assert places(first) == places(first) == [0, 1, 2, 3, 4]
     first.set_epoch(3)

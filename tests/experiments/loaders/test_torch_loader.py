@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,14 +14,11 @@ from superdl.super_wire.errors import (
 )
 from tests.experiments.loaders.opening import opened
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SMALL = RecipeSpec(resize=10, crop=8)
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Path:
+def folders(tmp_path):
     """Twelve images in two classes, of different shapes; the green value tells which of its class it is."""
     for label, name in enumerate(("ants", "bees")):
         (tmp_path / name / "deep").mkdir(parents=True)
@@ -36,7 +31,7 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def green_values(source: Source, place: Path) -> list[tuple[int, int]]:
+def green_values(source, place):
     loader = opened("torch", source, place, training=False, recipe=SMALL)
     return [
         (int(label), int(image[1, 0, 0]))

@@ -15,18 +15,18 @@ BATCHES = 40
 
 
 class _Numbers(Dataset[int]):
-    def __len__(self) -> int:
+    def __len__(self):
         return BATCHES
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
-def opened() -> DataLoader[int]:
+def opened():
     return DataLoader(_Numbers(), batch_size=None, num_workers=2, persistent_workers=True)
 
 
-def workers_of(batches: DataLoader[int]) -> list[psutil.Process]:
+def workers_of(batches):
     return [psutil.Process(worker.pid) for worker in batches._iterator._workers]
 
 

@@ -6,16 +6,12 @@ import json
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
 from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
 from superdl.experiments.monitoring.readings import ProcessGroups, group_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
@@ -24,22 +20,22 @@ BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=
 class CountingGpu:
     """Stands for a GPU: tells how often it was read, and lets a test wait for a reading."""
 
-    def __init__(self) -> None:
-        self.read_by: list[str] = []
+    def __init__(self):
+        self.read_by = []
         self.closed = False
         self.in_background = threading.Event()
 
-    def read(self) -> GpuReading:
+    def read(self):
         self.read_by.append(threading.current_thread().name)
         if threading.current_thread() is not threading.main_thread():
             self.in_background.set()
         return GpuReading(float(len(self.read_by)), 1000 * len(self.read_by), 80_000)
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
-def rows_of(directory: Path) -> list[dict[str, object]]:
+def rows_of(directory):
     return [json.loads(line) for line in (directory / "utilization.jsonl").read_text().splitlines()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
@@ -13,14 +12,11 @@ from rich.console import Console
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 NAME = "<script>alert(1)<script>&co"
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory):
     """The directory of a real run of two epochs, whose name is an attack."""
     root = tmp_path_factory.mktemp("page")
     for split, count in (("train", 12), ("val", 4)):

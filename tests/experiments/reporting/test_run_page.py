@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from superdl.experiments.reporting.run_page import write_run_page
 from tests.experiments.reporting.conftest import NAME
-from tests.fixtures.pages import ReadPage, read_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.fixtures.pages import read_page
 
 SECTIONS = [
     "Passes",
@@ -39,7 +35,7 @@ COUNTS = {
 
 
 @pytest.fixture
-def directory(finished: Path, tmp_path: Path) -> Path:
+def directory(finished, tmp_path):
     """A copy of it, to be changed."""
     copy = tmp_path / "run"
     copy.mkdir()
@@ -50,30 +46,30 @@ def directory(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def undrawn(monkeypatch) -> None:
+def undrawn(monkeypatch):
     """No plots, which take longest, where only words and tables are looked at."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
-def whole_page(finished: Path) -> ReadPage:
+def whole_page(finished):
     return read_page((finished / "report.html").read_text(encoding="utf-8"))
 
 
-def page_of(directory: Path) -> ReadPage:
+def page_of(directory):
     return read_page(write_run_page(directory).read_text(encoding="utf-8"))
 
 
-def rewrite(path: Path, **values: object) -> None:
+def rewrite(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def said(page: ReadPage) -> str:
+def said(page):
     """The words that stand before the first section."""
     return page.text.partition(page.headings[0])[0]
 
 
-def first_cells(page: ReadPage, caption: str, most: int = 1) -> list[list[str]]:
+def first_cells(page, caption, most=1):
     return [row[:most] for row in page.table(caption).rows]
 
 

@@ -35,7 +35,7 @@ TRAIN = PassSummary(
 VAL = replace(TRAIN, samples=359, accuracy=0.9812, fetch_s=None, decode_s=None, invocations=None, job=None)
 
 
-def report(**changes: object) -> RunReport:
+def report(**changes):
     return replace(
         RunReport(
             name="digits",
@@ -55,7 +55,7 @@ def report(**changes: object) -> RunReport:
     )
 
 
-def printed(value: RunReport, width: int = 80) -> str:
+def printed(value, width=80):
     file = io.StringIO()
     print_report(value, Console(file=file, width=width))
     return file.getvalue()

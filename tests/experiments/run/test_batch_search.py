@@ -11,7 +11,7 @@ from superdl.main import main
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 31, 32, 33, 100, 777, 1000])
 def test_the_search_comes_to_within_a_sixteenth(room):
-    tried: list[int] = []
+    tried = []
     best = largest_that_fits(lambda size: tried.append(size) or size <= room, 10_000)
     assert room - max(room // 16, 1) < best <= room or best == room == 0
     assert len(tried) <= 15

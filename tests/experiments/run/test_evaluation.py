@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ VAL_PER_CLASS = 5  # three classes: 15 images, which two ranks pad, in batches o
 
 
 @pytest.fixture(scope="module")
-def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shades(tmp_path_factory):
     """Three classes of plain colours; some of blue are nearly green."""
     directory = tmp_path_factory.mktemp("shades")
     for split, count in (("train", 8), ("val", VAL_PER_CLASS)):
@@ -32,7 +31,7 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(shades: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def trained(shades, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs")
     settings = ("recipe.resize=16", "recipe.crop=16", "training.precision=float32", "optimizer.lr=0.01")
     batch = ("loader.batch_size=4", "model.name=vit_mini", "training.checkpoint_every=1")
@@ -41,10 +40,9 @@ def trained(shades: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return the_run(output), spec
 
 
-def evaluated(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def evaluated(run, capsys, *words):
     assert main(["evaluate", str(run), "--json", *words]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    return json.loads(capsys.readouterr().out)
 
 
 def test_it_says_what_the_runs_validation_said(trained, capsys):

@@ -134,7 +134,7 @@ def test_a_group_of_steps_ends_when_they_are_done_not_when_they_were_queued():
 
 
 def test_steps_told_together_are_told_apart_by_when_they_were_given_out():
-    told: list[str] = []
+    told = []
     times = StepTimes(2, told.append)
     times.on_pass_start(0, "train", 6)
     begun_s = time.time()

@@ -18,13 +18,13 @@ from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
-from superdl.experiments.spec import Spec, load_spec, parse_spec
+from superdl.experiments.spec import load_spec, parse_spec
 from superdl.experiments.training import Trainer
 from superdl.super_wire.errors import ConfigError, SourceError
 from tests.fixtures.stack import Stack
 
 
-def spec_of(directory: Path, *overrides: str) -> Spec:
+def spec_of(directory, *overrides):
     return load_spec(
         "digits",
         [
@@ -44,11 +44,11 @@ def spec_of(directory: Path, *overrides: str) -> Spec:
     )
 
 
-def quiet() -> Console:
+def quiet():
     return Console(file=io.StringIO(), width=100)
 
 
-def the_run(directory: Path) -> Path:
+def the_run(directory):
     (made,) = (directory.parent / "runs").iterdir()
     return made
 

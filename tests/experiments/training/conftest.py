@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 
 from superdl.experiments.data import make_digits
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """One thread for torch, for the time of a test."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -24,7 +18,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     """Five images of each digit for training, two for validation."""
     whole = make_digits(tmp_path_factory.mktemp("whole") / "digits")
     few = tmp_path_factory.mktemp("few")

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -27,19 +26,16 @@ class Ended:
     directory: Path
 
     @property
-    def report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
-        return report
+    def report(self):
+        return json.loads((self.directory / "report.json").read_text())
 
-    def steps(self, rank: int = 0, split: str = "train") -> list[dict[str, Any]]:
+    def steps(self, rank=0, split="train"):
         name = "steps.jsonl" if rank == 0 else f"steps-rank{rank}.jsonl"
         steps = [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
         return [step for step in steps if step["split"] == split]
 
 
-def started(
-    ranks: int, temporary: Path, *words: str, program: tuple[str, ...] = ("-m", "superdl.main")
-) -> subprocess.Popen[str]:
+def started(ranks, temporary, *words, program=("-m", "superdl.main")):
     """A subcommand, or another program, under torchrun, on so many ranks of this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
@@ -56,7 +52,7 @@ def started(
     )
 
 
-def launch(ranks: int, output: Path, *overrides: str, stop_after: int | None = None) -> Ended:
+def launch(ranks, output, *overrides, stop_after=None):
     """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed.
 
     ``stop_after`` so many bytes of rank 1's steps, torchrun gets SIGTERM, which it passes on.
@@ -77,7 +73,7 @@ def launch(ranks: int, output: Path, *overrides: str, stop_after: int | None = N
     return Ended(process.returncode, errors, directory)
 
 
-def _wait_for_steps(output: Path, size_bytes: int, process: subprocess.Popen[str]) -> None:
+def _wait_for_steps(output, size_bytes, process):
     deadline_s = time.monotonic() + LAUNCH_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:
         if any(path.stat().st_size >= size_bytes for path in output.glob("*/steps-rank1.jsonl")):

@@ -6,27 +6,19 @@ import io
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.run.state import RunState
-from superdl.experiments.spec import Spec, load_spec
+from superdl.experiments.spec import load_spec
 from superdl.experiments.training.checkpoints import Checkpoints
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from superdl.experiments.reporting.run_report import RunReport
 
 EVERY = ("training.checkpoint_every=1",)
 
 
-def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
+def spec_of(digits, output, *overrides):
     return load_spec(
         "digits",
         [
@@ -43,27 +35,26 @@ def spec_of(digits: Path, output: Path, *overrides: str) -> Spec:
     )
 
 
-def done(spec: Spec) -> RunReport:
+def done(spec):
     return run(spec, console=Console(file=io.StringIO(), width=100), page=False)
 
 
-def steps_of(directory: Path) -> list[tuple[Any, ...]]:
+def steps_of(directory):
     lines = (directory / "steps.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return [(step["epoch"], step["split"], step["step"], step["batch_id"], step["loss"]) for step in steps]
 
 
-def the_run(output: Path) -> Path:
+def the_run(output):
     (made,) = output.iterdir()
     return made
 
 
-def state_in(directory: Path, name: str = "last.pt") -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(directory / "checkpoints" / name, weights_only=True)
-    return state
+def state_in(directory, name="last.pt"):
+    return torch.load(directory / "checkpoints" / name, weights_only=True)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -73,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_after(count, monkeypatch):
     """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
     write, seen = RunState.on_steps, []
 
@@ -86,9 +77,9 @@ def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunState, "on_steps", asked)
 
 
-def every_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def every_checkpoint(folder, monkeypatch):
     """Keep a copy in ``folder`` of each checkpoint that is written, in their order."""
-    kept: list[Path] = []
+    kept = []
     write = Checkpoints.write
 
     def keep(self, file_name, checkpoint):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,11 +13,8 @@ from superdl.experiments.training.checkpoints import Checkpoint, Checkpoints, br
 from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.super_wire.errors import ConfigError, SourceError
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def checkpoint(epoch: int, **changes: Any) -> Checkpoint:
+def checkpoint(epoch, **changes):
     values = {"batches": {}, "model": {}, "optimizer": {}, "schedule": {}, "chance": {}, **changes}
     return Checkpoint(facts={}, spec_digest="", epoch=epoch, best=None, **values)
 
@@ -26,7 +22,7 @@ def checkpoint(epoch: int, **changes: Any) -> Checkpoint:
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     alone = Ranks(ProcessRank())
 
-    def refused(place: Path) -> str:
+    def refused(place):
         with pytest.raises(ConfigError) as caught:
             read_checkpoint(str(place), alone)
         return str(caught.value)
@@ -73,7 +69,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
 
 
 @pytest.fixture
-def best(tmp_path: Path) -> Path:
+def best(tmp_path):
     path = tmp_path / "best.pt"
     path.write_bytes(b"weights" * 9999)
     return path

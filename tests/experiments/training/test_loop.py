@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,37 +14,30 @@ from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import seed_everything
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from superdl.experiments.loaders import Loader
-    from superdl.experiments.records import EpochSummary, StepRecord
-
 CPU = torch.device("cpu")
 
 
 class Recorder:
     """Keeps all that a listener is told."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, str]] = []
-        self.steps: list[StepRecord] = []
-        self.epochs: list[EpochSummary] = []
+    def __init__(self):
+        self.calls = []
+        self.steps = []
+        self.epochs = []
 
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
+    def on_pass_start(self, epoch, split, batches):
         self.calls.append((split, epoch, f"{batches} batches"))
 
-    def on_steps(self, steps: Sequence[StepRecord]) -> None:
+    def on_steps(self, steps):
         self.steps += steps
 
-    def on_epoch_end(self, summary: EpochSummary) -> None:
+    def on_epoch_end(self, summary):
         self.calls.append(("end", summary.epoch, f"{len(self.steps)} steps"))
         self.epochs.append(summary)
 
 
 @pytest.fixture(scope="module")
-def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stripes(tmp_path_factory):
     """Two classes that mean colour cannot tell: noisy horizontal and vertical stripes, 60 images each."""
     directory = tmp_path_factory.mktemp("stripes")
     rng = np.random.default_rng(0)
@@ -61,7 +52,7 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def opened(directory: Path, *, training: bool) -> Loader:
+def opened(directory, *, training):
     return open_loader(
         LoaderRequest(
             source=Source(f"file://{directory}"),
@@ -74,9 +65,7 @@ def opened(directory: Path, *, training: bool) -> Loader:
     )
 
 
-def trained(
-    directory: Path, *, epochs: int, listeners: Sequence[Recorder] = (), read_gpu: Any = lambda: None
-) -> tuple[EpochSummary, ...]:
+def trained(directory, *, epochs, listeners=(), read_gpu=lambda: None):
     seed_everything(0)
     trainer = Trainer(
         build_model("small_cnn", 2, CPU),
@@ -91,11 +80,11 @@ def trained(
     return trainer.fit()
 
 
-def failing(error: BaseException, step: int) -> Callable[[], None]:
+def failing(error, step):
     """Fails when the step of a number is taken."""
     left = iter(range(step))
 
-    def read_gpu() -> None:
+    def read_gpu():
         if next(left, None) is None:
             raise error
 

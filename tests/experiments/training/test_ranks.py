@@ -18,7 +18,7 @@ TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short
 
 
 @pytest.fixture(scope="module")
-def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def colours(tmp_path_factory):
     """Three classes of plain colours, each image of a shade of its own."""
     directory = tmp_path_factory.mktemp("colours")
     for split, count in (("train", TRAIN_PER_CLASS), ("val", VAL_PER_CLASS)):
@@ -31,7 +31,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def about(colours: Path, *more: str) -> list[str]:
+def about(colours, *more):
     return [
         f"data.train={colours / 'train'}",
         f"data.val={colours / 'val'}",

@@ -21,7 +21,7 @@ from tests.experiments.training.resuming import done, spec_of, the_run
 EPOCHS = 6
 
 
-def updater(model: torch.nn.Module, spec: OptimizerSpec, scaled_on: str | None = None) -> Updater:
+def updater(model, spec, scaled_on=None):
     return Updater(model, spec, epoch_steps=4, epochs=3, scaled_on=scaled_on)
 
 

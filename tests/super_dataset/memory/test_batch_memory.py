@@ -48,7 +48,7 @@ def test_memory_comes_back_when_the_last_holder_is_gone(keep):
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5000)), max_size=60))
 def test_what_is_kept_is_never_written_again(steps):
     memory = RecycledMemory()
-    kept: dict[int, tuple[torch.Tensor, int]] = {}
+    kept = {}
     for number, (place, size) in enumerate(steps):
         tensor = memory.take(size)
         tensor.fill_(number % 256)

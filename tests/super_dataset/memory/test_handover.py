@@ -29,7 +29,7 @@ SIDE = 64  # 196,608 bytes a batch
 BLOCK_BYTES = 200_000
 
 
-def blocks_of_this_process() -> int:
+def blocks_of_this_process():
     """How many of SUPER's blocks this process has open."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
@@ -41,7 +41,7 @@ def blocks_of_this_process() -> int:
     return len(inodes)
 
 
-def open_files() -> int:
+def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -50,7 +50,7 @@ def with_blocks(batch, labels, info):
     return batch, labels, blocks_of_this_process()
 
 
-def lies_in_a_block(tensor: torch.Tensor) -> bool:
+def lies_in_a_block(tensor):
     start = tensor.untyped_storage().data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         low, high = (int(end, 16) for end in line.split()[0].split("-"))
@@ -59,11 +59,11 @@ def lies_in_a_block(tensor: torch.Tensor) -> bool:
     return False
 
 
-def expected(n: int) -> np.ndarray:
+def expected(n):
     return np.stack(images(SIZE, SIDE, seed=n))
 
 
-def pixels(batch: torch.Tensor) -> np.ndarray:
+def pixels(batch):
     return batch.permute(0, 2, 3, 1).numpy()
 
 
@@ -72,7 +72,7 @@ def refs(valkey):
     return [stored(valkey, images(SIZE, SIDE, seed=n), position=n) for n in range(30)]
 
 
-def loader_of(dataset, refs, workers=1, method="fork", **arguments) -> DataLoader:
+def loader_of(dataset, refs, workers=1, method="fork", **arguments):
     return DataLoader(
         dataset,
         sampler=refs,

@@ -17,7 +17,7 @@ IDS = bytes(range(128)) * 5
 GOOD = record(images(1)[0])
 
 
-def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[int], list[int]]:
+def read_by(seen, *records, epoch=0):
     """Which records of a batch were hashed as they came, and which were found corrupt."""
     ids = IDS[: 16 * len(records)]
     wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
@@ -26,7 +26,7 @@ def read_by(seen: SeenRecords, *records: bytes, epoch: int = 0) -> tuple[list[in
     return sorted(buffer.digests), sorted(checked.corrupt)
 
 
-def turns(epoch: int, count: int) -> list[int]:
+def turns(epoch, count):
     prefixes = np.frombuffer(IDS[: 16 * count], dtype="<u8")[::2]
     return [at for at in range(count) if (int(prefixes[at]) + epoch) % HASHED_SHARE == 0]
 
@@ -79,7 +79,7 @@ def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
         assert (buffer.block is None) is (expected_bytes is None)
 
 
-def sorted_batch(*errors: str) -> Batch:
+def sorted_batch(*errors):
     """A batch of which the cache lacks the first sample, and answers for the others with these errors."""
     batch = Batch(ref_of(3, "unix:///c"), BatchBuffer(3))
     batch.buffer.replies[0] = ReplyKind.NIL

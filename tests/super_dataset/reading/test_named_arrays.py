@@ -25,7 +25,7 @@ NO_ID = bytes(16)
 NAMES = ("boxes", "image", "mask")
 
 
-def samples(count, *, boxes=lambda at: at % 3) -> list[dict[str, np.ndarray]]:
+def samples(count, *, boxes=lambda at: at % 3):
     """Images of 6x8, their masks, and as many boxes as ``boxes`` says."""
     rng = np.random.default_rng(count)
     return [
@@ -38,7 +38,7 @@ def samples(count, *, boxes=lambda at: at % 3) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def assert_delivered(batch, expected) -> None:
+def assert_delivered(batch, expected):
     """Each field is stacked where its arrays agree, else a list; images have their channels first."""
     assert sorted(batch) == sorted(expected[0])
     for name, field in batch.items():

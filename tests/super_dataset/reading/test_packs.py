@@ -39,7 +39,7 @@ def batches(store):
     ]
 
 
-def check(batch, packs: OpenPacks) -> None:
+def check(batch, packs):
     ref, seed = batch
     buffer = BatchBuffer(SIZE)
     came, failed = read_placed(ref, buffer, packs)
@@ -47,7 +47,7 @@ def check(batch, packs: OpenPacks) -> None:
     assert np.array_equal(buffer.block.numpy(), np.stack(images(SIZE, seed=seed)).reshape(-1))
 
 
-def open_files(store) -> int:
+def open_files(store):
     """How many files of the store this process has open."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
@@ -84,7 +84,7 @@ def test_removed_packs_are_let_go_within_a_minute(store, batches):
     assert open_files(store) == PACKS
 
 
-def in_a_fork(work) -> int:
+def in_a_fork(work):
     """The exit status of a fork that does some work."""
     child = os.fork()
     if child == 0:

@@ -30,7 +30,7 @@ def packs(tmp_path):
     return DirectoryStore.open(tmp_path / "store", create=True)
 
 
-def pointers_of(ref) -> list[Pointer]:
+def pointers_of(ref):
     """Where the places of a batch lead."""
     names, places = ref.places.packs, ref.places
     pack_of = np.frombuffer(places.pack_of, dtype="<u4")

@@ -49,11 +49,11 @@ class FakeTime:
             self.during.pop(0)()
 
 
-def reader_at(fake: FakeTime, **settings) -> BatchReader:
+def reader_at(fake, **settings):
     return BatchReader(ReadSettings(**settings), clock=fake.clock, sleep=fake.sleep)
 
 
-def pixels(read) -> np.ndarray:
+def pixels(read):
     return read.buffer.block.numpy().reshape(len(read.ref), 8, 8, 3)
 
 
@@ -287,7 +287,7 @@ def test_an_interrupted_read_does_not_spoil_the_next(valkey):
     assert np.array_equal(read.buffer.block.numpy().reshape(40, 184), second)
 
 
-def own_id(reader: BatchReader, cache: str) -> bytes:
+def own_id(reader, cache):
     nodes = reader.link().connect(cache, 5.0)
     return nodes.connection(nodes.home).ask(b"CLIENT", b"ID")
 
@@ -297,7 +297,7 @@ def tell_own_ids(reader, cache, pipe):
     pipe.close()
 
 
-def clients(valkey) -> int:
+def clients(valkey):
     with valkey.client() as client:
         return len(client.client_list()) - 1  # the one that asks
 

@@ -14,11 +14,11 @@ from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import record, tombstone
 
 
-def bulk(value: bytes) -> bytes:
+def bulk(value):
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-def feed(scatter: ReplyScatter, stream: bytes, cuts) -> None:
+def feed(scatter, stream, cuts):
     """Give the stream as ``recvmsg_into`` would, in pieces of the sizes in ``cuts`` (the last repeats)."""
     sizes = iter(cuts)
     size, at = 1, 0
@@ -46,7 +46,7 @@ kinds = st.one_of(
 )
 
 
-def reply_of(kind: str, n: int) -> bytes:
+def reply_of(kind, n):
     if kind == "nil":
         return b"$-1\r\n"
     if kind == "error":
@@ -60,7 +60,7 @@ def reply_of(kind: str, n: int) -> bytes:
     return bulk(record(array_of[kind](n)))
 
 
-def check(buffer: BatchBuffer, offset: int, kind: str) -> None:
+def check(buffer, offset, kind):
     if kind in ("nil", "error"):
         assert buffer.replies[offset] == (ReplyKind.NIL if kind == "nil" else ReplyKind.ERROR)
         assert buffer.errors.get(offset) == (None if kind == "nil" else f"LOADING reply {offset}")

@@ -33,8 +33,7 @@ def text_of(view):
     """What a terminal that takes colours gets."""
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
     console.print(rendered(view))
-    told: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return told
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +17,7 @@ from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
 
 REQUESTS = {"in_flight": 2, "had": 3, "wanted": 4}
-VIEW: dict[str, Any] = {
+VIEW = {
     "clock_s": 1.0,
     "unreachable": None,
     "jobs": [{"job": "<img src=x>\n\ndata: {}"}] * 60,
@@ -57,8 +56,7 @@ def told(answer):
     while not (line := answer.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
     assert answer.readline() == b"\n"
-    message: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
-    return message
+    return json.loads(line.removeprefix(b"data: "))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1234", "LOCALHOST", "[::1]:80"])
