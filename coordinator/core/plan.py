@@ -8,6 +8,8 @@
 * A short last global batch is padded to a multiple of the ranks with the first samples of the same
   epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
   flagged as padding is delivered at most once per epoch.
+* If an epoch is not each sample once, its order is one of *draws* (:mod:`.drawing`). If a user's sampler
+  drew it, batches have the lengths it gave them, there is one rank, and other epochs are unknown.
 * In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
   ``G`` slots, and the plan has its dataset's part of a rank's slice.
 """

@@ -139,7 +139,7 @@ class Places:
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
-        # 0 stands for no pack.
+        # 0 means no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
