@@ -1,7 +1,4 @@
-"""The coordinator: plans every job, has samples produced ahead, and accounts for the cache.
-
-Run it with ``superdl coordinator`` or ``python -m superdl.coordinator``.
-"""
+"""The coordinator: plans every job, has samples produced ahead and accounts for the cache."""
 
 from __future__ import annotations
 

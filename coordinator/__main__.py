@@ -1,7 +1,7 @@
-"""``python -m superdl.coordinator``: one coordinator process; ``superdl coordinator`` is the same.
+"""Run one coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
 
-Exit code 0 after an orderly end, or the exit code of the run that it ends with; 2 for wrong settings, 1 for
-any other failure. The last line on stderr gives the reason.
+Exit code: 0 after an orderly end, or that of the run that it ends with; 2 for wrong
+settings; 1 for other failures. The last line on stderr gives the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``python -m superdl.coordinator.probe [address]``: asks a local coordinator whether it serves.
+"""Health check for containers: ``python -m superdl.coordinator.probe [address]``.
 
-For health checks of containers. It asks gRPC's health service at the given address, else at
-``SUPER_HEALTH_LISTEN``, else at ``SUPER_LISTEN``. It uses no TLS, and so only loopback or a unix socket. Exit
-code 0 if the coordinator serves, 1 if not, 2 if it cannot be asked this way; one sentence gives the result.
+Exit code: 0 if the coordinator serves, 1 if not, 2 if it cannot be asked (TLS, or
+not on this machine).
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     forms = "host:port or unix:/path (SUPER_HEALTH_LISTEN, SUPER_LISTEN)"
     parser.add_argument("address", nargs="?", help=forms)
+    # The health service's own address first: the probe speaks no TLS.
     given = parser.parse_args(argv).address or os.environ.get("SUPER_HEALTH_LISTEN", "")
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
     if given.startswith(("0.0.0.0:", "[::]:")):  # all addresses of this machine, including loopback

@@ -1,9 +1,4 @@
-"""The coordinator's commands to the cache, and the lock it holds there.
-
-Commands raise :class:`~superdl.super_wire.errors.CacheError` if a server refuses and
-:class:`~superdl.super_wire.errors.CacheUnreachableError` if none answers.
-:mod:`superdl.coordinator.cache.nodes` knows the servers and picks the one for a command.
-"""
+"""The coordinator's commands to the cache, and the lock it holds there."""
 
 from __future__ import annotations
 
@@ -54,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
 
+# Added to a record's length if the record is a pointer into the store.
 A_POINTER = 2**40
-"""Added to a record's length if the record is a pointer into the store."""
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
@@ -83,7 +78,7 @@ _RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call
 
 
 class LockHeldError(CacheError):
-    """Another coordinator owns the cache. Its lock, unless renewed, lasts ``expires_in_s``."""
+    """Another coordinator owns the cache. Unless renewed, its lock lasts ``expires_in_s``."""
 
     def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
         super().__init__(message)
@@ -97,8 +92,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """Make a method raise the error of :meth:`CacheNodes.errors` for an unexpected reply."""
-
+    # A reply of unexpected form raises the error of CacheNodes.errors.
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
         with self._nodes.errors():
@@ -110,12 +104,14 @@ def _as_asked(
 class Cache:
     """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
 
+    Commands raise ``CacheError`` if a server refuses, ``CacheUnreachableError`` if none answers.
+
     Args:
-        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
-            credentials; in a cluster, of any node.
-        owner: name of the lock's owner. A coordinator restarted under the same owner takes over the lock.
-        credentials: login to the cache; by default from the environment.
-        insecure: allow plain text to other machines, like ``SUPER_INSECURE`` in the environment.
+        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or
+            ``unix:///path``, without credentials; in a cluster, of any node.
+        owner: of the lock. A coordinator restarted under the same owner takes it over.
+        credentials: by default from the environment.
+        insecure: allow plain text to other machines, like ``SUPER_INSECURE``.
 
     Raises:
         ConfigError: address, credentials or certificates cannot be used.
@@ -143,13 +139,7 @@ class Cache:
 
     @_as_asked
     async def hold_lock(self) -> bool:
-        """Take or renew the lock; return ``True`` if it had to be taken.
-
-        The first call takes it from an earlier coordinator of the same owner. Later calls do not.
-
-        Raises:
-            LockHeldError: another coordinator holds it.
-        """
+        """Take or renew the lock; return ``True`` if it was taken; ``LockHeldError`` if another has it."""
         # Only until the first success: else two of one owner would take the lock in turn.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
@@ -186,12 +176,14 @@ class Cache:
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
         """Record the decoder fingerprint unless there is one; return it, and whether it is new."""
         agreed = await self.fingerprint()
+        # NX: of two coordinators that agree at once, the first wins, and the other
+        # reads its digest.
         if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         return agreed or await self.fingerprint(), False
 
     async def replace_fingerprint(self, digest: str) -> None:
-        """Replace the decoder fingerprint of this cache. Records made before are dropped."""
+        """Replace the decoder fingerprint of this cache."""
         await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest)
 
     @_as_asked
@@ -200,6 +192,7 @@ class Cache:
         written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent = json.loads(written)
+            # A plain number, too: the error below asks the user for one.
             total_usd, by_team = (spent["usd"], spent["teams"]) if isinstance(spent, dict) else (spent, {})
             teams_usd = {str(name): float(usd) for name, usd in dict(by_team).items()}
             sums_usd = [float(total_usd), *teams_usd.values()]
@@ -228,9 +221,8 @@ class Cache:
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Return the record length of each sample in bytes.
-
-        0 without a record in our format, negative for a tombstone, plus :data:`A_POINTER` for a pointer.
+        """Return each record's length in bytes; 0: none, negative: a tombstone,
+        plus A_POINTER: a pointer.
         """
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
@@ -266,7 +258,7 @@ class Cache:
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Read and check whole records; return lengths like :meth:`audit`, 0 for a damaged one."""
+        """Read and check whole records; return lengths like :meth:`audit`, 0 for damaged ones."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
@@ -284,6 +276,7 @@ class Cache:
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
+            # In parts, so that a reply stays small however large the record is.
             part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
             parts.append(string(part))
             size += len(parts[-1])
@@ -317,6 +310,7 @@ class Cache:
         """Write expiring tombstones for ids without a record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
+            # NX: a record that arrived meanwhile must not be replaced.
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
             for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""What cache servers report about themselves, and the memory available for records."""
+"""Reports of cache servers about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ if TYPE_CHECKING:
 __all__ = ["CacheInfo", "CacheLoad", "combined"]
 
 _UNLIMITED_SHARE = 0.25
+# Usable share of a node's maxmemory in a cluster: a node may get 5% too many records.
 _SPREAD_SHARE = 0.95
-"""Usable share of a node's maxmemory in a cluster: a node may get 5% too many records."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """Facts reported by a server, or combined for a cluster.
+    """Facts reported by a server, or combined for a cluster; sizes in bytes."""
 
-    Sizes are in bytes, ``maxmemory`` is 0 if unlimited. ``nodes`` identify the processes with the records.
-    """
-
+    # Identities of the processes that hold the records.
     nodes: frozenset[str]
     used_memory: int
+    # 0 if unlimited.
     maxmemory: int
     policy: str
     system_memory: int
     keys: int
+    # Since the server started.
     evicted_keys: int = 0
-    """Keys evicted since the server started."""
+    # Used share of the fullest node's maxmemory.
     fullest_share: float = 0.0
-    """Used share of the fullest node's maxmemory."""
+    # CPU seconds since the start of each node's main thread, which runs all commands.
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of each node's main thread, which runs all commands, since its start."""
 
     @classmethod
     def of_server(cls, text: bytes, keys: int) -> CacheInfo:
@@ -60,10 +59,7 @@ class CacheInfo:
         )
 
     def budget(self, cache_bytes: int) -> int:
-        """Return the memory for records: maxmemory or ``cache_bytes``, minus headroom for client buffers.
-
-        The smaller of the two counts; a ``cache_bytes`` of 0 means all that the server has.
-        """
+        """Return the bytes for records: maxmemory or less ``cache_bytes`` (0: all), minus headroom."""
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
         return limit - headroom_bytes(limit)
@@ -78,26 +74,21 @@ class CacheInfo:
 class CacheLoad:
     """The worst of all nodes, for alarms: one full or busy node slows down the rest."""
 
+    # Of the fullest node's memory.
     fullest_share: float = 0.0
-    """Used share of the fullest node's memory."""
+    # Of a core, by the busiest node's main thread in the last 15 seconds.
     busiest_share: float = 0.0
-    """Share of a core used by the busiest node's main thread in the last 15 seconds."""
+    # Since the coordinator took over the cache.
     evicted_keys: int = 0
-    """Keys evicted since the coordinator took over the cache."""
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """Combine the masters of a cluster into one server. The fullest node is the measure.
+    """Combine the masters of a cluster into one server, measured by the fullest node.
 
-    Records spread over nodes as slots do. So a node with a third of the slots and 1 GB makes a cluster of 3
-    GB, and if it has 100 MB left, the cluster has 300 MB left. A twentieth of each node's maxmemory is
-    reserved for chance.
-
-    Args:
-        infos: of the masters that have slots, at least one.
-        slots: number of slots of each.
-        hosts: number of known machines they run on. Servers on one machine share its memory.
+    ``slots`` are the number of slots of each, ``hosts`` the number of machines they run on.
     """
+    # Records spread over nodes as slots do: a node with a third of the slots and 1
+    # GB makes a cluster of 3 GB; if it has 100 MB left, the cluster has 300 MB left.
     total = sum(slots)
     limited = [
         (info.maxmemory * _SPREAD_SHARE, info.used_memory, total / count)
@@ -113,6 +104,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         maxmemory=maxmemory,
         # A single node that evicts is enough to lose records.
         policy=next((info.policy for info in infos if info.policy != "noeviction"), infos[0].policy),
+        # Servers on one machine share its memory.
         system_memory=min(info.system_memory for info in infos) * hosts,
         keys=sum(info.keys for info in infos),
         evicted_keys=sum(info.evicted_keys for info in infos),

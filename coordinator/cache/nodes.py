@@ -1,8 +1,4 @@
-"""The cache's servers. Their client is the blocking one of readers and functions, so calls run in threads.
-
-A call has a thread and connections of its own while it lasts. :mod:`superdl.super_wire.cache` finds the node
-of a key, follows redirections, and retries once if a connection breaks.
-"""
+"""The cache's servers. Their client blocks, so each call has a thread and connections of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["CacheNodes", "Master", "Words", "string"]
 
 Words: TypeAlias = "tuple[bytes | str | int, ...]"
-"""A command and its arguments."""
 
 _CALLS_MAX = 64
 _TIMEOUT_S = 10.0
@@ -40,21 +35,16 @@ _Value = TypeVar("_Value")
 
 
 class Master(NamedTuple):
-    """A server that holds records, and its number of a cluster's slots; 1 for a single server."""
+    """A server that holds records, and its number of cluster slots; 1 for a single server."""
 
     node: Node
     slots: int
 
 
 class CacheNodes:
-    """All servers behind one address; for use from one event loop.
+    """All servers behind one address, of any node; for one event loop.
 
-    Args:
-        address: of any node, without credentials.
-        credentials: the same for all nodes.
-
-    Raises:
-        ConfigError: the address or the certificates cannot be used.
+    ``ConfigError``: the address or the certificates cannot be used.
     """
 
     def __init__(self, address: str, credentials: Credentials) -> None:
@@ -63,14 +53,11 @@ class CacheNodes:
         self._threads = CallingThreads(_CALLS_MAX, "super-cache")
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
+        # The latest map of slots, so that new connections ask no node that may hang.
         self._slots: tuple[SlotMap | None] | None = None
-        """The latest map of slots, so that new connections ask no node that may hang."""
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to the node of its key; return replies, or errors in their place.
-
-        Commands may be sent twice.
-        """
+        """Send each command to its key's node, maybe twice; return replies, or errors in their place."""
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 

@@ -1,11 +1,4 @@
-"""Cache streams that others append to and the coordinator empties: read reports and outcomes.
-
-Entries are deleted once read, so every read starts at the beginning: there is no position to lose, or for a
-forged id to move. One XREAD waits on all streams of a kind, and entries gather in a pause after each read,
-since a read costs the same for one entry as for many. Entries come from the network, from anyone with a
-reader's or a function's credentials: unreadable ones are counted, logged and skipped. Streams expire unless
-renewed, so that a coordinator that never comes back leaves nothing behind.
-"""
+"""Cache streams that others append to and the coordinator empties: read reports and outcomes."""
 
 from __future__ import annotations
 
@@ -36,6 +29,7 @@ __all__ = ["OutcomeReader", "ReportReader", "Streams"]
 
 _log = logging.getLogger(__name__)
 
+# Streams expire unless renewed: a coordinator that never comes back leaves nothing behind.
 _EXPIRE_MS = 3_600_000
 _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
@@ -53,7 +47,7 @@ _NUMBER_MAX = 2**48
 
 
 class Streams:
-    """A cache's streams. They expire unless renewed. Methods raise like :meth:`CacheNodes.checked`."""
+    """A cache's streams. Methods raise like :meth:`CacheNodes.checked`."""
 
     def __init__(self, nodes: CacheNodes) -> None:
         self._nodes = nodes
@@ -80,12 +74,14 @@ class Streams:
     async def take(
         self, streams: Sequence[bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[dict[bytes, bytes]]]]:
-        """Take up to ``count`` of the oldest entries of each stream, all in one slot.
+        """Take up to ``count`` of the oldest entries of each stream; wait up to
+        ``block_ms`` for the first.
 
-        Waits up to ``block_ms`` for the first. Entries are deleted; if that fails, they are returned again.
-        A stream to which nothing can be added any more is created again.
+        Streams are in one slot. Entries are deleted; if that fails, they are returned again.
         """
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
+        # From the beginning, as entries are deleted once read: there is no position to
+        # lose, or for a forged id to move. One XREAD waits on all streams of a kind.
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
             reply = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
@@ -118,8 +114,6 @@ class Streams:
 
 
 class _Taken(NamedTuple):
-    """Entries read from a stream: their ids and their fields."""
-
     stream: bytes
     numbers: list[bytes]
     entries: list[dict[bytes, bytes]]
@@ -135,10 +129,9 @@ class _Taken(NamedTuple):
 
 
 class OutcomeReader:
-    """Delivers outcomes that no call returns to waiting callers; for use from one event loop.
+    """Delivers outcomes that no call returns to waiting callers; for one event loop.
 
-    Each run of a coordinator has its own stream, with an unguessable name. An outcome may arrive twice, late
-    or never: unexpected ones are dropped, and every wait is bounded.
+    An outcome may arrive twice, late or never.
 
     Attributes:
         stream: its name, which each request carries.
@@ -148,6 +141,7 @@ class OutcomeReader:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        # Each run of a coordinator has its own stream, with an unguessable name.
         self.stream = outcome_stream(os.urandom(16).hex())
         self._key = self.stream.encode()
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
@@ -155,19 +149,14 @@ class OutcomeReader:
         self.unawaited = 0
 
     async def begin(self) -> None:
-        """Create the stream; ``CacheError`` if the cache does not answer or refuses.
-
-        It outlives its coordinator for longer than a function may run. Else a late function would create the
-        stream again, and it would never expire.
-        """
+        """Create the stream; ``CacheError`` if the cache does not answer or refuses."""
+        # It outlives its coordinator for longer than a function may run. Else a
+        # late function would create the stream again, and it would never expire.
         await self._streams.begin(self._key)
 
     @contextlib.contextmanager
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
-        """Yield a future for the outcome of a request. Enter this context before sending the request.
-
-        The future fails with :class:`~superdl.super_wire.errors.CacheError` if the outcome may be lost.
-        """
+        """Yield a future for a request's outcome, or ``CacheError`` if lost; enter before sending."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
         try:
@@ -205,6 +194,7 @@ class OutcomeReader:
     def _take(self, entry: dict[bytes, bytes]) -> None:
         try:
             answer = read_outcome(entry)
+        # Anyone with a function's credentials can append: count, log and skip what is unreadable.
         except ConfigError as error:
             self.unreadable += 1
             _log.warning("an outcome in the cache is skipped: %s", error)
@@ -218,12 +208,7 @@ class OutcomeReader:
 
 
 class ReportReader:
-    """Follows the report streams of all open jobs.
-
-    Args:
-        streams: of the cache.
-        emit: receives each batch of events.
-    """
+    """Follows the report streams of all open jobs; ``emit`` receives batches of events."""
 
     def __init__(self, streams: Streams, emit: Callable[[list[BatchRead]], None]) -> None:
         self._streams = streams
@@ -232,7 +217,6 @@ class ReportReader:
         self._taking = asyncio.Lock()
         self._kept_s = -_KEEP_EVERY_S
         self.unreadable = 0
-        """Number of entries that could not be read."""
 
     @property
     def jobs(self) -> list[str]:
@@ -252,22 +236,19 @@ class ReportReader:
             await self._streams.delete(report_stream(job))
 
     async def keep(self, now_s: float) -> None:
-        """Renew the streams' expiry of an hour, at most once a minute.
-
-        Args:
-            now_s: on any monotonic clock.
-        """
+        """Renew the streams' expiry, at most once a minute; ``now_s`` is on any monotonic clock."""
         if now_s >= self._kept_s + _KEEP_EVERY_S:
             await self._streams.keep([*map(report_stream, self._jobs)])
             self._kept_s = now_s
 
     async def read_once(self) -> None:
-        """Wait a moment for entries and emit them, then pause so that the next ones gather."""
+        """Wait a moment for entries and emit them."""
         jobs = self.jobs
         if not jobs:
             await asyncio.sleep(_REPORTS_BLOCK_MS / 1000)
             return
         await self._take(jobs, _REPORTS_BLOCK_MS)
+        # A read costs the same for one entry as for many: let the next ones gather.
         await asyncio.sleep(_REPORTS_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
@@ -286,7 +267,6 @@ class ReportReader:
         await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
 
     async def _take(self, jobs: list[str], block_ms: int) -> int:
-        """Emit the new entries of some streams; return their number."""
         events: list[BatchRead] = []
         count = 0
         streams = [*map(report_stream, jobs)]

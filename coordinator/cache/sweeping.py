@@ -1,10 +1,4 @@
-"""Deletes unknown records of an earlier coordinator from the cache, in small steps.
-
-Records do not name their dataset. A record is unknown if its id is in no dataset that was registered or
-opened since this coordinator started. It may have been warmed before a restart, so it is deleted only if its
-room is needed, as :mod:`superdl.coordinator.server.upkeep` decides. :mod:`superdl.coordinator.core` alone
-drops known records.
-"""
+"""Deletes an earlier coordinator's records of datasets not registered or opened since this one's start."""
 
 from __future__ import annotations
 
@@ -39,10 +33,8 @@ _ROWS = 2**18
 class Sweep:
     """Passes over the cache's records again and again, a step at a time.
 
-    Args:
-        cache: holds the records.
-        known: returns the ids of all known samples, as arrays of shape (samples, 16) or objects that make
-            them; ``None`` while they cannot be determined, and then nothing is deleted.
+    ``known`` returns the ids of all known samples, as arrays of shape (samples, 16) or
+    objects that make them; ``None`` while they are undetermined, and nothing is deleted.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
@@ -54,19 +46,7 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan a few thousand records, and at times delete some unknown ones.
-
-        After a pass without any, nothing happens for ten minutes. A dataset that appears while ids are
-        compared stops the step. One that appears while records are deleted finds them missing, and they are
-        produced again.
-
-        Args:
-            now_s: on any monotonic clock.
-            most: maximum number of records to delete.
-
-        Raises:
-            CacheError: the cache refuses, or does not answer.
-        """
+        """Scan some, at times delete ``most`` unknown records; ``now_s`` is monotonic; ``CacheError``."""
         if self._known() is None or now_s < self._resume_at_s:
             return
         if not self._strangers_left:
@@ -87,12 +67,14 @@ class Sweep:
         deleted, self._found = strangers[:end], strangers[end:]
         self._strangers_left = bool(self._found)
         if deleted:
+            # A dataset that appears now finds its records missing: they are produced again.
             await self._cache.drop(deleted)
             _log.warning(
                 "deleted %d records that no dataset here accounts for: jobs need their room",
                 len(deleted) // ID_BYTES,
             )
         elif self._cursor == 0:
+            # Nothing unknown in a whole pass: pause.
             self._resume_at_s = now_s + _PAUSE_S
 
 
@@ -103,11 +85,7 @@ def known_ids(
     held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
     now_s: float,
 ) -> list[Ids] | None:
-    """Return the known ids; ``None`` while a dataset is being listed.
-
-    All ids of a dataset are known if a job reads it or its listing is recent. Of others, and of random
-    recipes, only those held are: their ranks look at what they may find long before a sweep begins.
-    """
+    """Return the known ids; ``None`` while a dataset is being listed."""
     known: dict[int, Ids] = {}
     for dataset in datasets:
         if dataset.listing.error is not None:
@@ -116,6 +94,8 @@ def known_ids(
             # Until its ids are known, any record could be one of its own.
             return None
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
+        # All ids, if a job reads the dataset or its listing is recent. Else only
+        # those held: ranks look at what they may find long before a sweep begins.
         if dataset.all_ids is not None and (young or wanted(dataset.content)):
             known[id(dataset.all_ids)] = dataset.all_ids
             continue
@@ -125,12 +105,11 @@ def known_ids(
 
 
 def _whole(known: Sequence[Ids]) -> list[int]:
-    """Identify the datasets whose ids are all known."""
     return [id(entry) for entry in known if not isinstance(entry, HeldIds)]
 
 
 class HeldIds(NamedTuple):
-    """The ids of some samples of a dataset. Deriving them takes a while."""
+    """The ids of some samples of a dataset, slow to derive."""
 
     dataset: Dataset
     epoch: int
@@ -148,12 +127,10 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Return those of the concatenated ids ``found`` that are in no array of ``known``; may repeat.
-
-    Only the first eight bytes are compared: a practically impossible collision keeps a record.
-    """
+    """Return those of the concatenated ids ``found`` that are in no array of ``known``; may repeat."""
     ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
+    # The first eight bytes suffice: a practically impossible collision keeps a record.
     sought = np.ascontiguousarray(ids[:, 0])
     kept = np.zeros(len(sought), dtype=np.bool_)
     if not len(sought):

@@ -1,10 +1,4 @@
-"""Catalogs: the samples of a source, listed once, sorted and packed.
-
-:func:`~superdl.coordinator.catalog.lister.list_source` is the entry point. It reads a source
-(:mod:`~superdl.coordinator.catalog.source`) from a directory or an object store, with class folders or a key
-list, and returns a :class:`~superdl.coordinator.catalog.catalog.Catalog`. The coordinator decides when to
-list again, and on which thread.
-"""
+"""Catalogs: the samples of a source, listed once (:mod:`.lister`), sorted and packed (:mod:`.catalog`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""``Catalog``: the immutable, sorted list of a source's samples and its classes.
-
-Samples are sorted by key, or like torchvision's ImageFolder. A million samples take about 80 MB,
-memory-mapped from the catalog's file (:mod:`superdl.coordinator.catalog.catalog_file`), with no Python object
-per sample. :mod:`superdl.coordinator.catalog.lister` lists a source, and :mod:`superdl.coordinator.core.plan`
-forms batches.
-"""
+"""``Catalog``: the immutable, sorted list of a source's samples and classes; 80 MB a million, mapped."""
 
 from __future__ import annotations
 
@@ -48,38 +42,36 @@ _NONE = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """The samples of a source. :meth:`build` sorts them and makes one.
+    """The samples of a source. :meth:`build` sorts them and makes one."""
 
-    ``bucket`` is ``s3://name``, or ``file://`` plus the directory's absolute real path. ``keys`` are full
-    object keys (for files: paths below the directory). ``versions`` are ETags; for files ``size-mtime_ns`` or
-    digests. With an ``alias``, ids and fingerprint derive from the alias and from keys without ``prefix``,
-    which starts every key. Without an alias, ``prefix`` is empty.
-    ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or a
-    structured dtype of both, or ``RaggedLabels`` if list lengths vary by sample. They are held in the
-    smallest dtype that fits and returned in ``label_dtype``, in the notation of
-    :mod:`superdl.super_wire.labels`. ``classes`` is empty if no label is text.
-    ``members`` locate samples inside their objects; ``None`` if each sample is an object. With members,
-    samples of one object share its key and version, and are sorted by offset. ``fields`` are further parts of
-    each sample, by name.
-    """
-
+    # s3://name, or file:// plus the directory's absolute real path.
     bucket: str
+    # Full object keys; for files, paths below the directory.
     keys: PackedStrings
+    # ETags; for files size-mtime_ns or digests.
     versions: PackedStrings
+    # int64 (places in classes, or integers) or float64 of shape (samples, ...), or a structured
+    # dtype of both, or RaggedLabels if list lengths vary by sample. Held in the smallest dtype
+    # that fits, and returned in label_dtype, in the notation of superdl.super_wire.labels.
     labels: Labels
+    # Empty if no label is text.
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    # With an alias, ids and fingerprint derive from the alias and from keys without
+    # the prefix, which starts every key. Without an alias, the prefix is empty.
     alias: str = ""
     prefix: str = ""
+    # Where samples are inside their objects; None if each sample is an object.
+    # Members of one object share its key and version, and are sorted by offset.
     members: Members | None = None
+    # Further parts of each sample, by name.
     fields: tuple[Field, ...] = ()
+    # BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields.
+    # Computed, like the fields below, unless the file provides it.
     fingerprint: bytes = b""
-    """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
-    fingerprint. Computed, like the fields below, unless the file provides it.
-    """
     label_dtype: str = ""
+    # Of a label as it is returned; the mean, rounded up, if list lengths vary.
     label_bytes: int = 0
-    """Bytes of a label as it is returned; the mean, rounded up, if list lengths vary."""
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
@@ -119,8 +111,9 @@ class Catalog:
     ) -> Catalog:
         """Build a catalog from samples in any order, sorted by key or like ``sorted_like``.
 
-        ``prefix`` starts all keys. With ``members``, there is a key and a version per object, and a label per
-        member. Rows of ``fields`` are in the order of labels. ``where`` names the samples' list in an error.
+        ``prefix`` starts all keys. With ``members``, there is a key and a version
+        per object, and a label per member. Rows of ``fields`` are in the order of
+        labels. ``where`` names the samples' list in an error.
 
         Raises:
             SourceError: the class names do not fit into one message, or a key appears twice.
@@ -151,12 +144,12 @@ class Catalog:
         return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members, in_order)
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.keys)
 
     @property
     def id_bucket(self) -> str:
-        """The bucket as it enters ids: the alias if there is one."""
+        """Return the bucket as it enters ids: the alias if there is one."""
         return ids.id_bucket(self.bucket, self.alias)
 
     @property
@@ -222,7 +215,7 @@ class Catalog:
         indices: NDArray[np.int64] | None = None,
         fields: Sequence[str] = (),
     ) -> bytes:
-        """Return sample ids, concatenated, 16 bytes each. Takes about half a microsecond per id.
+        """Return sample ids, concatenated, 16 bytes each.
 
         Args:
             recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
@@ -232,6 +225,7 @@ class Catalog:
         """
         parts = self.parts(fields)
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
+        # About half a microsecond per id.
         packed, skipped = bytearray(), len(self.prefix.encode())
         for start in range(0, len(places), _AT_A_TIME):
             chunk = places[start : start + _AT_A_TIME]
@@ -243,12 +237,11 @@ class Catalog:
 
 
 class RecentIds:
-    """A direct-mapped cache of 131,072 ids of a random recipe; 3 MB from its first use.
-
-    Each id is needed twice: to request the sample, and to answer the sampler's call for its batch.
-    """
+    """A direct-mapped cache of 131,072 ids of a random recipe; 3 MB from its first use."""
 
     def __init__(self) -> None:
+        # Each id is needed twice: to request the sample, and to answer the
+        # sampler's call for its batch.
         self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._ids: NDArray[np.uint8] = np.empty((0, ids.ID_BYTES), dtype=np.uint8)
 
@@ -323,8 +316,8 @@ def _fingerprint(catalog: Catalog) -> bytes:
 
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
-    """Hash labels as one field; lists of varying length each as another."""
     if isinstance(labels, RaggedLabels):
+        # Lists of varying length are a field each.
         for piece in pack_labels(labels, dtype):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)

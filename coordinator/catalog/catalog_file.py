@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "map_catalog", "write_catalog"]
 
 _ABOUT = b"superdl"
+# Of the format. Files of another version are refused.
 VERSION = 1
-"""Version of the format. Files of another version are refused."""
 _TEXTS = ("bucket", "alias", "prefix", "label_dtype", "label_bytes")
 
 
@@ -69,12 +69,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Return the catalog in a file. Its columns are views of the mapped file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a catalog, or has another version.
-    """
+    """Return the catalog in a file, mapped; ``OSError``: unreadable, ``ValueError``: no catalog."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -99,7 +94,6 @@ def map_catalog(path: Path) -> Catalog:
 
 
 def _part_columns(part: Field) -> dict[str, Any]:
-    """Return the columns of one part of the samples, by name."""
     import pyarrow as pa
 
     columns = {"key": part.keys.arrow(), "version": part.versions.arrow()}
@@ -138,7 +132,6 @@ def _fixed(rows: NDArray[Any]) -> Any:
 
 
 def _array_of(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a fixed-size column as an array of this dtype."""
     return np.frombuffer(column.buffers()[-1], dtype, len(column)) if len(column) else np.empty(0, dtype)
 
 

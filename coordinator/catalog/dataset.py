@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Listing"]
 
+# Expected for a record without a fixed shape: a 500x400 image.
 _DEFAULT_RECORD_BYTES = 600_000
-"""Expected length of a record without a fixed shape: a 500x400 image."""
 
 
 @dataclass(slots=True)
@@ -38,40 +38,40 @@ class Listing:
     classes: tuple[str, ...] = ()
     task: asyncio.Task[None] | None = None
     listed: int = 0
+    # True once all samples are listed and are being sorted and packed.
     packing: bool = False
-    """True once all samples are listed and are being sorted and packed."""
     trouble: str = ""
+    # The catalog's file in the state and the listing's end; until then, of the listing to reuse.
     kept: Kept | None = None
-    """The catalog's file in the state and the listing's end; until then, of the listing to reuse."""
     catalog: Catalog | None = None
     error: SuperError | None = None
     ended_at_s: float = 0.0
     took_s: float = 0.0
+    # Date and time in UTC, for display.
     ended_at: str = ""
-    """End of the listing as date and time in UTC, for display."""
     runs: set[str] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
     def what(self) -> tuple[str, str, Naming, tuple[str, ...]]:
-        """The source and the options of its listing."""
+        """Return the source and the options of its listing."""
         return self.source, self.key_list, self.naming, self.classes
 
     @property
     def key(self) -> bytes:
-        """Digest of the source and the options of its listing, 16 bytes."""
+        """Return a digest of the source and the options of its listing, 16 bytes."""
         return digest128(json.dumps(self.what).encode())
 
     @property
     def note(self) -> Tombstone:
-        """Tombstone that readers get until the listing has ended."""
+        """Return the tombstone that readers get until the listing has ended."""
         so_far = f"it is being listed, {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
     @property
     def ended(self) -> bool:
-        """True once there is a catalog or an error."""
+        """Return whether there is a catalog or an error."""
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
@@ -86,22 +86,22 @@ class Dataset:
     dataset_id: bytes
     recipe: Recipe
     listing: Listing
+    # Shape (samples, 16), once derived; always None for a random recipe.
     all_ids: NDArray[np.uint8] | None = None
-    """All ids, shape (samples, 16), once derived; always ``None`` for a random recipe."""
+    # True once the state records which catalog this run reads.
     noted: bool = False
-    """True once the state records which catalog this run reads."""
+    # A line for the user if the store holds these samples under another directory.
     moved: str = ""
-    """A line for the user if the store holds these samples under another directory."""
     _recent: RecentIds = field(default_factory=RecentIds)
 
     @property
     def ready(self) -> bool:
-        """True once its samples and their ids are known."""
+        """Return whether its samples and their ids are known."""
         return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
 
     @property
     def catalog(self) -> Catalog:
-        """The listed samples; ``SuperError`` if the listing failed or is still in progress."""
+        """Return the listed samples; ``SuperError`` if the listing failed or is still in progress."""
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
@@ -112,26 +112,21 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Digest of all that determines the ids. Runs with equal content share residency."""
+        """Return a digest of all that determines the ids. Runs with equal content share residency."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Length of a record in bytes: exact if the recipe fixes the shape, else an estimate."""
+        """Return a record's length in bytes: exact if the recipe fixes the shape, else an estimate."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """Return the facts of the dataset that the core needs.
-
-        Args:
-            known_absent: the cache was seen empty.
-            keeps_shards: functions keep the bucket shards that they read. Then only Parquet rows are grouped
-                in requests, because a function reads whole row groups.
-        """
+        """Return the dataset's facts for the core; ``known_absent``: the cache was seen empty."""
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
+        # A function reads whole row groups: Parquet rows are grouped in requests even then.
         if members and is_kept and not members.are_rows.any():
             members = None
         return DatasetFacts(

@@ -1,10 +1,7 @@
 """The registry of datasets: their listings and ids, and which ones jobs have open.
 
-Ranks of one run share a listing. A new run shares it too unless it is older than ``catalog_max_age_s``.
-Datasets of equal content are the same to jobs, the core and the cache, which name them by content.
-
-Catalogs and ids are mapped from files of the coordinator's state. A restarted coordinator gives a run the
-catalog it had, and lists for a new run as if the coordinator had never stopped.
+Ranks of one run share a listing. A new run shares it too unless it is older than
+``catalog_max_age_s``. Datasets of equal content are the same to jobs, the core and the cache.
 """
 
 from __future__ import annotations
@@ -62,8 +59,8 @@ class DatasetRegistry:
         capacity: number of registered datasets to remember; open datasets do not count.
         clock: seconds on a monotonic clock.
         allowed: limits of listings.
-        lister: lists a source in a thread; by default :func:`superdl.coordinator.catalog.lister.list_source`,
-            which lists more than ``few_samples`` in a separate process.
+        lister: lists a source in a thread; by default :func:`.list_source`, in a
+            separate process beyond ``few_samples``.
         state: keeps catalogs and ids; by default in temporary files.
     """
 
@@ -85,8 +82,8 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
+        # Datasets that jobs read or recently read, by content.
         self.opened: dict[bytes, Dataset] = {}
-        """Datasets that jobs read or recently read, by content."""
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
@@ -154,7 +151,8 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or found more than ``listed``, then until the ids are derived.
+        """Wait until the listing has ended or has more than ``listed``, then until
+        the ids are derived.
 
         Waits at most ``wait_s`` in all. Raises the ``SuperError`` that ended the listing.
         """
@@ -190,7 +188,7 @@ class DatasetRegistry:
         return min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
 
     def _key(self, about: bytes) -> bytes:
-        """Return a key for the state. It depends on what this coordinator may read."""
+        # What this coordinator may read decides what a listing holds.
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
@@ -228,7 +226,7 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        """Bound memory. Who returns for a dropped dataset must register it again."""
+        # Bound memory: clients of a dropped dataset register it again.
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         used = {id(dataset.listing) for dataset in self._datasets.values()}
@@ -332,7 +330,6 @@ class DatasetRegistry:
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
     async def _derive_ids(self, dataset: Dataset) -> None:
-        """Derive all ids in a thread, once for all datasets of equal content."""
         catalog, content = dataset.catalog, dataset.content
         catalog.parts(dataset.recipe.beside)
         if dataset.ready:

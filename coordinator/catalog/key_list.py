@@ -1,9 +1,4 @@
-"""Key lists: files that name the samples of a source and their labels. The coordinator reads them.
-
-Keys are relative to the source: in ``s3://bucket/train``, the object ``train/cat/1.jpg`` is ``cat/1.jpg``.
-:mod:`superdl.coordinator.catalog.key_list_formats` reads the rows of each format.
-:mod:`superdl.coordinator.catalog.lister` looks up versions that a list lacks.
-"""
+"""Key lists: files that name the samples of a source and their labels; keys are relative to the source."""
 
 from __future__ import annotations
 
@@ -35,20 +30,17 @@ if TYPE_CHECKING:
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
 
+# Advice for sources whose folders do not determine the labels.
 KEY_LIST_HELP = (
     "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
     'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
 )
-"""Advice for sources whose folders do not determine the labels."""
 
 MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """The columns of a key list, in its order; fields are by name.
-
-    ``labels`` and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
-    """
+    """The columns of a key list, in its order; labels and classes as in ``Catalog``, fields by name."""
 
     url: str
     labels: Labels
@@ -61,17 +53,19 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     """Read and check a key list.
 
     Args:
-        url: of a ``.csv``, ``.jsonl`` or ``.parquet`` file: in a bucket, ``file://`` or a plain path.
-        tally: checked regularly for cancellation; counts rows if the list alone determines the samples, and
-            notes classes without a row.
+        url: of a ``.csv``, ``.jsonl`` or ``.parquet`` file: in a bucket,
+            ``file://`` or a plain path.
+        tally: checked regularly for cancellation; counts rows if the list alone
+            determines the samples, and notes classes without a row.
         of_files: the source is a directory or a web server; no key may lead outside of it.
         classes: class names by label; empty: the sorted names in the list.
 
     Raises:
         ConfigError: the URL is malformed.
-        SourceError: the list does not exist (``SourceNotFoundError``), may not be read
-            (``SourceForbiddenError``), has no row (``SourceEmptyError``), or has a bad row: the message gives
-            line and reason. Or its labels are not names although ``classes`` are given.
+        SourceError: the list does not exist (``SourceNotFoundError``), may not be
+            read (``SourceForbiddenError``), has no row (``SourceEmptyError``), or
+            has a bad row: the message gives line and reason. Or its labels are not
+            names although ``classes`` are given.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -127,7 +121,6 @@ def _columns_of(
 
 @contextmanager
 def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
-    """Open a key list as a local, seekable file."""
     bucket, place = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile(dir=temporary_directory()) as stream:

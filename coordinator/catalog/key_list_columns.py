@@ -1,8 +1,4 @@
-"""The columns of a key list: what they are called, and those that name samples, checked and packed.
-
-:mod:`superdl.coordinator.catalog.key_list_formats` reads them as Arrow arrays,
-:mod:`superdl.coordinator.catalog.key_list_labels` has the labels.
-"""
+"""The columns of a key list: their names, and those that name samples, checked and packed."""
 
 from __future__ import annotations
 
@@ -42,17 +38,17 @@ __all__ = [
     "parts_of",
 ]
 
+# Suffix of the name of a list whose length varies by row.
 VARIES = "[]"
-"""Suffix of the name of a list whose length varies by row."""
 
+# Names of a label column.
 LABELS = ("label", f"label{VARIES}")
-"""Names of a label column."""
 
+# Advice about values of several kinds in a column.
 MIXED = (
     "write all as numbers, all as texts, or all as lists of one shape "
     '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
 )
-"""What to do about values of several kinds in a column."""
 
 _NUMERIC = ("offset", "length")
 _MEMBER = ("member", *_NUMERIC)
@@ -69,17 +65,16 @@ _SHOWN = 200  # characters of a name in a message
 
 
 class Rows(NamedTuple):
-    """A batch of rows. ``numbers`` are their lines in the file (Parquet: rows, from 1), int64.
+    """A batch of rows."""
 
-    ``columns`` are Arrow arrays with a value per row. ``labelled`` is the name of the labels among them,
-    which ends in :data:`VARIES` if they are lists of any length. ``parts`` maps each part to its columns: the
-    samples' own objects under an empty name, and each field under its name. Columns of fields have names such
-    as ``mask.key``.
-    """
-
+    # Lines in the file (Parquet: rows, from 1), int64.
     numbers: NDArray[np.int64]
+    # Arrow arrays with a value per row. Columns of fields have names such as mask.key.
     columns: Mapping[str, Any]
+    # Name of the labels' column; ends in VARIES if they are lists of any length.
     labelled: str
+    # Each part's columns: the samples' own objects under an empty name, each field
+    # under its name.
     parts: Parts
 
 
@@ -92,7 +87,7 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first row that is bad; ``reason`` describes it, by its place."""
+    """Raise :class:`BadRowError` for the first bad row; ``reason`` describes it, by its place."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
@@ -179,15 +174,14 @@ def names_of(parts: Parts) -> list[str]:
 
 
 class Part(NamedTuple):
-    """The columns of a part of the samples: their own objects, or a field.
+    """The columns of a part of the samples: their own objects, or a field."""
 
-    ``keys`` are relative to the source. ``versions`` is ``None`` if the list has no such column. If the rows
-    are ``members`` of objects, members are in row order and ``lines`` are the row numbers. Keys and versions
-    are those of the objects, each once, in byte order. Keys of whole objects may repeat in a field.
-    """
-
+    # Relative to the source. With members, keys and versions are those of the
+    # objects, each once, in byte order. Keys of whole objects may repeat in a field.
     keys: PackedStrings
+    # None if the list has no such column.
     versions: PackedStrings | None
+    # In row order, with their row numbers; None if the rows are whole objects.
     members: Members | None
     lines: NDArray[np.int64]
 
@@ -286,9 +280,8 @@ class PartColumns:
     def part(self, url: str, *, shared: bool = False) -> Part:
         """Return the objects or members of all rows; messages begin with ``url``.
 
-        Raises:
-            SourceError: an object has two versions, or two of its members overlap or share a name, unless
-                rows may be ``shared``.
+        ``SourceError``: an object has two versions, or two members overlap or share
+        a name, unless rows may be ``shared``.
         """
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self._names):

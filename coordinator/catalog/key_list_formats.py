@@ -92,7 +92,7 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a CSV column as numbers if its texts spell some, or if its name demands it; else as texts."""
+    """Return a CSV column as numbers if its texts spell some or its name demands it; else as texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -171,10 +171,7 @@ def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
 
 
 def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Callable[[int], Any]) -> Any:
-    """Return what ``convert`` makes of all values, given how many of them it shall take.
-
-    :class:`BadRowError` names the first that does not fit.
-    """
+    """Return what ``convert`` makes of all values; :class:`BadRowError` names the first misfit."""
     import pyarrow as pa
 
     unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
@@ -189,6 +186,7 @@ def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Call
     try:
         return convert(len(values))
     except unfit as error:
+        # convert takes how many values to convert: search for the first misfit by halves.
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
         reason = f"the {name} {shown!r} is not of its kind, or not of those before it: {why}"
@@ -272,8 +270,6 @@ def _typed(column: Any, name: str, number: int) -> Any:
 
 
 class _Chunk:
-    """The bytes of a column chunk in a file, read on access."""
-
     def __init__(self, stream: BinaryIO, begin: int, size_bytes: int) -> None:
         self._stream, self._begin, self._size_bytes = stream, begin, size_bytes
         self._at, self._piece = 0, b""
@@ -289,7 +285,6 @@ class _Chunk:
 
 
 def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:
-    """Check that pyarrow's allocation for each page is bounded; ``ValueError`` if not."""
     leaves = [at for at, leaf in enumerate(footer.schema) if leaf.path.partition(".")[0] in names]
     leaves += [at for at, leaf in enumerate(footer.schema) if leaf.path in names and at not in leaves]
     for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -328,9 +323,9 @@ def _dense_bytes(column: Any) -> int:
     return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
 
 
+# Reader of the rows for each file extension. All raise BadRowError.
 FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
     ".csv": _csv_rows,
     ".jsonl": _jsonl_rows,
     ".parquet": _parquet_rows,
 }
-"""Reader of the rows for each file extension. All raise :class:`BadRowError`."""

@@ -1,10 +1,7 @@
 """The label column of a key list: Arrow arrays, checked and packed as numpy arrays.
 
-A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
-named fields that are each one of these. The first row decides, and every other row must agree, so that a typo
-among numbers raises an error instead of turning all of them into class names. For the same reason a list
-whose length varies by row must be marked in its name: ``boxes[]``, ``label[]``.
-:mod:`superdl.super_wire.labels` defines the wire form.
+A label is a number, a text that names a class, a list of numbers (nested lists are
+arrays), or an object of such fields.
 """
 
 from __future__ import annotations
@@ -72,33 +69,24 @@ class _ClassNames:
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
-        """Return the label of each code."""
         label_of = {name: label for label, name in enumerate(self.names())}
         return np.array([label_of[name] for name in self.code_of], dtype=np.int64)
 
 
 class LabelColumn:
-    """Collects labels a batch of rows at a time, a few bytes each.
-
-    Args:
-        classes: the only class names to accept, by label; empty: any, sorted.
+    """Collects labels in batches, a few bytes each; if there are ``classes``, only
+    their names are valid.
     """
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         self._names = _ClassNames(classes)
+        # By name; a label that is no object is one without a name.
         self._fields: dict[str, _Field] = {}
-        """The fields by name; a label that is no object is one without a name."""
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows, an Arrow array.
+        """Add the labels of some rows, an Arrow array; ``varies``: lists of any length.
 
-        Args:
-            labels: numbers, texts, lists or structs.
-            numbers: the rows' numbers.
-            varies: they are lists of any length.
-
-        Raises:
-            BadRowError: a label is invalid, or inconsistent with the labels before it.
+        ``BadRowError``: a label is invalid, or inconsistent with the labels before it.
         """
         import pyarrow as pa
 
@@ -107,6 +95,8 @@ class LabelColumn:
             columns = self._columns_of(labels, numbers)
         if not self._fields:
             self._fields = {name: _Field(name, self._names) for name in columns}
+        # The first row decides, and every other must agree: a typo among numbers
+        # must not turn all of them into class names.
         if columns.keys() != self._fields.keys():
             raise BadRowError(int(numbers[0]), _other_fields(self._fields))
         sizes = np.zeros(len(labels), dtype=np.int64)
@@ -148,8 +138,9 @@ class LabelColumn:
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
         """Return the labels of at least one row, and the class names (none for numbers).
 
-        int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a structured dtype of these
-        if labels have named fields; ``RaggedLabels`` if the length of a list varies by row.
+        int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a
+        structured dtype of these if labels have named fields; ``RaggedLabels`` if
+        the length of a list varies by row.
         """
         columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for field in self._fields.values():
@@ -166,7 +157,7 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """The given classes that no label has named."""
+        """Return the given classes that no label has named."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
@@ -176,13 +167,13 @@ def _other_fields(expected: Iterable[str]) -> str:
 
 
 class _Field:
-    """A field of labels: a number, a class name, or an array of numbers; or a list of these of any length."""
+    """A field of labels: a number, a class name, an array of numbers; or a list of these."""
 
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
         self.is_text = False
+        # Lengths of the lists that vary, a batch each.
         self.counts: list[NDArray[np.uint32]] = []
-        """The lengths of the lists that vary, a batch each."""
         self._names = names
         self._shape: tuple[int, ...] | None = None
         self._pieces: list[NDArray[Any]] = []
@@ -201,7 +192,6 @@ class _Field:
         return 4 + counts * 8 * math.prod(self._shape or ())
 
     def _add(self, values: Any, numbers: NDArray[np.int64]) -> None:
-        """Add values of one shape, with the numbers of their rows."""
         import pyarrow as pa
 
         first, shape = int(numbers[0]), list[int]()
@@ -247,7 +237,6 @@ class _Field:
 
 
 def _numbers_of(values: Any, numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Return numbers as int64 or float64."""
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     if array.dtype.kind == "f":
         check_rows(~np.isfinite(array), numbers, lambda at: f"the label {array[at]} is not finite")
@@ -264,7 +253,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of lists, of which none is null, and the length of each list."""
+    """Return the items of lists without null, and the length of each list."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

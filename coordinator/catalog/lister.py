@@ -1,7 +1,4 @@
-"""Builds the catalog of a source: lists it, finds classes, sorts and packs.
-
-Blocking, with threads of its own. The coordinator runs it outside its event loop.
-"""
+"""Builds the catalog of a source: lists it, finds classes, sorts, packs. Blocks; has its own threads."""
 
 from __future__ import annotations
 
@@ -59,16 +56,18 @@ def list_source(
 ) -> Catalog:
     """List a source.
 
-    Without a key list, samples are the images (by extension) below the source's first-level folders. These
-    folders are the classes, sorted by name. The catalog's warnings count what is left out: folders without an
-    image, which are no classes; images in the source's root, as ImageFolder ignores them; hidden names;
-    unusable names. With a key list, samples are what it names.
+    Without a key list, samples are the images (by extension) below the source's
+    first-level folders. These folders are the classes, sorted by name. The catalog's
+    warnings count what is left out: folders without an image, images in the source's
+    root, hidden names, unusable names. With a key list, samples are what it names.
 
     Args:
-        source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a plain path.
+        source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
+            or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
-        progress: called with the number of samples so far, which never decreases, from any thread but one
-            call at a time; called with ``None`` when all are found and get sorted and packed.
+        progress: called with the number of samples so far, which never decreases,
+            from any thread but one call at a time; called with ``None`` when all
+            are found and get sorted and packed.
         cancelled: set it to end the listing.
         naming: how samples are named.
         classes: class names by label; empty: the classes in the source, sorted.
@@ -76,9 +75,9 @@ def list_source(
 
     Raises:
         ConfigError: a URL is malformed.
-        SourceError: the source does not exist (``SourceNotFoundError``), has no sample
-            (``SourceEmptyError``), may not be read (``SourceForbiddenError``) or cannot be reached; or labels
-            are missing or name other classes.
+        SourceError: the source does not exist (``SourceNotFoundError``), has no
+            sample (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
+            or cannot be reached; or labels are missing or name other classes.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -132,11 +131,7 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return keys and versions of everything below a source, in any order.
-
-    Raises:
-        SourceError: as in :func:`list_source`.
-    """
+    """Return keys and versions of all below a source, in any order; ``SourceError`` as in list_source()."""
     tally = Tally(lambda _: None, threading.Event())
     folders = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
     for warning in tally.report(source):
@@ -163,6 +158,7 @@ def _by_folders(
         if not (len(folder.keys) or folder.name in label_of or is_hidden(folder.name)):
             tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, folder.name)
     for key in (key.decode() for folder in found if not folder.name for key in folder.keys):
+        # ImageFolder ignores images in the root, too.
         tally.note(Noted.NAMELESS if key.startswith("/", len(place.prefix)) else Noted.LOOSE, key)
     folders = [folder for folder in folders if len(folder.keys)]
     if not folders:
@@ -185,7 +181,6 @@ def _by_folders(
 
 
 def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
-    """Make the error for a source without images, or without class folders."""
     left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
     if images:
         return SourceError(
@@ -213,11 +208,8 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like an ImageFolder's files: by class, then by folder, then by name. ``None``
-    if keys already sort so.
-
-    Bytewise, keys sort ``hot dog/`` before ``hot/``, and files in ``a/b/`` before ``a/c.jpg``.
-    """
+    """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
+    # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
     has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
         following.startswith(name) and following[len(name)] < "/" for name, following in pairwise(classes)
@@ -237,7 +229,6 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
-    """Return the listed version of every key."""
     prefix = place.prefix.encode()
     full_keys = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])

@@ -1,8 +1,4 @@
-"""The shared part of every listing: what counts as a sample, counts and reports, and threads.
-
-:mod:`superdl.coordinator.catalog.listing_file` walks directories,
-:mod:`superdl.coordinator.catalog.listing_bucket` lists object stores.
-"""
+"""The shared part of every listing: what counts as a sample, counts and reports, and threads."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ __all__ = [
 ]
 
 _EXTENSIONS = ".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp .avif .jp2 .j2k"
+# The extensions of torchvision's ImageFolder, regardless of case.
 EXTENSIONS = tuple(_EXTENSIONS.split())
-"""The extensions of torchvision's ImageFolder, regardless of case."""
 
 _REPORT_EVERY = 500
 _SHOWN = 5  # names, in a message
@@ -70,10 +66,9 @@ def is_image(key: str) -> bool:
 
 
 def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool:
-    """Return whether an object is a sample of the source with this prefix.
-
-    A folder's placeholder (``a/``) is not. If ``images_only``, only images are, unless they are hidden.
-    """
+    """Return whether an object is a sample of the source with this prefix."""
+    # A folder's placeholder (a/) is none. With images_only, only images are, unless
+    # they are hidden.
     if not images_only or not is_image(key):
         return not (images_only or key.endswith("/"))
     if is_hidden(key[len(prefix) :]):
@@ -89,12 +84,11 @@ def escaped(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The contents of one first-level folder of a source, in any order.
+    """The contents of one first-level folder of a source, in any order."""
 
-    ``name`` is the folder's; empty for files in the source's root. ``keys`` are full object keys.
-    """
-
+    # Empty for files in the source's root.
     name: str
+    # Full object keys.
     keys: PackedStrings
     versions: PackedStrings
 
@@ -102,8 +96,8 @@ class Folder:
 class Tally:
     """Counts what a listing finds, and collects remarks for its warnings.
 
-    Calls ``progress`` with rising counts, and with ``None`` once everything is found. Ends the work when
-    ``cancelled`` is set, or when there is more than is ``allowed``.
+    Calls ``progress`` with rising counts, and with ``None`` once everything is found.
+    Ends the work when ``cancelled`` is set, or when there is more than is ``allowed``.
     """
 
     def __init__(
@@ -113,8 +107,8 @@ class Tally:
         allowed: Allowed = Allowed(),  # noqa: B008  # frozen
     ) -> None:
         self.allowed = allowed
+        # Set to end the work of other threads for this listing.
         self.abandoned = threading.Event()
-        """Set to end the work of other threads for this listing."""
         self._progress = progress
         self._cancelled = cancelled
         self._lock = threading.Lock()
@@ -123,10 +117,7 @@ class Tally:
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
-        """Count ``count`` more samples.
-
-        ``ListingCancelledError`` if the listing was cancelled, ``SourceError`` if there are too many samples.
-        """
+        """Count more samples; ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
         with self._lock:
             self._count += count
         self.reach(self._count)

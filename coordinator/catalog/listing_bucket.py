@@ -36,20 +36,19 @@ _CHUNK_BYTES = 2**26
 
 
 def pinned(source: Source) -> Source:
-    """Pin a source to its current state: replace a branch or tag by its commit; raise like
-    :func:`list_bucket`.
-    """
+    """Replace a source's branch or tag by its commit; raise like :func:`list_bucket`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """List all images, or objects, below the prefix: a :class:`Folder` per first-level folder, and one for
-    the rest.
+    """List all images, or objects, below the prefix: a :class:`Folder` per
+    first-level one, and one for the rest.
 
     Raises:
         ConfigError: the package that reads this kind of bucket is not installed.
-        SourceError: the bucket does not exist or may not be listed, there are no credentials, or no answer.
+        SourceError: the bucket does not exist or may not be listed, there are no
+            credentials, or no answer.
         ListingCancelledError: the listing was cancelled.
     """
     with source_failures(source.url):
@@ -99,9 +98,9 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
-    """Return the keys, relative to a source that cannot be listed, with their versions.
+    """Return the keys of a source that cannot be listed with their versions, by a request each.
 
-    Each takes a request of its own. Raises like :func:`list_bucket`.
+    Keys are relative to the source. Raises like :func:`list_bucket`.
     """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
@@ -121,10 +120,7 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
-    """Check that a source may be listed, or, for a web server, that it has a key.
-
-    Raises like :func:`list_bucket`.
-    """
+    """Check that a source may be listed, or has a key if it is a web server; raise like list_bucket()."""
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
@@ -136,9 +132,7 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object to a stream; raise like :func:`list_bucket`. Messages call it ``what``; ``check_size``
-    may refuse it.
-    """
+    """Write an object, in messages ``what``, to a stream; raise like list_bucket(), or check_size()."""
 
     def check(size_bytes: int) -> None:
         check_size(size_bytes)

@@ -1,9 +1,4 @@
-"""Lists a directory: every image below it, folder by folder, on threads.
-
-Symbolic links are followed if they stay below the directory, or lead to where functions may read too: see
-:attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source with links to other places is refused:
-nothing that ImageFolder would find is left out silently. Warnings report what is left out or found elsewhere.
-"""
+"""Lists a directory: every image below it, folder by folder, on threads."""
 
 from __future__ import annotations
 
@@ -60,11 +55,12 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         directory: an absolute real path.
         tally: counts the samples.
         images_only: skip files without an image's extension.
-        digests: read every file, for versions by content (:func:`superdl.super_wire.ids.digest_version`).
+        digests: read every file, for versions by content
+            (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
-        SourceError: the directory does not exist (``SourceNotFoundError``), or one may not be read or a link
-            not followed (``SourceForbiddenError``). The message names it.
+        SourceError: the directory does not exist (``SourceNotFoundError``), or one may not
+            be read or a link not followed (``SourceForbiddenError``). The message names it.
         ListingCancelledError: the listing was cancelled.
     """
     walk = _Walk(directory, tally, images_only=images_only, digests=digests)
@@ -90,13 +86,11 @@ def probe_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory by its real path, the start of its files' keys, and the real paths walked above it.
-
-    A directory that contains one of these paths again closes a circle of links.
-    """
+    """A directory by its real path, the start of its files' keys, and the real paths walked above it."""
 
     path: str
     key: str
+    # A directory that contains one of these paths again closes a circle of links.
     trail: tuple[str, ...]
 
 
@@ -131,11 +125,10 @@ class _Walk:
         self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
-        """Return a builder for a folder's files. If they are read, each counts as progress."""
+        # If files are read, each counts as progress.
         return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:
-        """Return all files below the first-level folder ``name``."""
         builder = self.builder(name)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
         # The other threads wait here while one alone is faster.
@@ -164,10 +157,7 @@ class _Walk:
             self._seen, self._since_s = 0, now_s
 
     def entries(self, here: _Directory, *, top: bool = False) -> Iterator[_Found]:
-        """Yield the entries of a directory, without links that cannot be followed.
-
-        A directory that vanished in the meantime is empty, unless it is the source itself.
-        """
+        """Yield the entries of a directory, without links that cannot be followed."""
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -182,13 +172,13 @@ class _Walk:
             finally:
                 os.close(descriptor)
         except OSError as error:
+            # A directory that vanished meanwhile is empty, unless it is the source itself.
             if top:
                 _raise_for_source(error, here.path)
             if not isinstance(error, FileNotFoundError):
                 _raise(error, here.path)
 
     def add(self, found: _Found, folder: FolderBuilder) -> None:
-        """Add a file if it is a sample."""
         if self._images_only and not is_image(found.key):
             return
         try:
@@ -204,19 +194,19 @@ class _Walk:
         folder.append(found.key.encode(), version.encode())
 
     def _digest(self, found: _Found) -> str:
-        """Return the version of a file by its content."""
         with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
             self._tally.allowed.check_open_file(file.fileno(), f"what {self._root} links to")
             digest = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=ID_BYTES))
             return digest_version(file.tell(), digest.digest())
 
     def note(self, what: Noted, path: str) -> None:
-        """Note a remark if folders determine the samples; key lists name what they mean."""
+        # Key lists name what they mean.
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
 
     def check_links(self) -> None:
         """Refuse a source with forbidden links, unless a key list determines the samples."""
+        # Nothing that ImageFolder would find may be left out silently.
         if forbidden := self._tally.noted(Noted.FORBIDDEN):
             raise SourceForbiddenError(
                 f"file://{self._root}: {forbidden}. Put the files themselves in their place, or have the "
@@ -235,7 +225,6 @@ class _Walk:
         return True
 
     def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
-        """Return an entry, or ``None`` if it is left out."""
         if self._passes_over(entry, path):
             return None
         resolved: _Found | None = _Found(key, path, path, entry, None)

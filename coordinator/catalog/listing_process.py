@@ -1,8 +1,7 @@
 """Long listings in a separate process, to spare the coordinator's interpreter and memory.
 
-The coordinator runs this module and writes a request, a line of JSON, to its standard input. Twice a second,
-the process writes to its standard output the number of samples so far, or that it is packing them. At the end
-it writes an error or null. The catalog is in the requested file. The process ends with its standard input.
+It reads a request, a line of JSON. Twice a second, it writes the number of samples
+so far, or that it is packing them; at the end an error or null.
 """
 
 from __future__ import annotations
@@ -42,11 +41,8 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source like :func:`superdl.coordinator.catalog.lister.list_source`, into the file ``out``.
-
-    Raises:
-        SuperError: as in that function; or the process ended without an answer.
-        ListingCancelledError: ``cancelled`` was set.
+    """List a source like :func:`.list_source` into the file ``out``; ``SuperError``
+    if the process ended.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
     command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]
@@ -75,7 +71,6 @@ def list_apart(
 
 
 def _serve() -> None:
-    """List the source named on standard input."""
     request = json.loads(sys.stdin.readline())
     source, key_list, naming, classes = request["what"]
     limits: dict[str, Any] = {
@@ -118,6 +113,7 @@ def _tell(what: object) -> None:
 
 
 def _end_with_stdin() -> None:
+    # This process ends with its standard input.
     sys.stdin.read()
     os._exit(1)
 

@@ -1,8 +1,4 @@
-"""Members: samples that are parts of objects, and the location of their bytes.
-
-Catalogs whose samples are whole objects have none. Members of an object never overlap: neighbours by offset
-are neighbours in the catalog, so that one GET can fetch many.
-"""
+"""Members: samples that are parts of objects, and the location of their bytes."""
 
 from __future__ import annotations
 
@@ -43,36 +39,35 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples as members of objects, one entry per sample.
+    """Samples as members of objects, one entry per sample; those of an object never overlap."""
 
-    ``objects`` give each member's object by its place among all. ``names`` are UTF-8. ``offsets`` and
-    ``lengths`` are in bytes of the object, in the smallest unsigned dtype that fits. ``encodings`` index
-    :data:`~superdl.super_wire.request.MEMBER_ENCODINGS` followed by ``row_encodings``, which are for rows of
-    Parquet files; empty if all are the first. For a row, the offset is its row group and the length its place
-    in the group. A catalog sorts samples by object, then offset, then row.
-    """
-
+    # Each member's object, by its place among all.
     objects: NDArray[Any]
+    # UTF-8.
     names: PackedStrings
+    # In bytes of the object, in the smallest unsigned dtype that fits. For a row of a
+    # Parquet file, the offset is its row group and the length its place in the group.
     offsets: NDArray[Any]
     lengths: NDArray[Any]
+    # Index MEMBER_ENCODINGS followed by row_encodings, which are for rows; empty if
+    # all are the first.
     encodings: NDArray[np.uint8]
     row_encodings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.names)
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """End of each member in its object, in bytes; 0 for rows, whose end the footer has."""
+        """Return the end of each member in its object, in bytes; 0 for rows, whose end the footer has."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
 
     @property
     def are_rows(self) -> NDArray[np.bool_]:
-        """Mask of the members that are rows of Parquet files, not spans of bytes."""
+        """Return a mask of the members that are rows of Parquet files, not spans of bytes."""
         if not self.row_encodings:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
@@ -87,6 +82,7 @@ class Members:
     def sort_order(self) -> NDArray[np.int64]:
         """Return the order by object, then offset, then row number within a row group."""
         within = (self.lengths,) if self.row_encodings else ()
+        # Neighbours by offset are neighbours in the catalog, so that one GET can fetch many.
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
@@ -103,12 +99,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A further field of samples: each sample's part in it is an object or a member of one.
-
-    Until it is in a catalog, a field with ``members`` has one key and version per object.
-    """
+    """A further field of samples: each sample's part in it is an object or a member of one."""
 
     name: str
+    # With members, one per object until the field is in a catalog.
     keys: PackedStrings
     versions: PackedStrings
     members: Members | None

@@ -1,8 +1,4 @@
-"""Sources: URLs of samples parsed into a canonical form, and the limits of listings.
-
-Parsing looks only at the text, and for directories at symbolic links on the way to them. Listing checks that
-a source exists. :mod:`superdl.lambda_prefetch.settings` limits what functions may read.
-"""
+"""Sources: URLs of samples parsed into a canonical form, and the limits of listings."""
 
 from __future__ import annotations
 
@@ -24,19 +20,16 @@ class LongListingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source in canonical form.
+    """A source in canonical form."""
 
-    ``bucket`` is ``s3://name``, another cloud's, or ``file://`` plus the directory's absolute real path.
-    ``prefix`` starts every object key. It is empty or ends with ``/``, and is always empty for directories,
-    whose keys are paths below them.
-    """
-
+    # s3://name, another cloud's, or file:// plus the directory's absolute real path.
     bucket: str
+    # Starts every object key. Empty or ends with /; always empty for directories.
     prefix: str
 
     @property
     def url(self) -> str:
-        """The URL that parses to this source."""
+        """Return the URL that parses to this source."""
         return join_url(self.bucket, self.prefix) if self.prefix else self.bucket
 
     @property
@@ -51,49 +44,47 @@ class Source:
 
     @property
     def directory(self) -> str:
-        """The absolute real path of a ``file://`` source."""
+        """Return the absolute real path of a ``file://`` source."""
         return self.bucket.removeprefix("file://")
 
 
 def parse_source(url: str) -> Source:
     """Parse a source's URL; ``ConfigError`` describes what is wrong with it.
 
-    Paths are taken literally, except that those of web servers are percent-decoded. A plain relative path is
-    relative to the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` becomes
-    ``s3://bucket/train/``, and includes neither ``s3://bucket/training/...`` nor ``s3://bucket/train//``.
+    Paths are taken literally, except that those of web servers are percent-decoded.
+    A plain relative path is relative to the coordinator's working directory.
     """
     bucket, path = split_url(url, "source")
     if bucket:
+        # A prefix names a folder: s3://bucket/train becomes s3://bucket/train/, and
+        # includes neither s3://bucket/training/... nor s3://bucket/train//.
         return Source(bucket, path if path.endswith("/") or not path else f"{path}/")
     return Source(file_url(path, "source"), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Limits of listings.
+    """Limits of listings."""
 
-    ``roots`` are the absolute real paths of the directories that must contain ``file://`` sources and key
-    lists; ``None``: any directory will do. ``samples`` is the maximum of a source, ``here`` the maximum
-    listed in this process. ``own_functions``: functions run here, as this coordinator's user. ``http_hosts``
-    are the web servers that may be read, each as ``https://host``; ``None``: see
-    :func:`superdl.super_wire.objects.open_bucket`.
-    """
-
+    # Absolute real paths of the directories that must contain file:// sources and
+    # key lists; None: any directory will do.
     roots: tuple[str, ...] | None = None
+    # Maximum of a source.
     samples: int = 2**40
+    # Functions run here, as this coordinator's user.
     own_functions: bool = True
+    # Web servers that may be read, each as https://host; None: see open_bucket().
     http_hosts: tuple[str, ...] | None = None
+    # Maximum listed in this process.
     here: int = 2**40
 
     @property
     def link_roots(self) -> tuple[str, ...]:
-        """Directories outside of their source to which links may lead: the roots.
-
-        Without roots, links may lead everywhere if only this user names sources and runs functions: these
-        read no more than he can.
-        """
+        """Return the directories outside of their source to which links may lead: the roots."""
         if self.roots is not None:
             return self.roots
+        # If only this user names sources and runs functions, links may lead
+        # everywhere: functions read no more than he can.
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
@@ -101,12 +92,10 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Check that an absolute, resolved path may be read; the client calls it ``what``.
-
-        ``SourceForbiddenError`` if not. It reveals neither whether the path exists nor what may be read.
-        """
+        """Check that a real path may be read; ``SourceForbiddenError``, which calls it ``what``, if not."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
+        # Reveal neither whether the path exists nor what may be read.
         why = (
             "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
             if self.roots
@@ -120,9 +109,7 @@ class Allowed:
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` if there are more samples than a source may have, ``LongListingError`` if
-        there are too many for this process.
-        """
+        """Raise ``SourceError`` beyond a source's maximum, ``LongListingError`` beyond this process's."""
         # First: the listing starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError

@@ -1,7 +1,6 @@
 """A coordinator's state: a directory of catalogs and ids with which it resumes after a restart.
 
-Files appear whole or not at all, and never change. Several coordinators may share a directory. There is no
-fsync: a file that a power failure cut off is detected and made again.
+Files appear whole or not at all, and never change. Several coordinators may share a directory.
 
 | file | content |
 |---|---|
@@ -47,8 +46,8 @@ _log = logging.getLogger(__name__)
 
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"
 _MAX_BYTES = 2**35
+# Seconds to keep a file after its last use: another coordinator may have it mapped.
 _IN_USE_S = 86_400.0
-"""Seconds to keep a file after its last use: another coordinator may have it mapped."""
 _ENTRIES_S = 30 * _IN_USE_S
 _AT_A_TIME = 2**16
 _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
@@ -66,13 +65,11 @@ class Kept:
 class CatalogState:
     """The state in a directory. Methods block, and may be called from any thread.
 
-    If there is no directory, or it cannot be written, catalogs go to temporary files that end with the
-    process; if these have no room, catalogs stay in memory.
-
     Args:
         directory: created when needed, in an existing parent; ``None``: no directory.
         max_bytes: maximum size; the least recently used files are removed first.
-        by_default: the user did not choose the directory, so problems with it are only informational.
+        by_default: the user did not choose the directory, so problems with it are
+            only informational.
     """
 
     def __init__(
@@ -83,10 +80,7 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Write a catalog with ``write``; return it mapped, and its file's name (empty if temporary).
-
-        ``OSError`` if there is no room for it.
-        """
+        """Return a catalog that ``write`` writes, mapped, and its file's name; ``OSError`` without room."""
         with self._new_file() as stream:
             write(stream)
             stream.flush()
@@ -183,6 +177,7 @@ class CatalogState:
     def _new_file(self) -> Iterator[IO[bytes]]:
         """Yield a file that is removed at the end unless it was given a name."""
         stream = self._created(self.directory) if self.directory is not None else None
+        # Without a usable directory, catalogs are in temporary files that end with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
         try:
             with stream:
@@ -203,6 +198,7 @@ class CatalogState:
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
+        # No fsync: a file that a power failure cut off is detected and made again.
         stream.flush()
         path.replace(self.directory / name)
         self._trouble = ""
@@ -226,7 +222,6 @@ class CatalogState:
                 total -= size
 
     def _say(self, trouble: str) -> None:
-        """Log a problem once."""
         if trouble != self._trouble:
             level = logging.INFO if self._by_default else logging.WARNING
             _log.log(level, "state %s: %s", self.directory or "in temporary files", trouble)
@@ -236,8 +231,8 @@ class CatalogState:
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
     """Open the state of a setting: a directory, ``none``, or ``auto``.
 
-    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store is no directory.
-    ``ConfigError`` if a directory that was named cannot be created.
+    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store
+    is no directory. ``ConfigError`` if a directory that was named cannot be created.
     """
     if setting.lower() == "none":
         return CatalogState(None)
@@ -258,7 +253,7 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
 
 
 def _touch(path: Path) -> None:
-    """Mark a file as in use, if its times may be changed."""
+    # Its times may not be ours to change.
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,8 +1,4 @@
-"""Byte strings without a Python object each: one blob, collected and sorted, or a mapped file.
-
-A million Python objects take 100 MB and slow down the garbage collector. Packed, the same keys take their
-bytes plus eight more each. Arrow uses the same layout.
-"""
+"""Byte strings without a Python object each: one blob, in memory or in a mapped file, as in Arrow."""
 
 from __future__ import annotations
 
@@ -20,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedStrings", "PackedStringsBuilder"]
 
+# A million Python objects take 100 MB and slow down the garbage collector. Packed,
+# the same keys take their bytes plus eight more each.
 _IN_MEMORY_BYTES = 2**26
 _CHUNK = 8192  # strings unpacked at a time: few for memory, many for speed
 
@@ -29,9 +27,10 @@ class PackedStrings:
 
     Args:
         blob: all strings, one after the other: bytes, or a view of a mapped file.
-        offsets: uint64, one more than there are strings: string ``i`` is ``blob[offsets[i]:offsets[i + 1]]``.
-        which: the place of each string among those of the blob, where many repeat and each distinct one is
-            held once; ``None``: each is there as it comes.
+        offsets: uint64, one more than there are strings: string ``i`` is
+            ``blob[offsets[i]:offsets[i + 1]]``.
+        which: place of each string among those of the blob, if distinct ones are
+            held once; else ``None``.
     """
 
     __slots__ = ("blob", "offsets", "which")

@@ -1,12 +1,8 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-After each event the core also handles whatever is due (retries, tombstones that expire, leases that end) and
-dispatches. So any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a
-spending cap, and ``Warn``. :mod:`superdl.coordinator.core.core` lists the handler of each event.
-
-The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a request in ``requests``,
-before that in ``dispatching`` and after it in ``retrying``; of work that no reader waits for in
-``background``; of a sample in ``samples``, ``auditing`` and ``room``; of a dollar in ``ledger``.
+The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a
+request in ``dispatching``, ``requests`` and ``retrying``; of a sample in
+``samples``, ``auditing`` and ``room``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Audits: ask the cache what it really holds, and trust the answer.
-
-Now and then a freshly produced record is read back. Readers check what they read, but if something on the
-write path corrupts bytes, every reader of every record would run into it. Reading back one record per
-executor every few seconds detects this for the price of one GET. A record that does not read back is produced
-again. If there is another executor, the one that wrote it is set aside until one of its records reads back
-well.
-"""
+"""Audits: ask the cache what it really holds, and read back some fresh records."""
 
 from __future__ import annotations
 
@@ -143,6 +136,8 @@ def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
     """Have one record of an answer read back, if it is time for that."""
+    # Something on the write path may corrupt bytes, and every reader of every record would run
+    # into it. Reading back one record in some seconds detects this for the price of one GET.
     executor = state.fleet.executors[request.order.executor]
     every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
     if not indices.size or now < executor.read_back_s + every_s:
@@ -154,7 +149,7 @@ def choose_to_read_back(
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
-    """Handle the result of reading back a record, intact or not."""
+    """Handle the result of reading back a record."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
         executor.breaker.reads_back()
@@ -167,6 +162,8 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
             "cache and coordinator changes bytes"
         )
         state.actions.append(Warn(text))
+    # If there is another executor, this one is set aside until one of its records
+    # reads back well.
     executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:

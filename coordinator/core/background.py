@@ -1,15 +1,7 @@
 """Work that no reader waits for: saving what others decoded, and filling the cache or the store.
 
-An executor that sees the store *saves* there what others decoded into the cache, in the order in which it
-came. Saves have the lowest priority: an executor gets one only if it has an idle function, for at most half
-of its functions, and no save is large. No one waits for a save, and it takes no room; so it is never raced,
-and unsaved samples are retried later, at the end of the queue. If the store takes nothing, the circuit
-breaker for writing leaves it alone.
-
-A job without readers *fills* the cache or the store, up to some bytes and some money (``superdl warm``). It
-looks ahead over one epoch, as far as there is room; all jobs with readers go first. Filling the cache drops
-nothing. Filling the store drops from the cache what the store already holds, if no job needs it. The samples
-it brings count as needed by no one.
+An executor that sees the store *saves* what others decoded into the cache. A job
+without readers *fills* the cache or the store, up to some bytes and some money.
 """
 
 from __future__ import annotations
@@ -100,6 +92,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
         access = executor.store
         if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
+        # Saves have the lowest priority: at most half of the functions, and only if one is idle.
         half = max(1, executor.concurrency.capacity // 2)
         if saves[executor.number] < half and is_usable(state, access.writing, now):
             return executor
@@ -145,13 +138,14 @@ _DROPPED_SHARE = 1 / 32  # share of the budget dropped in one go, so that search
 
 
 class Filled(NamedTuple):
-    """Progress of filling: samples present, samples that failed, bytes of those present, and the reason why
-    it ended, empty until then.
+    """Progress of filling: samples present, samples that failed, bytes of those
+    present, reason of its end.
     """
 
     there: int
     failed: int
     size_bytes: int
+    # Empty until then.
     ended: str
 
 
@@ -176,6 +170,8 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
         return count
     free_bytes = state.free_bytes - _ROOM_KEPT * state.budget_bytes
     missing_bytes = samples.sample_bytes * count - free_bytes
+    # Filling the cache drops nothing. Filling the store drops from the cache what
+    # the store holds.
     if fill.to_store and missing_bytes > 0:
         free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
     in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())

@@ -1,19 +1,4 @@
-"""An executor's speed, capacity and health, and a rank's pace, as measured.
-
-A function's own time is fitted by a line over the number of samples (least squares, with older answers
-fading); the time on top of it (queues, network, cold starts) is averaged. The deviation of single answers
-from the line is kept as a ratio, so that one sample of ratios gives quantiles for requests of all sizes.
-
-An executor that adds environments at a bounded rate (AWS Lambda: a burst, then a number per second) is
-modelled as a token bucket: environments that were in use are warm and free, each further one takes a token.
-Throttling halves the limit, at most once in a while, and every answer raises it a little (Chiu and Jain
-1989). An executor that queues early requests (Lambda's asynchronous invocations) never refuses: there, a
-function that begins late counts as throttling.
-
-An executor that refuses, or fails several times in a row, gets nothing for a while that doubles each time.
-Then one request tries it, and a success lets it have all again (the circuit breaker of Nygard, "Release It!",
-2007).
-"""
+"""An executor's speed, capacity and health, and a rank's pace, as measured."""
 
 from __future__ import annotations
 
@@ -52,6 +37,9 @@ class LatencyModel:
     """
 
     def __init__(self) -> None:
+        # A function's own time is a line over the number of samples (least squares, older
+        # answers fade); the rest (queues, network, cold starts) is averaged. Deviations
+        # are kept as ratios: one sample of them gives quantiles for requests of all sizes.
         self.sample_s = self.invocation_s = 0.0
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
         self._around_s = 0.0
@@ -91,7 +79,7 @@ class LatencyModel:
 
     @property
     def known(self) -> bool:
-        """True if enough was observed for :meth:`quantile_s`."""
+        """Return whether enough was observed for :meth:`quantile_s`."""
         return len(self._ratios) >= _RATIOS_LEAST
 
     def expected_s(self, samples: int) -> float:
@@ -109,33 +97,30 @@ class LatencyModel:
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
-    """Return the size of the next request: enough samples to pay for the invocation, few enough to be in
-    time.
+    """Return the size of the next request: enough samples to pay for the
+    invocation, few enough to be in time.
 
-    At the start, before any answer, and if late, the ``wanted`` samples of a batch are spread over all
-    ``idle`` functions, though not into requests that are hardly more than their overhead. Otherwise requests
-    grow until the fixed part of an invocation is a small share of it, as far as ``slack_s`` allows: the time
-    until the first sample is needed, infinite if it cannot be in time.
+    ``wanted``: samples of a batch; ``slack_s``: the time until the first is needed,
+    infinite if it cannot be in time.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST
     if latency.answers:  # an invocation must not cost more than its samples
         least = max(_LEAST_KNOWN, math.ceil(invocation_s / sample_s))
+    # At the start, and if late, spread the batch over all idle functions, though
+    # not into requests that are hardly more than their overhead.
     spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
     if not latency.answers or slack_s <= 0:
         return spread
+    # Else let requests grow until the fixed part of an invocation is a small share,
+    # as far as the slack allows.
     paying = math.ceil(invocation_s * (1 - _OVERHEAD_SHARE) / (_OVERHEAD_SHARE * sample_s))
     in_time = int(min(float(most), (slack_s * _SLACK_SHARE - invocation_s) / sample_s))
     return max(1, min(most, max(min(paying, in_time), min(paying, spread))))
 
 
 class Pace:
-    """The time between two batches of a rank if it never waited; a guess until it is ``known``.
-
-    Reports come in clumps, so the pace is measured over windows of time. A window in which readers had to
-    wait says little about the job's own pace, unless it was short. A long pause, such as for validation, is
-    not a change of pace.
-    """
+    """The time between two batches of a rank if it never waited; a guess until it is ``known``."""
 
     __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
 
@@ -154,10 +139,13 @@ class Pace:
         self._batches += batches
         self._stalls += stalled
         passed_s = now - self._since_s
+        # Reports come in clumps, so the pace is measured over windows of time.
         if passed_s < _WINDOW_S or not self._batches:
             return
         interval_s = min(passed_s / self._batches, self.interval_s * _PAUSE)
         weight = _WEIGHT if self.known else 1.0  # a guess has no weight
+        # A window in which readers waited says little about the job's own pace,
+        # unless it was short.
         if interval_s > self.interval_s:
             weight *= max(0.0, 1.0 - self._stalls / self._batches)
         self.interval_s += (interval_s - self.interval_s) * weight
@@ -169,8 +157,8 @@ _HALVING_PAUSE_S = 1.0  # refusals that come together halve the limit once
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0  # after this, unused environments are gone
 _LATELY_S = 60.0
+# Lambda begins an event within milliseconds, or retries after 1, 2, 4 ... seconds.
 _LATE_S = 2.0
-"""Lambda begins an event within milliseconds, or retries after 1, 2, 4 ... seconds."""
 
 _FAILURES = 3  # in a row, before an executor is set aside
 _FIRST_PAUSE_S = 0.5  # the first pause; each further one is twice as long
@@ -181,6 +169,8 @@ class Concurrency:
     """The bound on requests in flight; ``backlog`` of them may wait for a free function."""
 
     def __init__(self) -> None:
+        # AWS Lambda adds environments at a bounded rate, a burst and then a number per second: a
+        # token bucket. Those that were in use are warm and free, each further one takes a token.
         self.capacity = 0
         self._backlog = 0
         self._burst = 0.0
@@ -242,6 +232,8 @@ class Concurrency:
         else:
             self._throttled.append([now, 1])
             self.throttled_lately(now)
+        # Throttling halves the limit, at most once in a while; every answer raises
+        # it a little (Chiu and Jain 1989).
         if now - self._halved_s >= _HALVING_PAUSE_S:
             self._limit = max(1.0, min(self._limit, float(self.capacity), float(in_flight + 1)) / 2)
             self._halved_s = now
@@ -254,6 +246,8 @@ class Concurrency:
 
     def begun(self, late_s: float, in_flight: int, now: float) -> None:
         """Record the delay of a warm function's start after its request."""
+        # An executor that queues early requests (Lambda's asynchronous invocations)
+        # never refuses: there, a function that begins late counts as throttling.
         if self._queues and late_s > _LATE_S:
             self._crowded_s = now
             self.throttled(in_flight, now)
@@ -286,7 +280,7 @@ class Concurrency:
 
 
 class CircuitBreaker:
-    """An executor's failures since its last success."""
+    """An executor's failures since its last success (circuit breaker of Nygard, "Release It!", 2007)."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -323,7 +317,7 @@ class CircuitBreaker:
 
     @property
     def tripped(self) -> bool:
-        """True if it was set aside and has not worked since."""
+        """Return whether it was set aside and has not worked since."""
         return self._pause_s > 0
 
     def open_until_s(self, open_max_s: float = OPEN_MAX_S) -> float:
@@ -335,5 +329,6 @@ class CircuitBreaker:
         self.reason = reason
         if self.tripped and made_s <= self._tripped_s:  # requests fail together
             return
+        # The pause doubles each time. After it, one request tries the executor.
         self._pause_s = min(OPEN_MAX_S, 2 * self._pause_s or _FIRST_PAUSE_S)
         self._tripped_s = now

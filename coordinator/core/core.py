@@ -1,8 +1,4 @@
-"""``Core``: the single entry point to planning and residency. Takes an event and the time, returns actions.
-
-The core does no I/O and has no clock or randomness of its own: the runtime around it (or a simulator)
-supplies them. The same events at the same times give the same actions.
-"""
+"""``Core``: the single entry point to planning and residency."""
 
 from __future__ import annotations
 
@@ -52,7 +48,10 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
 
 
 class Core:
-    """Plans prefetching and accounts for the cache; ``state`` is read-only for callers."""
+    """Plans prefetching and accounts for the cache: takes an event and the time, returns actions.
+
+    The same events at the same times give the same actions. ``state`` is read-only for callers.
+    """
 
     def __init__(self, settings: CoreSettings) -> None:
         self.state = State(settings, budget_bytes=settings.budget_bytes)
@@ -60,12 +59,7 @@ class Core:
         self._now_s = 0.0
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
-        """Handle one event and return the actions to take.
-
-        Args:
-            event: what happened.
-            now: the time in seconds, on any clock that does not go back.
-        """
+        """Handle an event; return actions to take. ``now``: seconds on a clock that never goes back."""
         return self.handle_all((event,), now)
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
@@ -76,6 +70,7 @@ class Core:
         for event in several:
             state.events += not isinstance(event, events.Tick)
             _HANDLERS[type(event)](state, event, now)
+        # After each event, whatever is due: any event may cause any action.
         expire_tombstones(state, now)
         ranks.lapse(state, now)
         if now >= self._forget_at_s:
@@ -87,7 +82,7 @@ class Core:
 
     @property
     def wake_at_s(self) -> float:
-        """The time at which a ``Tick`` is due if no event comes before."""
+        """Return the time at which a ``Tick`` is due if no event comes before."""
         return min(self._forget_at_s, *wake_times_s(self.state, self._now_s), math.inf)
 
     def job(self, name: str) -> Job | None:
@@ -96,7 +91,7 @@ class Core:
 
     @property
     def jobs(self) -> list[Job]:
-        """All open jobs."""
+        """Return all open jobs."""
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
@@ -113,27 +108,27 @@ class Core:
 
     @property
     def thrashing(self) -> bool:
-        """True if many needed samples were dropped before, and more memory would end that."""
+        """Return whether many needed samples were dropped before, and more memory would end that."""
         return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """The smallest budget at which no recurring sample would have to be dropped."""
+        """Return the smallest budget at which no recurring sample would have to be dropped."""
         return needed_bytes(self.state)
 
     @property
     def now_s(self) -> float:
-        """The time of the last event, in seconds."""
+        """Return the time of the last event, in seconds."""
         return self._now_s
 
     @property
     def spent_usd(self) -> float:
-        """Money spent, plus what requests in flight will cost, come what may."""
+        """Return the money spent, plus what requests in flight will cost."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     @property
     def store_trouble(self) -> str:
-        """Why an executor cannot read or write the store now; empty if it can."""
+        """Return why an executor cannot read or write the store now; empty if it can."""
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:

@@ -1,11 +1,4 @@
-"""Dispatch: turn needs into requests. The team whose turn it is goes first. Within it, the samples that
-readers wait for come first, then the look-ahead of the rank with the earliest deadline.
-
-Only as many requests are in flight as keep the executors busy, because a late decision is a better decision.
-No request is made without room in the cache for its samples, nor beyond the spending caps. At the hard cap,
-samples that readers wait for get a tombstone that names the cap, so readers fail at once with the reason.
-What is in the cache stays readable throughout.
-"""
+"""Dispatch: turn needs into requests, by team's turn, then readers' misses, then look-ahead by deadline."""
 
 from __future__ import annotations
 
@@ -85,6 +78,7 @@ def _produce(state: State, now: float) -> None:
         state.wake_those(cursors)
     wake_deferred(state, now)
     passed_over: set[BatchPlace] = set()
+    # Only as many requests as keep the executors busy: a late decision is a better one.
     while (first := _first(state, passed_over, now)) is not None:
         if isinstance(first, BatchPlace):
             if not _serve_reader(state, first, passed_over, now):
@@ -94,7 +88,6 @@ def _produce(state: State, now: float) -> None:
 
 
 def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    """Pop the batch or the rank to serve first, or ``None``."""
     # In the team whose turn it is, a batch that a reader waits for and that was not passed over goes before
     # ranks.
     spending = watch_spending(state, now)
@@ -168,7 +161,6 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
 ) -> tuple[Ints, Ints]:
-    """Return a request's samples, and the rank's remaining ones."""
     # Beside the first `room` samples, packs or runs are completed if that delays nothing needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
@@ -213,13 +205,11 @@ def _assign(
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
-    """Return the seconds until a rank needs its absent samples."""
     # The next batch is late: a reader may request it at any moment.
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
 def _useful_slack_s(cursor: Cursor, now: float) -> float:
-    """Return a rank's slack."""
     # With too few functions readers keep waiting, and small requests gain nothing.
     return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
 
@@ -306,6 +296,7 @@ def watch_spending(state: State, now: float) -> Spending:
 def _refuse_readers(state: State, now: float) -> None:
     if state.is_producing:
         return
+    # At the hard cap readers get a tombstone that names it, and fail at once with the reason.
     text = state.ledger.refusal()
     for place in list(state.misses.unserved):
         key, absent = _absent(state, place)

@@ -1,13 +1,7 @@
-"""Epochs that are not simply each sample once: draws (a selection, weights, repetitions), and mixes.
+"""Epochs that are not each sample once: draws (a selection, weights, repetitions), and mixes.
 
-*Draws* are numbered sample by sample, so that the draws of one sample are consecutive. The epoch's order is
-an order of draws, and each draw takes as many consecutive order positions as it is repeated.
-
-Weights become counts by systematic sampling, which has low variance (Madow, "On the theory of systematic
-sampling II", 1949). The samples lie end to end on a line, in an order of the epoch's own, each as long as its
-expected count. Marks at distance 1, the first of them random, determine how often each is drawn. So each
-count is its expectation rounded down or up, and equals the expectation on average; and the epoch has exactly
-the intended number of draws. Both the order on the line and the first mark are keyed by seed and epoch.
+*Draws* are numbered sample by sample. The epoch's order is an order of draws, and
+each takes as many consecutive order positions as it is repeated.
 """
 
 from __future__ import annotations
@@ -38,17 +32,8 @@ _RANDOM_BITS: Final = 53
 class Drawing:
     """The draws of every epoch of one plan, and their places in its order.
 
-    With weights it keeps 8 bytes a sample for each of three epochs, with indices about 16 bytes an index;
-    else nothing.
-
-    Args:
-        draws: what an epoch draws.
-        size: samples in the catalog.
-        seed: the plan's seed.
-        shuffle: whether each epoch has its own order; else the order of the indices.
-
-    Raises:
-        PlanError: an index is not in the catalog, or the weights are invalid or not one per sample.
+    ``shuffle``: each epoch has its own order; else the order of the indices. ``PlanError``:
+    an index is not in the catalog, or the weights are invalid or not one per sample.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -58,6 +43,7 @@ class Drawing:
         if not 1 <= self.length <= SIZE_MAX:
             raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
+        # Memory: 16 bytes an index; with weights, 8 bytes a sample for each of three epochs.
         self._samples: Ints | None = None  # the samples that are drawn at all, ascending; None: all
         # The first draw of each sample, and the end of the last one's; None: one draw each
         self._firsts: Ints | None = None
@@ -84,7 +70,7 @@ class Drawing:
 
     @property
     def samples(self) -> int:
-        """Number of different catalog samples that are drawn."""
+        """Return the number of different catalog samples that are drawn."""
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
@@ -105,8 +91,8 @@ class Drawing:
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the order positions of samples: the inverse of :meth:`at`.
 
-        An entry for each draw (of very many, `PLACES_MAX` spread evenly): the sample's place in ``indices``,
-        and the draw's first and last order position.
+        An entry for each draw (of very many, `PLACES_MAX` spread evenly): the
+        sample's place in ``indices``, and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         counts = np.ones(kinds.size, dtype=np.int64)
@@ -151,7 +137,10 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` in all."""
-    # Left-to-right sums and single IEEE 754 operations give the same result everywhere.
+    # Systematic sampling has low variance (Madow, "On the theory of systematic
+    # sampling II", 1949): samples end to end on a line, each as long as its
+    # expected count, are drawn by marks at distance 1. Left-to-right sums and
+    # single IEEE 754 operations give the same result everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
     # A random number below 1 with as many bits as a double's fraction has.
@@ -169,18 +158,14 @@ SLOTS_MAX: Final = 2**31 - 2**24
 class Mixing:
     """The slots of one dataset in a mix, as a function of the counts per epoch.
 
-    The first dataset takes its share of the slots, evenly spaced; the second its share of those left, and so
-    on. So any run of slots has each dataset in proportion, to within one sample for each dataset before it
-    and itself, and the whole epoch has exactly the counts. Global batches and the ranks' parts are runs of
-    slots: the number of ranks does not change the contents of a batch.
-
     Args:
         counts: samples of each dataset in an epoch, in the order of the mix.
         member: the place of this dataset among them.
         run: number of consecutive slots with the same dataset; it divides the counts.
 
     Raises:
-        PlanError: there is no such dataset, one has no sample, all have too many, or runs are not whole.
+        PlanError: there is no such dataset, one has no sample, all have too many,
+            or runs are not whole.
     """
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
@@ -198,6 +183,9 @@ class Mixing:
         self.count, self._run = counts[member], run
         # The slots that each earlier dataset takes, and the number it takes them from
         self._others: list[tuple[int, int]] = []
+        # The first dataset takes its share of the slots, evenly spaced; the second
+        # its share of those left, and so on. So any run of slots, such as a global
+        # batch or a rank's part, has each in proportion.
         remaining = self.slots // run
         for count in counts[:member]:
             self._others.append((count // run, remaining))

@@ -1,9 +1,4 @@
-"""Events that happen to the core, and actions that it requests: frozen, with arrays for samples.
-
-Pass an event to :meth:`superdl.coordinator.core.Core.handle` with the time. The runtime carries out the
-returned actions, and answers those that expect an answer with events. ``indices`` are int64 arrays of places
-in the catalog.
-"""
+"""Events that happen to the core, and actions that it requests; indices are int64 places in the catalog."""
 
 from __future__ import annotations
 
@@ -77,18 +72,17 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class JobOpened(Event):
-    """A rank of a job connected; sent for every rank, and again on every reconnect.
-
-    A new rank starts at ``epoch`` and ``position``, so looking ahead starts there. ``ineligible`` executors,
-    by number, cannot produce the dataset; later changes come as :class:`ExecutorsIneligible`.
-    """
+    """A rank of a job connected; sent for every rank, and again on every reconnect."""
 
     job: str
     dataset: DatasetFacts
     plan: Plan
     rank: int
+    # A new rank looks ahead from here.
     epoch: int = 0
     position: int = 0
+    # Executors, by number, that cannot produce the dataset; later changes come as
+    # ExecutorsIneligible.
     ineligible: frozenset[int] = frozenset()
     team: str = NO_TEAM
 
@@ -110,9 +104,7 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Fill with a job's samples, in its first epoch's order, up to a size and cost. Repeats renew the job's
-    lease.
-    """
+    """Fill with a job's samples, in its first epoch's order, up to a size and cost; renews its lease."""
 
     job: str
     size_bytes: float = math.inf
@@ -122,10 +114,7 @@ class FillUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchesAsked(Event):
-    """A sampler requested batches [start, stop) of an epoch; it has yielded all before ``yielded``.
-
-    ``sees_store``: its readers read records directly from the store.
-    """
+    """A sampler requested batches [start, stop) of an epoch; it has yielded all before ``yielded``."""
 
     job: str
     rank: int
@@ -133,16 +122,13 @@ class BatchesAsked(Event):
     start: int
     stop: int
     yielded: int
+    # Its readers read records directly from the store.
     sees_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRead(Event):
-    """A read report: the samples of a batch that a reader got, and those it still misses (offsets in the
-    batch).
-
-    ``straight`` of its samples came directly from the store.
-    """
+    """A read report: the samples of a batch that a reader got, and those it still misses."""
 
     job: str
     rank: int
@@ -150,45 +136,46 @@ class BatchRead(Event):
     position: int
     samples: int
     hits: int
+    # Offsets in the batch, as in corrupt.
     missed: Ints
     corrupt: Ints
     done: bool
     read_us: int
     wait_us: int
     size_bytes: int = 0
+    # Number of samples that came directly from the store.
     straight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """A function's answer, with an entry for each sample of the request, in its order.
-
-    ``outcomes`` are places in :data:`OUTCOME_ORDER`; times are in microseconds, lengths in bytes;
-    ``messages`` are keyed by offset. ``duration_us`` is the function's own time, ``gb_s`` the billed time
-    multiplied by its memory; ``source_requests`` are GETs.
-
-    ``pack`` is the number of the pack that the function wrote, 0 for none; ``stored`` marks the samples in
-    it, ``pointers`` those for which the cache holds a pointer. ``store_trouble`` is the reason if the store
-    failed to take or return records; ``store_requests`` are GETs and PUTs, ``store_bytes`` bytes read or
-    written.
-    """
+    """A function's answer, with an entry for each sample of the request, in its order."""
 
     request_id: int
+    # Places in OUTCOME_ORDER.
     outcomes: NDArray[np.uint8]
     record_bytes: Ints
     source_bytes: int
     fetch_us: int
     decode_us: int
     push_us: int
+    # By offset.
     messages: dict[int, str] = field(default_factory=dict)
+    # The function's own time.
     duration_us: int = 0
+    # The billed time multiplied by its memory.
     gb_s: float = 0.0
+    # GETs.
     source_requests: int = 0
     cold_start: bool = False
+    # Number of the pack that the function wrote, 0 for none.
     pack: int = 0
+    # The samples in the pack, and those for which the cache holds a pointer.
     stored: Bools | None = None
     pointers: Bools | None = None
+    # The reason if the store failed to take or return records.
     store_trouble: str = ""
+    # GETs and PUTs, and the bytes read or written.
     store_requests: int = 0
     store_bytes: int = 0
 
@@ -206,14 +193,14 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed(Event):
-    """A request failed. ``gb_s`` are billed all the same, and so is the invocation, unless it was ``refused``
-    before a function ran.
-    """
+    """A request failed."""
 
     request_id: int
     kind: FailureKind
     message: str
+    # Billed all the same.
     gb_s: float = 0.0
+    # No function ran: the invocation is not billed.
     refused: bool = False
 
 
@@ -262,28 +249,26 @@ class CacheResized(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized(Event):
-    """A change in how many concurrent requests an executor, by its number, takes.
-
-    It takes ``burst`` of them right away (all, if ``None``), and ``per_s`` more each second, as AWS Lambda
-    adds environments. ``backlog`` more may wait there for a free function (as many as ``capacity``, if
-    ``None``), so that none idles between two. ``queues``: requests that come too soon are not refused but
-    start late, or are silently dropped.
-    """
+    """A change in how many concurrent requests an executor, by its number, takes."""
 
     capacity: int
+    # Taken right away (all, if None), and per_s more each second, as AWS Lambda
+    # adds environments.
     burst: int | None = None
     per_s: float = math.inf
+    # More that may wait there for a free function, so that none idles between two;
+    # None: as many as capacity.
     backlog: int | None = None
+    # Requests that come too soon are not refused: they start late, or are silently dropped.
     queues: bool = False
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsIneligible(Event):
-    """These executors, by number, cannot produce a dataset's samples: they see no files of this machine, or
-    may not read the source. At least one other can.
-    """
+    """These executors, by number, cannot produce a dataset's samples; at least one other can."""
 
+    # They see no files of this machine, or may not read the source.
     dataset: bytes
     executors: frozenset[int]
 
@@ -292,8 +277,8 @@ class ExecutorsIneligible(Event):
 class RecordsStored(Event):
     """These samples of a dataset are in the store, in packs of these numbers (uint32, none is 0).
 
-    The dataset is known: its :class:`JobOpened` comes before the event, or together with it. It replaces the
-    previous places of these samples.
+    Replaces their previous places. Comes after the dataset's :class:`JobOpened`, or
+    together with it.
     """
 
     dataset: bytes
@@ -315,33 +300,29 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Action):
-    """Request these samples from a function; answered by ``RequestDone`` or ``RequestFailed``.
-
-    ``expires_in_s`` counts from now: a function does not start the request after that. ``hedge_of`` names a
-    request in flight for the same samples, which this one races; ``executor`` is the number of the executor
-    to use. For a restore, all places in the store are known.
-    """
+    """Request these samples from a function; answered by ``RequestDone`` or ``RequestFailed``."""
 
     request_id: int
     job: str
     samples: SetKey
     indices: Ints
+    # From now: a function does not start the request after that.
     expires_in_s: float
+    # For a restore, all places in the store are known.
     kind: RequestKind = RequestKind.DECODE
+    # A request in flight for the same samples, which this one races.
     hedge_of: int | None = None
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Audit(Action):
-    """Ask the cache whether it holds these samples; answered by ``Audited``.
-
-    ``whole``: read and check each entire record, since a reader reported it as corrupt.
-    """
+    """Ask the cache whether it holds these samples; answered by ``Audited``."""
 
     audit_id: int
     samples: SetKey
     indices: Ints
+    # Read and check each entire record, since a reader reported it as corrupt.
     whole: bool = False
 
 
@@ -366,9 +347,7 @@ class WriteTombstones(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadBack(Action):
-    """Read and check a freshly written record; answered by ``RecordReadBack``, or not at all if it is
-    missing.
-    """
+    """Read and check a freshly written record; answered by ``RecordReadBack``, or not if it is missing."""
 
     samples: SetKey
     index: int

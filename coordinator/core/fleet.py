@@ -1,12 +1,4 @@
-"""The executors as the core sees them, cheapest first, and the choice of one for the next request.
-
-The cheapest with a place gets it. If it has none, the request goes to the next one, unless it can wait: a
-request that is needed later than slow requests to both take is kept for the cheaper. So the more expensive
-one gets what the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a
-while, and the next one takes their place. Not every executor can produce every dataset: the choice is among
-the executors *eligible* for it. If only one is, there is no choice, and it is never set aside. There may also
-be executors for the store alone: they restore and save for those that do not see it.
-"""
+"""The executors as the core sees them, cheapest first, and the choice of one for the next request."""
 
 from __future__ import annotations
 
@@ -52,14 +44,12 @@ _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's record with the store: how long restores take, and whether it works.
-
-    ``keeps``: the last function that decoded wrote a pack.
-    """
+    """An executor's record with the store: how long restores take, and whether it works."""
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
+    # The last function that decoded wrote a pack.
     keeps: bool = False
 
 
@@ -141,15 +131,12 @@ class ExecutorState:
 
 
 class EligibleExecutors:
-    """The executors that can produce a dataset, in order of preference, and the ranks that read such
-    datasets.
+    """The executors that can produce a dataset, cheapest first, and the ranks that
+    read such datasets.
 
     Attributes:
         ready: by team, ranks that may have samples to look ahead to, by the deadline of those.
-        deferred: ranks that wait for a place at a cheaper executor, by the time until which they can wait.
-
-    Args:
-        executors: the executors, cheapest first.
+        deferred: ranks that wait for a cheaper executor, by the time until which they can.
         restores: whether they restore from the store, for which they have a latency of its own.
         store_only: the executors for the store alone.
     """
@@ -255,16 +242,15 @@ class EligibleExecutors:
         return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
 
     def _is_set_aside(self, executor: ExecutorState) -> bool:
+        # If only one is eligible, there is no choice, and it is never set aside.
         return executor.breaker.tripped and len(self.executors) > 1
 
 
 class Deadline(NamedTuple):
-    """The need for ``samples``: the first in ``slack_s`` seconds; at 0 or less, a reader waits.
-
-    Only samples needed ``soon`` are requested without delay while latency is unknown.
-    """
+    """The need for ``samples``: the first in ``slack_s`` seconds; at 0 or less, a reader waits."""
 
     slack_s: float = 0.0
+    # Only samples needed soon are requested without delay while latency is unknown.
     soon: bool = True
     samples: int = 1
 
@@ -279,9 +265,9 @@ def pick(
 ) -> tuple[ExecutorState | None, float]:
     """Pick the cheapest executor that is in time for the next request; return it and 0 seconds.
 
-    Return ``None`` if no executor has a place, or if the request can wait for a cheaper one, with the longest
-    wait in seconds; infinity, if only a place or an answer can end it. ``other_than`` is the last choice
-    among free executors, ``failed_by`` is used only if no other is healthy.
+    Return ``None`` if no executor has a place, or if the request can wait for a cheaper one, with
+    the longest wait in seconds; infinity, if only a place or an answer can end it. ``other_than``
+    is the last choice among free executors, ``failed_by`` is used only if no other is healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
@@ -296,6 +282,7 @@ def pick(
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
         # Allow for a slow request there and, since it may fail, another one here.
         enough_s = sum(time_s for time_s in times_s if time_s is not None)
+        # So the more expensive one gets what the cheaper cannot do in time, and no more.
         if None in times_s and not deadline.soon:
             return None, math.inf
         if None not in times_s and deadline.slack_s > enough_s:
@@ -312,12 +299,7 @@ class Soonest(NamedTuple):
 
 
 class Fleet:
-    """All executors, in order of preference.
-
-    Args:
-        several: facts about each, the cheapest first; at least one decodes.
-        store: whether there is a store.
-    """
+    """All executors, in order of preference; at least one decodes."""
 
     def __init__(self, several: Sequence[ExecutorFacts], *, store: bool = False) -> None:
         self.executors = tuple(
@@ -343,12 +325,12 @@ class Fleet:
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
-        """All groups requested so far, the group of all executors first."""
+        """Return all groups requested so far, the group of all executors first."""
         return tuple(self._groups.values())
 
     @property
     def capacity(self) -> int:
-        """Maximum number of concurrent requests of all executors."""
+        """Return the maximum number of concurrent requests of all executors."""
         return sum(executor.concurrency.capacity for executor in self.executors)
 
     def limit(self, now: float) -> int:
@@ -360,7 +342,7 @@ class Fleet:
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first; ``turn`` gives ``None`` for teams that get nothing more."""
+        """Return the ready rank that goes first; ``turn`` gives ``None`` for teams that get no more."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():

@@ -1,7 +1,6 @@
 """Jobs and their ranks: each rank's place in its plan, and its pace.
 
-Batches are counted by *absolute position*: epoch times batches per epoch plus position in the epoch, so that
-looking ahead crosses epochs seamlessly. Events change ranks in :mod:`superdl.coordinator.core.ranks`.
+An *absolute position* counts batches: epoch times batches per epoch plus position in the epoch.
 """
 
 from __future__ import annotations
@@ -71,34 +70,28 @@ class CursorSpan(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Samples that were absent when a rank looked at the batches from ``start`` to before ``stop``.
-
-    For samples of a retry, ``alone`` and ``failed_by`` are those of the
-    :class:`superdl.coordinator.core.queues.Retry`.
-    """
+    """Samples that were absent when a rank looked at the batches from ``start`` to before ``stop``."""
 
     start: int
     stop: int
     samples: SetKey
     indices: Ints
+    # For samples of a retry, as in queues.Retry.
     alone: bool = False
     failed_by: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """A rank's place in its job's plan.
-
-    Batches before ``watermark`` have been read. Those before ``lookahead`` have been looked at; their absent
-    samples are ``pending`` (by position) or were requested. The sampler knows those before ``asked``.
-    ``caution`` is the factor by which the rank looks ahead farther than needed: it grows with each stall and
-    shrinks with each batch without one.
-    """
+    """A rank's place in its job's plan."""
 
     job: Job = field(repr=False)
     rank: int
+    # Batches before it have been read.
     watermark: int
+    # Batches before it have been looked at; their absent samples are pending or were requested.
     lookahead: int
+    # The sampler knows the batches before it.
     asked: int
     yielded: int
     last_seen_s: float
@@ -107,12 +100,15 @@ class Cursor:
     reach: int = 0  # upper end of all that the sampler was ever given
     counted: int = 0  # upper end of the batches counted as reused or not
     fresh: bool = True  # true until something is read after the cursor was opened or moved
+    # The factor by which the rank looks ahead farther than needed: it grows with
+    # each stall and shrinks with each batch without one.
     caution: float = 1.0
     lapsed: bool = False  # true if it showed no sign of life within the lease
     sees_store: bool = False  # true if its readers read stored samples directly from the store
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
+    # By position.
     pending: deque[Ahead] = field(default_factory=deque)
 
     @property
@@ -184,7 +180,7 @@ class Cursor:
 
     @property
     def next_ahead(self) -> int:
-        """The first position that still needs requests."""
+        """Return the first position that still needs requests."""
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
@@ -224,7 +220,7 @@ class Job:
 
     @property
     def end(self) -> int:
-        """The absolute position at which the known part of the plan ends."""
+        """Return the absolute position at which the known part of the plan ends."""
         epoch = self.plan.only_epoch
         return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
@@ -234,7 +230,7 @@ class Job:
 
     @property
     def lapsed(self) -> bool:
-        """True if none of its ranks showed a sign of life within the lease."""
+        """Return whether none of its ranks showed a sign of life within the lease."""
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:

@@ -1,9 +1,4 @@
-"""Records for users: a batch's history, the causes of stalls, and signs of thrash.
-
-No decision depends on them. Notes on ranks are kept as long as there is room (a page was given out, batches
-were looked at, a reader missed or read one), and so are the newest requests.
-:mod:`superdl.coordinator.core.ranks` interprets them.
-"""
+"""Records for users, not for decisions: a batch's history, the causes of stalls, signs of thrash."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.Enum):
-    """Why a batch can be late; `super_wire.waits` maps the values to names for users."""
+    """Causes of a batch's lateness; `super_wire.waits` maps the values to names for users."""
 
     # Functions or the job were starting: nothing can be ready before its first batches
     COLD_START = "cold_start"
@@ -103,7 +98,7 @@ class Work:
 
     @property
     def waits_for_the_source(self) -> bool:
-        """True if the source limits the functions."""
+        """Return whether the source limits the functions."""
         # Several objects are fetched at once, so decoding must also leave half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
@@ -164,9 +159,7 @@ class Stalls:
 
 @dataclass(slots=True)
 class _Fading:
-    """The samples of a dataset that jobs needed and those that had been dropped before, with exponential
-    decay.
-    """
+    """A dataset's samples that jobs needed, and those dropped before, with exponential decay."""
 
     needed: float = 0.0
     again: float = 0.0
@@ -205,5 +198,5 @@ class Thrash:
 
     @property
     def thrashing(self) -> bool:
-        """True if any dataset's samples are dropped and produced again."""
+        """Return whether any dataset's samples are dropped and produced again."""
         return any(dataset.thrashing for dataset in self._datasets.values())

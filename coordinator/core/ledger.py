@@ -1,12 +1,4 @@
-"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent.
-
-The cost of functions is kept by dataset, since any job may use what was produced for another. A dataset's
-costs are split over its jobs in proportion to the samples that each has read; before any are read, in
-proportion to those produced for each. Hourly costs are split evenly over the jobs present. So shares move
-while jobs read, and their sum is always the amount spent.
-
-Costs are kept by kind from the start (:class:`Costs`), so they need not be worked out later.
-"""
+"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent."""
 
 from __future__ import annotations
 
@@ -45,22 +37,22 @@ class Spending(enum.StrEnum):
 
 @dataclass(slots=True)
 class Costs:
-    """US dollars by kind of cost.
+    """US dollars by kind of cost."""
 
-    ``functions_usd``: invocations and their memory times duration; ``source_requests_usd``: GETs;
-    ``store_requests_usd``: GETs and PUTs of the store; ``transfer_usd``: bytes out of the source, into the
-    cache and out of it; ``cache_usd`` and ``coordinator_usd``: by the hour, used or not; ``trainers_usd``:
-    training machines, which the coordinator does not know and a bill adds; ``earlier_usd``: the total spent
-    by previous coordinators.
-    """
-
+    # Invocations, and their memory times duration.
     functions_usd: float = 0.0
+    # GETs.
     source_requests_usd: float = 0.0
+    # GETs and PUTs of the store.
     store_requests_usd: float = 0.0
+    # Bytes out of the source, into the cache and out of it.
     transfer_usd: float = 0.0
+    # By the hour, used or not, as the next.
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
+    # Training machines, which the coordinator does not know and a bill adds.
     trainers_usd: float = 0.0
+    # The total spent by previous coordinators.
     earlier_usd: float = 0.0
 
     def add(self, other: Costs, share: float = 1.0) -> None:
@@ -70,14 +62,12 @@ class Costs:
 
     @property
     def usd(self) -> float:
-        """The sum of all kinds."""
+        """Return the sum of all kinds."""
         return math.fsum(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(slots=True)
 class _Pool:
-    """The costs of one dataset, and each job's share."""
-
     costs: Costs = field(default_factory=Costs)
     used: dict[str, int] = field(default_factory=dict)
     produced: dict[str, int] = field(default_factory=dict)
@@ -85,6 +75,8 @@ class _Pool:
     produced_total: int = 0
 
     def share(self, job: str) -> float:
+        # Any job may use what was produced for another: split by samples read, before that by
+        # samples produced. Shares move while jobs read, and their sum is always the amount spent.
         if self.used_total:
             return self.used.get(job, 0) / self.used_total
         if self.produced_total:
@@ -96,8 +88,7 @@ class Ledger:
     """Spending: the amount, its split among jobs, and its rate.
 
     Args:
-        prices: unit prices, by the executor's number. Each has its own hourly costs; reading belongs to no
-            executor, so the highest price counts.
+        prices: unit prices, by the executor's number, each with its own hourly costs.
         max_usd: the hard cap.
         max_usd_per_hour: beyond this rate, money goes only to samples that readers wait for.
         spent_usd: the amount spent before; it counts for the hard cap, and no job bears it.
@@ -110,6 +101,7 @@ class Ledger:
         self._billed = any(price.billed for price in prices)
         self._hour_usd = sum(price.hour for price in prices)
         self._coordinator_share = sum(price.coordinator_hour for price in prices) / (self._hour_usd or 1.0)
+        # Reading belongs to no executor, so the highest price counts.
         self._record_gb_usd = max(price.record_gb for price in prices)
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
@@ -143,6 +135,7 @@ class Ledger:
             return
         self._count(usd, now)
         if self._present:
+            # Hourly costs are split evenly over the jobs present.
             self._hours_usd += usd / len(self._present)
         else:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
@@ -300,7 +293,7 @@ class Ledger:
 
     @property
     def request_usd(self) -> float:
-        """The known or estimated cost of one more request."""
+        """Return the known or estimated cost of one more request."""
         return max(map(self._each_usd, range(len(self._prices))))
 
     def _each_usd(self, executor: int) -> float:

@@ -1,20 +1,8 @@
-"""Look-ahead: the window of a rank, its samples that must be requested, and those that come along.
+"""Look-ahead: the window of a rank, its samples that must be requested, and those
+that come along.
 
-The memory recommended against thrash has to be right: with that much the thrash ends, with a tenth less it
-does not. Seeded mixes of jobs verify this in the simulator.
-
-If samples are members of shards, a *run* is a sequence of them within some MiB of one object. With a global
-shuffle they are needed at random times, each with a GET of its own. So a request for part of a run also takes
-its *neighbours*, the run's other absent samples, and a cold epoch takes about one GET per run. They are
-needed late, and must not delay anything that is needed sooner:
-
-* They must stay until they are needed: the cache has room for all that recurs, or the store takes what is
-  decoded. For a random recipe there must also be room for the whole epoch.
-* A rank's first look-ahead takes none, and neither do samples that a reader misses, nor, as always, retries.
-* The request must be in time with all its neighbours. If readers wait again and again this is impossible;
-  then neighbours come once functions need less than half a minute for all that is left. Otherwise the readers
-  of a large dataset would wait for most of it, as one batch has samples of very many runs.
-* The more expensive of several executors takes none, and no more is in flight than look-ahead may fill.
+If samples are members of shards, a *run* is a sequence of them within some MiB of one object. A
+request for part of a run also takes its *neighbours*: a cold epoch takes about one GET per run.
 """
 
 from __future__ import annotations
@@ -49,7 +37,6 @@ LEAST_BATCHES = 2  # minimum look-ahead in batches beyond what the sampler has g
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
-    """Return the end of the look-ahead, bounded by settings and by this rank's share of the budget."""
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
         state.want(cursor, 0)
@@ -77,7 +64,7 @@ def _stride(cursor: Cursor, end: int) -> int:
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return how many batches to look ahead: those read during a slow request (Little's law), and spares."""
+    """Return the batches to look ahead: those read during a slow request (Little's law), and spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -88,11 +75,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """Return a rank's next absent samples, pending ones first; ``None`` if there are none.
-
-    The look-ahead passes over samples that are resident or on their way. Samples in an unknown state are
-    audited first, and come back to the rank if they are absent.
-    """
+    """Return a rank's next absent samples, pending ones first; ``None`` if there are none."""
     job = cursor.job
     while True:
         epoch = job.epoch_and_position(cursor.lookahead)[0]
@@ -137,6 +120,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
         if (states == SampleState.CHECKING).any():  # this rank, too, needs the absent ones
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
+        # Samples in an unknown state come back to the rank if they are absent.
         audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)
 
 
@@ -150,9 +134,10 @@ _ROUNDS = 64
 
 def needed_bytes(state: State) -> int:
     """Return the budget in bytes at which no recurring sample would be dropped."""
-    # All that recurs for any reader at any look-ahead, except what all readers take from the store. For
-    # random recipes also the look-ahead with that budget, and what the first of several jobs has read and the
-    # last has not.
+    # All that recurs for any reader at any look-ahead, except what all readers take
+    # from the store. For random recipes also the look-ahead with that budget, and
+    # what the first of several jobs has read and the last has not. The simulator
+    # verifies that thrash ends with it, and not with a tenth less.
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}
     for job in state.jobs.values():
@@ -263,9 +248,6 @@ def runs_of(
 ) -> Ints | None:
     """Return where runs begin in a catalog, ascending from 0; ``None`` if each is one sample.
 
-    A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
-    read, unless a sample has more than half of that. A row group, which is read whole, is a run.
-
     Args:
         objects: integers ``[n]``, the object of each sample; equal ones are adjacent.
         offsets: integers ``[n]``, where each sample begins in it, ascending in each object.
@@ -275,6 +257,8 @@ def runs_of(
     """
     if not objects.size:
         return None
+    # A row group, which is read whole, is a run. Others begin in one of the equal
+    # windows that an object is cut into.
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
     # A window and a sample that begins at its end are at most run_bytes together.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
@@ -297,17 +281,25 @@ def with_their_neighbours(
 ) -> Ints:
     """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
 
-    ``wanted``: absent samples, most urgent first, for which there is room; ``slack_s``: the time until the
-    first is needed, infinite if it cannot be in time; samples needed after ``later_than_s`` may make room.
+    ``wanted`` are absent, most urgent first, and have room; ``slack_s``: the time
+    until the first is needed, infinite if it cannot be in time; samples needed
+    after ``later_than_s`` may make room.
     """
     runs = state.datasets[key.dataset].runs
+    # Neighbours are needed late, and must not delay anything that is needed sooner:
+    # a rank's first look-ahead takes none.
     if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
         return wanted
     samples = state.set_of(key)
+    # If readers always wait, no request is in time: neighbours come once functions
+    # are soon through. Sooner, readers would wait for most of a large dataset, as a
+    # batch has samples of very many runs.
     if slack_s == math.inf and _time_left_s(state, executor, samples) > _SOON_DONE_S:
         return wanted
     taken = _whole_runs(state, samples, runs, wanted)
     added_bytes = math.ceil(samples.sample_bytes * taken.size)
+    # In time with all neighbours, no more in flight than look-ahead may fill, none at
+    # the more expensive of several executors; and they must stay until they are needed.
     if (
         executor.latency.expected_s(taken.size) > _SLACK_SHARE * slack_s
         or state.reserved_bytes + added_bytes > WINDOW_SHARE * state.budget_bytes
@@ -363,5 +355,6 @@ def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True
+    # For a random recipe there must also be room for the whole epoch.
     epoch_bytes = 0.0 if samples.key.epoch == EVERY_EPOCH else samples.sample_bytes * samples.state.size
     return needed_bytes(state) + epoch_bytes <= state.budget_bytes

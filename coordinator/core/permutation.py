@@ -1,16 +1,8 @@
-"""A keyed, invertible permutation of ``range(size)`` that is computed and never stored.
+"""A keyed, invertible permutation of ``range(size)``, computed and never stored. A
+shuffle, no encryption.
 
-Two constructions of Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), are used:
-
-* Above `PREFIX_SIZE_MAX` elements, their generalised Feistel network with cycle walking. A position is
-  written as a pair of digits ``(left, right)`` with radices close to ``sqrt(size)``; each round adds a keyed
-  hash of one digit to the other. The product of the radices exceeds ``size`` by less than the left radix, so
-  that hardly any value leaves the range; those that do are walked on until they are back.
-* Up to that size, where a Feistel network has too few states to mix well, their prefix cipher: sort the
-  positions by keyed random words.
-
-The order is part of what users rely on (resume, several ranks, another machine): it depends on integer
-arithmetic modulo 2**64 and on BLAKE2b only, and a test pins some orders. It is a shuffle, not encryption.
+After Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It
+depends on integer arithmetic modulo 2**64 and on BLAKE2b only: users rely on the order.
 """
 
 from __future__ import annotations
@@ -46,16 +38,10 @@ _HALF: Final = np.uint64(32)
 
 @dataclass(frozen=True)
 class Permutation:
-    """A bijection of ``range(size)``, chosen by ``key``.
+    """A bijection of ``range(size)``, chosen by ``key``: equal on every machine and
+    in every release.
 
-    Equal sizes and keys give equal permutations, on every machine and in every release.
-
-    Args:
-        size: Number of elements, 1 to `SIZE_MAX`.
-        key: 1 to `KEY_BYTES_MAX` bytes.
-
-    Raises:
-        PlanError: If the size or the key is out of bounds.
+    ``PlanError``: not 1 to `SIZE_MAX` elements, or not 1 to `KEY_BYTES_MAX` bytes of key.
     """
 
     size: int
@@ -67,6 +53,7 @@ class Permutation:
             raise PlanError(f"a permutation needs a size of 1 to {SIZE_MAX}, not {self.size}")
         if not 1 <= len(self.key) <= KEY_BYTES_MAX:
             raise PlanError(f"a permutation needs a key of 1 to {KEY_BYTES_MAX} bytes, not {len(self.key)}")
+        # A Feistel network on few elements has too few states to mix well.
         cipher = _PrefixCipher if self.size <= PREFIX_SIZE_MAX else _FeistelCipher
         object.__setattr__(self, "_cipher", cipher(self.size, self.key))
 
@@ -92,7 +79,7 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, or raise a PlanError that calls them ``name``; copy only if needed."""
+    """Return ``values`` as int64, copied only if needed; ``PlanError``, which calls them ``name``."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
@@ -115,9 +102,11 @@ class _PrefixCipher:
 
 
 class _FeistelCipher:
-    """A generalised Feistel network on ``range(left_radix * right_radix)``, with cycle walking."""
+    """A generalised Feistel network on pairs of digits, with cycle walking."""
 
     def __init__(self, size: int, key: bytes) -> None:
+        # The product of the radices exceeds size by less than the left radix:
+        # hardly any value leaves the range.
         left_radix = math.isqrt(size - 1) + 1
         self._size = size
         self._left_radix = np.uint64(left_radix)
@@ -125,7 +114,6 @@ class _FeistelCipher:
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
     def apply(self, values: Ints, *, decrypt: bool) -> Ints:
-        """Apply the network until every value is below size."""
         # This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the
         # value itself, which is in range, and fewer than `left_radix` values that are not.
         # Fresh and contiguous, so that reshape gives a view: work in place must reach `walked`.

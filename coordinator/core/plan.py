@@ -1,26 +1,17 @@
 """The plan: the batches of every rank, as a pure function of the arguments and the epoch.
 
-* The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order if
-  ``shuffle`` is False). An *order position* is a place in it, an *index* is a sample of the catalog.
-* A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch ``j``
-  covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its ``r``-th contiguous slice. A
-  *position* is the number of a global batch within its epoch.
-
-The last global batch is short if ``G`` does not divide ``size``. ``drop_last`` leaves it out. Otherwise it is
-padded to a multiple of the ranks with the first samples of the same epoch, as torch's DistributedSampler
-does. The padding is flagged; each index that is not flagged is delivered at most once per epoch.
-
-If an epoch is not simply each sample once, its order is one of *draws*
-(:mod:`superdl.coordinator.core.drawing`), and everything else applies to them. If draws are repeated, each
-repetition has its own order position, and rank ``r`` takes every ``replicas``-th position of the global
-batch, starting at its ``r``-th, so that repetitions go to different ranks.
-
-If a user's sampler drew the order of an epoch (:attr:`~superdl.super_wire.draws.Draws.lengths`), batches have
-the lengths that it gave them, there is one rank, and other epochs are unknown.
-
-If the job is one of a *mix*, an epoch has as many *slots* as all its datasets have samples together. A global
-batch is ``G`` slots, and a rank takes its slice of them: the plan has its dataset's part of that slice. Such
-parts differ in length, and may be empty.
+* The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order
+  without ``shuffle``). An *order position* is a place in it, an *index* is a sample of the catalog.
+* A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch
+  ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its ``r``-th contiguous
+  slice. A *position* is the number of a global batch within its epoch.
+* A short last global batch is padded to a multiple of the ranks with the first samples of the same
+  epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
+  flagged as padding is delivered at most once per epoch.
+* If an epoch is not each sample once, its order is one of *draws* (:mod:`.drawing`). If a user's sampler
+  drew it, batches have the lengths it gave them, there is one rank, and other epochs are unknown.
+* In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
+  ``G`` slots, and the plan has its dataset's part of a rank's slice.
 """
 
 from __future__ import annotations
@@ -55,8 +46,10 @@ class Span:
     Attributes:
         indices: int64 ``[n]``, the samples in their order.
         padding: bool ``[n]``, True for a sample that only gives all ranks equal lengths.
-        offsets: int64 ``[batches + 1]``; batch ``i`` of the span is ``indices[offsets[i] : offsets[i + 1]]``.
-        repetitions: int64 ``[n]``, how often each was drawn before in the epoch; ``None``: each comes once.
+        offsets: int64 ``[batches + 1]``; batch ``i`` of the span is
+            ``indices[offsets[i] : offsets[i + 1]]``.
+        repetitions: int64 ``[n]``, how often each was drawn before in the epoch;
+            ``None``: each comes once.
     """
 
     indices: Ints
@@ -169,22 +162,22 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Number of order positions in an epoch: samples, or draws with repetitions."""
+        """Return the number of order positions in an epoch: samples, or draws with repetitions."""
         return self.size if self._drawing is None else self._drawing.length
 
     @property
     def samples_drawn(self) -> int:
-        """Number of catalog samples that can occur in an epoch."""
+        """Return the number of catalog samples that can occur in an epoch."""
         return self.size if self._drawing is None else self._drawing.samples
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks read at once, over all datasets of a mix; the last batch may be short."""
+        """Return the samples that all ranks read at once, over a mix's datasets; the last may be fewer."""
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """Global batches per epoch, which is also every rank's number of batches."""
+        """Return the global batches per epoch, which is also every rank's number of batches."""
         if self._ends is not None:
             return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
@@ -192,7 +185,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that all ranks together deliver per epoch, without padding."""
+        """Return the samples that all ranks together deliver per epoch, without padding."""
         return self._before(self._slots_per_epoch)
 
     @property
@@ -203,7 +196,7 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Samples that the ranks deliver again, as padding; fewer than the replicas."""
+        """Return the samples that the ranks deliver again, as padding; fewer than the replicas."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
@@ -214,13 +207,7 @@ class Plan:
         return self.span(epoch, position, position + 1, rank)
 
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
-        """Return what ``rank`` reads at the positions from ``start`` up to, not including, ``stop``.
-
-        A single vectorised call for many batches costs little more than for one.
-
-        Raises:
-            PlanError: If epoch or rank is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
-        """
+        """Return what ``rank`` reads at [start, stop) of an epoch; ``PlanError`` if out of range."""
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         stop = _bounded("stop", stop, 0, self.batches_per_epoch)
         start = _bounded("start", start, 0, stop)
@@ -230,6 +217,7 @@ class Plan:
             end = self._mixing.before(first + lengths)
             first = self._mixing.before(first)
             lengths = end - first
+        # A single vectorised call for many batches costs little more than for one.
         places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
         places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
@@ -251,11 +239,12 @@ class Plan:
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return in how many global batches from ``position`` each sample is used next: int64 ``[n]``.
+        """Return in how many global batches from ``position`` each sample is used
+        next: int64 ``[n]``.
 
-        0 is the batch at ``position``, which may be the end of the epoch. A sample that neither the rest of
-        this epoch nor the next one uses gets `NEVER_SOON`. Use as padding counts. With draws, a sample with
-        very many may be used sooner. ``PlanError`` if an index, epoch or position is out of range.
+        0 is the batch at ``position``, which may be the epoch's end. A sample not used
+        in the rest of this epoch or in the next gets `NEVER_SOON`. Padding counts. With
+        very many draws, a sample may be used sooner. ``PlanError`` if out of range.
         """
         # Constant time per sample, by the inverse of the order; nothing is stored.
         batches = self.batches_per_epoch
@@ -300,6 +289,8 @@ class Plan:
 
     @property
     def _step(self) -> int:
+        # Repetitions go to different ranks: a rank takes every replicas-th position
+        # of the global batch.
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:

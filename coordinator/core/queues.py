@@ -1,9 +1,4 @@
-"""Queues: what waits for a time, a retry, a reader, room in the cache, or a late answer.
-
-This is only data; :mod:`superdl.coordinator.core.dispatching` and the modules that it calls make the
-decisions. Cursors, batches and requests are named by plain tuples and numbers, so that nothing here keeps
-them alive.
-"""
+"""Queues: what waits for a time, a retry, a reader, room in the cache, or a late answer. Only data."""
 
 from __future__ import annotations
 
@@ -22,6 +17,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
+# Plain tuples and numbers name cursors, batches and requests: nothing here keeps them alive.
 CursorKey: TypeAlias = tuple[str, int]  # a rank's cursor, by job and rank
 _Item = TypeVar("_Item")
 
@@ -42,10 +38,7 @@ class BatchPlace(NamedTuple):
 
 
 class TimeQueue(Generic[_Item]):
-    """A heap of items by time; equal times keep the order of arrival, so that runs repeat exactly.
-
-    Entries are never searched for: adding an item again, or discarding it, voids its old entry.
-    """
+    """A heap of items by time; equal times keep the order of arrival, so that runs repeat exactly."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, _Item]] = []
@@ -61,6 +54,7 @@ class TimeQueue(Generic[_Item]):
     def add(self, item: _Item, at_s: float) -> None:
         """Add an item, or change its time."""
         self._count += 1
+        # Entries are never searched for: this voids the item's old entry.
         self._valid[item] = self._count
         heapq.heappush(self._heap, (at_s, self._count, item))
         if len(self._heap) > 2 * len(self._valid) + _VOID_MAX:
@@ -99,17 +93,16 @@ class TimeQueue(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retry:
-    """Samples that wait for a retry, which will be charged to a job.
-
-    ``alone``: each gets its own invocation, since one of them may crash it. ``failed_by``: the executor where
-    they failed; another one is tried first. ``of_source``: the source failed to provide them.
-    """
+    """Samples that wait for a retry, which will be charged to a job."""
 
     samples: SetKey
     indices: Ints
     job: str
+    # Each gets its own invocation, since one of them may crash it.
     alone: bool = False
+    # The executor where they failed; another one is tried first.
     failed_by: int | None = None
+    # The source failed to provide them.
     of_source: bool = False
 
 
@@ -146,14 +139,11 @@ class Misses(NamedTuple):
 
 
 class ReportedMisses:
-    """The samples that readers wait for right now, by batch, oldest report first.
-
-    A reader keeps the samples it has, and repeats the missing ones at least every second. So only the missing
-    samples of a batch in progress must stay in the cache. Samples that a reader has not repeated for some
-    seconds have arrived, or it gave up.
-    """
+    """The samples that readers wait for right now, by batch, oldest report first."""
 
     def __init__(self) -> None:
+        # A reader repeats missing samples every second: those not repeated for some seconds
+        # have arrived, or it gave up. Of a batch in progress, only they must stay in the cache.
         self._by_batch: dict[BatchPlace, Misses] = {}
         self._unserved: dict[BatchPlace, None] = {}
 
@@ -165,7 +155,7 @@ class ReportedMisses:
 
     @property
     def unserved(self) -> Collection[BatchPlace]:
-        """Batches that may need requests, in order of arrival."""
+        """Return the batches that may need requests, in order of arrival."""
         return self._unserved.keys()
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
@@ -214,13 +204,10 @@ class ReportedMisses:
 
 @dataclass(slots=True)
 class RoomSearch:
-    """The last failed search for room in the cache, and the cursors that wait for room.
+    """The last failed search for room in the cache, and the cursors that wait for room."""
 
-    Searching for samples to drop costs milliseconds, and more with every job. After a search that freed too
-    little, searches with no wider choice are futile until an event has come and some time has passed. So
-    searches take a small share of the processor.
-    """
-
+    # Searching costs milliseconds, and more with every job. After a search that freed too little,
+    # searches with no wider choice are futile until an event has come and some time has passed.
     until_s: float = -math.inf
     events: int = -1
     later_than_s: float = math.inf
@@ -287,7 +274,7 @@ class Stragglers:
 
     @property
     def late(self) -> list[int]:
-        """The stragglers without a rival, earliest first, as many as are worth checking."""
+        """Return the stragglers without a rival, earliest first, as many as are worth checking."""
         return list(itertools.islice(self._late, _LOOKED_AT))
 
     def next_late_s(self) -> float | None:
@@ -300,16 +287,13 @@ class Stragglers:
 
 
 class UnsavedQueue:
-    """Cached samples to be written to the store, in order of arrival.
-
-    Each is queued at most once, so that the queue cannot grow while the store takes nothing. Check on removal
-    whether a sample is still in the cache and in no pack. The queue stays empty unless saving is ``wanted``:
-    some functions do not see the store, or a job fills it.
-    """
+    """Cached samples to be written to the store, in order of arrival; empty unless saving is ``wanted``."""
 
     def __init__(self) -> None:
+        # True if some functions do not see the store, or a job fills it.
         self.wanted = False
         self._waiting: dict[SetKey, deque[tuple[float, Ints]]] = {}
+        # Each is queued at most once: the queue cannot grow while the store takes nothing.
         self._is_here: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:

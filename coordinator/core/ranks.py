@@ -1,15 +1,4 @@
-"""A rank's life: it opens a job, requests, reads or misses batches, falls silent, is forgotten.
-
-Reports come from the network and may be late, lost, or older than a restarted coordinator; a report about a
-batch that is not in the plan is ignored. Requests for batches and read reports renew a rank's lease. When the
-lease ends, nothing is looked ahead for the rank until it comes back, and samples that only it will read are
-dropped before others. Its place in the plan is kept for ``forget_s``.
-
-Each batch that had missing samples gets one cause for users once it was read. It follows from the state at
-the first miss (had the samples been requested, were functions idle) and from what functions did until then.
-Searching thousands of requests would be exact but cost milliseconds for each stalled batch. No decision
-depends on causes, so a wrong one misleads people but no plan.
-"""
+"""A rank's life: it opens a job, requests, reads or misses batches, falls silent, is forgotten."""
 
 from __future__ import annotations
 
@@ -139,7 +128,6 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    """Return whether a sampler restarted at an earlier place."""
     # Less was yielded than before, and than was read. A report may overtake a request, but that request still
     # yields no less than the one before.
     return yielded < cursor.watermark and yielded < cursor.yielded
@@ -151,6 +139,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if cursor is None:
         return
     job = cursor.job
+    # Ignore a batch that is not in the plan.
     if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
         return
     if not job.plan.covers(event.epoch):
@@ -226,6 +215,8 @@ def lapse(state: State, now: float) -> None:
             job_closed(state, JobClosed(name, rank), now)
             continue
         if cursor.last_seen_s + settings.lease_s <= now:
+            # Nothing is looked ahead for it until it comes back; samples that only
+            # it will read go first.
             cursor.lapsed = True
             state.rest(cursor)
             state.want(cursor, 0)
@@ -293,6 +284,8 @@ def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: I
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
         return
+    # Searching thousands of requests would be exact but cost milliseconds for each
+    # stalled batch. No decision depends on causes.
     cause = _cause_at_once(state, cursor, samples, indices, now)
     stalls.begin(place, cause, cursor.job.dataset)
 

@@ -1,16 +1,7 @@
 """The life of a request: made, sent, answered or failed, finished.
 
-It is *made* of absent samples, of samples that a straggler has not brought, or of cached samples to be saved.
-Its *claim* is the samples that are still missing and the room reserved for them in the cache; two requests
-that race share one. It is *sent* to one executor. Its first answer, or its failure, *finishes* it: its place
-is free again, it is billed, and its samples are settled. A second answer changes nothing. Missing samples are
-retried (:mod:`superdl.coordinator.core.retrying`).
-
-A straggler takes longer than nearly all requests; a second request for the same samples races it. The first
-answer wins; the other one changes nothing but the bill (Dean and Barroso, "The Tail at Scale", 2013). Such
-hedges are made if a function is idle or a reader waits, and are limited to a share of all requests.
-
-:mod:`superdl.coordinator.core.dispatching` decides which samples go together, and to which executor.
+Its *claim* is the samples that are still missing and the room reserved for them in
+the cache; two requests that race share one.
 """
 
 from __future__ import annotations
@@ -133,6 +124,7 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 def race_stragglers(state: State, now: float) -> None:
     """Race stragglers, within a share of all requests, if functions are idle or a reader waits."""
+    # Dean and Barroso, "The Tail at Scale", 2013.
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
         return
@@ -237,16 +229,15 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
 
 
 class Ended(NamedTuple):
-    """A request that has ended, and bools ``[samples]`` for each possible result.
-
-    Of its unsettled samples, some are ``cached``, some ``failed`` for good, and some are ``left`` to be
-    retried, unless a rival may still bring them. ``late`` samples came after they were settled.
-    """
+    """A request that has ended, and bools ``[samples]`` for each possible result."""
 
     request: Request
+    # Of its unsettled samples, the cached ones and those that failed for good.
     cached: Bools
     failed: Bools
+    # To be retried, unless a rival may still bring them.
     left: Bools
+    # They came after they were settled.
     late: Bools
 
 

@@ -1,18 +1,8 @@
 """The store as the core sees it: stored samples, who restores them, and what to do if it fails.
 
-The core knows a place in the store by the number of its pack; the coordinator knows the name and offset.
-Samples that are absent and stored are *restored*, by ordinary requests; others, and those whose restoring
-failed, are decoded. A job whose readers all see the store is *straight*: its readers take stored samples from
-there, so only those that a reader misses go into the cache. If all jobs of a dataset are straight, decoded
-samples come as *pointers* into their new pack. A job that does not see the store cannot use pointers: they
-are dropped when it comes, and the samples it needs are restored.
-
-If some functions do not see the store, executors that do see it save what these have decoded
-(:mod:`superdl.coordinator.core.background`).
-
-Store trouble is tracked for each executor, since functions may be configured differently: a circuit breaker
-for reading, another for writing. While one is open, nothing waits for the store: samples are decoded, and no
-packs are written; then a single request tries it. None of this costs anything if there is no store.
+A job whose readers all see the store is *straight*: only what a reader misses goes
+into the cache. If all jobs of a dataset are straight, decoded samples come as
+*pointers* into their new pack.
 """
 
 from __future__ import annotations
@@ -55,7 +45,7 @@ class Way(NamedTuple):
 
     @property
     def restore(self) -> bool:
-        """True if they come from the store."""
+        """Return whether they come from the store."""
         return self.executors.restores
 
     def without(self, count: int) -> Ints:
@@ -69,6 +59,7 @@ def records_stored(state: State, event: RecordsStored, now: float) -> None:
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
+    # The core knows a place by the number of its pack; the coordinator knows name and offset.
     state.set_of(SetKey(event.dataset, EVERY_EPOCH)).place(event.indices, event.packs)
 
 
@@ -274,6 +265,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
     """Blame the store for a failed or refused request that used it; warn when it is first set aside."""
     executor = state.fleet.executors[request.order.executor]
+    # By executor, since functions may be configured differently.
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:
         return

@@ -1,7 +1,7 @@
 """Retries: when and where to try missing samples again, and how often.
 
-Failures that may be a sample's fault use up its attempts. Others (a throttled executor, a full cache, a
-source that does not answer) use up none; the waits grow as long as nothing succeeds.
+Failures that may be a sample's fault use up its attempts; others (a throttled
+executor, a full cache, a source that does not answer) none.
 """
 
 from __future__ import annotations
@@ -151,7 +151,6 @@ def retry_failed(
 
 
 def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
-    """Return which samples of an unanswered request are not yet suspected."""
     # Either the executor dropped the request, or a sample crashed its function. The first time neither is
     # blamed, nor a few more times while functions begin late, which precedes dropping.
     executor = state.fleet.executors[request.order.executor]

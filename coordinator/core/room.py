@@ -1,12 +1,4 @@
-"""Room in the cache: whether samples fit into the budget, after dropping those needed last.
-
-Under pressure, samples that no job will need go first, then those needed last (Belady 1966); with several
-teams, samples of those that hold more than their share go before others. Plans are known, so the next use of
-every resident sample is computed from the permutations; nothing about it is stored, and recency does not
-matter. With very many resident samples, only a part is considered, a different one each time, several times
-larger than the amount to drop. So the cost of dropping a sample does not grow with the cache, and those
-dropped are among the last to be needed.
-"""
+"""Room in the cache: samples are dropped by farthest next use (Belady 1966)."""
 
 from __future__ import annotations
 
@@ -151,15 +143,15 @@ def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
 def next_use_s(
     key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
-    """Return the seconds until any job needs each sample in the cache, at its current pace; infinite if none
-    will within an epoch. A straight job needs a ``stored`` sample only if a sampler may already know its
-    place.
-    """
+    """Return the seconds until any job needs each sample in the cache; infinite if not within an epoch."""
+    # Plans are known, so next uses are computed from the permutations: nothing is
+    # stored, and recency does not matter.
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
         if job.dataset == key.dataset and job.fill is None:
             batches = next_use(key, indices, job)
             never = batches >= NEVER_SOON
+            # A straight job needs a stored sample only if a sampler may already know its place.
             if stored is not None and job.straight:
                 never |= stored & (batches + job.watermark >= job.asked)
             np.minimum(soonest, np.where(never, np.inf, job.due_in_s(batches)), out=soonest)
@@ -176,13 +168,16 @@ def choose_victims(
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, the farthest next use first;
-    of samples that no job will need, up to ``unneeded_bytes``.
+    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, the
+    farthest next use first.
 
-    Candidates have a next use farther than ``later_than_s`` and are not ``spared``. If there are more than
-    :data:`CANDIDATES_LEAST`, ``turn`` varies which ones are considered.
+    Of samples that no job will need, up to ``unneeded_bytes``. Candidates have a
+    next use farther than ``later_than_s`` and are not ``spared``; of very many,
+    ``turn`` varies which are considered.
     """
     jobs = list(jobs)
+    # Of very many, only a part several times larger than the amount to drop: the
+    # cost of dropping a sample does not grow with the cache.
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
     places, indices, scores, sizes = [], [], [], []

@@ -1,8 +1,7 @@
-"""Residency by sample: one byte of state for each sample of a set, and the table of legal changes.
+"""Residency by sample: one byte of state for each, and the table of legal changes.
 
-A *sample set* is the samples of one dataset under one recipe; a random recipe has a set for every epoch.
-State, footprint and attempts are arrays, so that a million samples take a few megabytes and are processed
-together. :mod:`superdl.coordinator.core.core` decides on changes of state.
+A *sample set* is the samples of one dataset under one recipe, and under one epoch
+if that is random.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return the bytes that records take in Redis: jemalloc's size class (four per doubling) and the key."""
+    """Return records' bytes in Redis: jemalloc's size class (four per doubling) and the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -93,18 +92,7 @@ class CacheMemory:
 
 
 class SampleSet:
-    """The samples of one set, as parallel arrays of shape (size,).
-
-    ``state`` uint8; ``stored_bytes`` uint32, the footprint in the cache; ``attempts`` uint8; ``dropped``
-    bool, was in the cache and had to make room. Resident samples have a footprint, and keep it while an audit
-    checks them; no others have one. ``unanswered`` counts unanswered requests, for the few samples that had
-    any; ``blamed_on_executor`` counts a sample's failures that were blamed on the executor. ``packs`` uint32,
-    the number of the pack in the store with the record, 0 if no place is known; ``None`` if none is known at
-    all, as always with a random recipe. ``pointed`` bool, the cache holds a pointer into the store; ``None``
-    if it never did. Before ``pointers_from_s`` no pointers are used, since a reader could not follow one.
-    ``has_lost_packs``: packs with some of the samples were removed. ``unavailable`` counts how often in a row
-    the source failed to provide a sample; it has had entries since ``unavailable_since_s``.
-    """
+    """The samples of one set, as parallel arrays of shape (size,)."""
 
     def __init__(
         self,
@@ -118,19 +106,31 @@ class SampleSet:
         start = SampleState.ABSENT if known_absent else SampleState.UNKNOWN
         self.key = key
         self.state: NDArray[np.uint8] = np.full(size, start, dtype=np.uint8)
+        # Footprint in the cache. Only resident samples have one, and keep it while
+        # an audit checks them.
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        # It was in the cache and had to make room.
         self.dropped: Bools = np.zeros(size, dtype=np.bool_)
+        # Number of the pack in the store with the record, 0 if no place is known;
+        # None if none is known at all, as always with a random recipe.
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
+        # Packs with some of the samples were removed.
         self.has_lost_packs = False
+        # The cache holds a pointer into the store; None if it never did.
         self.pointed: Bools | None = None
+        # Before this, no pointers are used: a reader could not follow one.
         self.pointers_from_s = 0.0
         self._by_pack: tuple[Ints, NDArray[np.uint32]] | None = None
         self._moved = 0
         self._doubted: Bools | None = None
+        # Unanswered requests, for the few samples that had any.
         self.unanswered: Counter[int] = Counter()
+        # Failures of a sample that were blamed on the executor.
         self.blamed_on_executor: Counter[int] = Counter()
+        # How often in a row the source failed to provide a sample; not empty since
+        # unavailable_since_s.
         self.unavailable: Counter[int] = Counter()
         self.unavailable_since_s = 0.0
         self.resident_bytes = 0
@@ -263,12 +263,12 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """True if nothing of this set is cached, on its way or waiting."""
+        """Return whether nothing of this set is cached, on its way or waiting."""
         return not self.resident_count and not self.under_way
 
     @property
     def under_way(self) -> bool:
-        """True if an audit, a request or a retry of some sample is pending."""
+        """Return whether an audit, a request or a retry of some sample is pending."""
         return any(self.count(state) for state in (_S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
 
     def count(self, state: SampleState) -> int:

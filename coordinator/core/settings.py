@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per unit of use; all zero if nothing is billed by use.
+    """US dollars per unit of use; all zero if nothing is billed by use."""
 
-    ``invocation``: one request to a function; ``gb_s``: one second of one GB (2**30 bytes) of its memory;
-    ``source_request``: one GET, of the source or of a store in a bucket, ``store_put``: one PUT there;
-    ``source_gb`` and ``record_gb``: one GB fetched from the source, and written to or read from the cache;
-    ``hour``: the cache and the coordinator, used or not; ``coordinator_hour``: the coordinator's part of it.
-    """
-
+    # One request to a function.
     invocation: float = 0.0
+    # One second of one GB (2**30 bytes) of a function's memory.
     gb_s: float = 0.0
+    # One GET, of the source or of a store in a bucket.
     source_request: float = 0.0
+    # One GB fetched from the source.
     source_gb: float = 0.0
+    # One GB written to or read from the cache.
     record_gb: float = 0.0
+    # One PUT to a store in a bucket.
     store_put: float = 0.0
+    # The cache and the coordinator, used or not.
     hour: float = 0.0
+    # The coordinator's part of it.
     coordinator_hour: float = 0.0
 
     @property
     def billed(self) -> bool:
-        """True if any price is above 0."""
+        """Return whether any price is above 0."""
         return any(getattr(self, entry.name) for entry in fields(self))
 
     def __post_init__(self) -> None:
@@ -52,70 +54,71 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
+    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch."""
 
-    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent``: the cache
-    was seen empty. ``runs`` (int64) are the places in the catalog where runs of neighbours begin
-    (:func:`superdl.coordinator.core.runs_of`); ``None`` if each sample has its own object.
-    """
-
+    # Its digest.
     content: bytes
     size: int
     random: bool
+    # Expected length of a record.
     record_bytes: int
+    # The cache was seen empty.
     known_absent: bool
+    # Places in the catalog (int64) where runs of neighbours begin
+    # (lookahead.runs_of); None if each sample has its own object.
     runs: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """Facts about an executor: its name for users, its prices, whether its functions see the store, and
-    whether they decode; if not, they only restore and save.
-    """
+    """Facts about an executor."""
 
     name: str = "local"
     prices: Prices = field(default_factory=Prices)
     sees_store: bool = True
+    # If not, its functions only restore and save.
     decodes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Bounds of planning.
+    """Bounds of planning."""
 
-    ``budget_bytes`` of cache memory for records; ``lookahead_batches`` at most ahead of a rank;
-    ``request_samples`` at most per invocation; ``attempts`` per sample before a tombstone; ``backoff_s``
-    before the second attempt, doubled for each further one and never above ``backoff_max_s``;
-    ``request_ttl_s`` for a function to begin a sample; ``tombstone_ttl_s`` before a sample without attempts
-    left may be tried again; ``forget_s`` after which a silent rank is forgotten; ``lease_s`` after which
-    nothing is looked ahead for it. A request that takes longer than ``hedge_quantile`` of all may be raced by
-    a second one, as long as those are at most ``hedge_share`` of all requests. ``executors`` are listed
-    cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound spending at their prices; ``spent_usd`` was
-    spent by earlier coordinators. ``teams`` share all this; ``teams_usd`` is the previous cost of each team's
-    requests. ``store``: there is one; ``store_read_only``: nothing is written to it; ``whole_packs``: reading
-    a whole pack costs hardly more than one record, as in a bucket.
-    """
-
+    # Cache memory for records.
     budget_bytes: int
+    # At most, ahead of a rank.
     lookahead_batches: int = 64
+    # At most, per invocation.
     request_samples: int = 64
+    # Per sample before a tombstone.
     attempts: int = 3
+    # Before the second attempt, doubled for each further one, up to the maximum.
     backoff_s: float = 0.2
     backoff_max_s: float = 5.0
+    # For a function to begin a sample.
     request_ttl_s: float = 60.0
+    # Before a sample without attempts left may be tried again.
     tombstone_ttl_s: float = 60.0
+    # After this, a silent rank is forgotten.
     forget_s: float = 1800.0
+    # After this, nothing is looked ahead for a silent rank.
     lease_s: float = 15.0
+    # A request that takes longer than this quantile of all may be raced, by at most
+    # this share of all.
     hedge_quantile: float = 0.95
     hedge_share: float = 0.05
+    # Cheapest first.
     executors: tuple[ExecutorFacts, ...] = (ExecutorFacts(),)
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
+    # By earlier coordinators.
     spent_usd: float = 0.0
     teams: tuple[Team, ...] = ()
+    # Previous cost of each team's requests.
     teams_usd: Mapping[str, float] = field(default_factory=dict)
     store: bool = False
     store_read_only: bool = False
+    # Reading a whole pack costs hardly more than one record, as in a bucket.
     whole_packs: bool = False
 
     def backoff_after_s(self, attempts: int) -> float:

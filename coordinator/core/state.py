@@ -1,8 +1,4 @@
-"""The core's state: datasets, sample sets, jobs, requests, audits, retries and money.
-
-It has only data and the few queries that several parts of the core share. The modules ``ranks``,
-``lookahead``, ``requests``, ``auditing`` and ``dispatching`` change it.
-"""
+"""The core's state, and the few queries that several parts of the core share."""
 
 from __future__ import annotations
 
@@ -56,11 +52,11 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Claim:
-    """State shared by two requests that race: bools ``[samples]`` for those not yet settled, and the cache
-    memory reserved for them.
-    """
+    """State shared by two requests that race."""
 
+    # [samples]: those not yet settled.
     unsettled: Bools
+    # In the cache, for them.
     reserved_bytes: int
 
 
@@ -79,7 +75,7 @@ class Request:
 
     @property
     def team(self) -> str:
-        """The team to charge."""
+        """Return the team to charge."""
         return NO_TEAM if self.payer is None else self.payer.team
 
 
@@ -166,22 +162,22 @@ class State:
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Requests and samples in flight, by executor."""
+        """Return requests and samples in flight, by executor."""
         return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
 
     @property
     def is_producing(self) -> bool:
-        """True if a request in flight brings something into the cache."""
+        """Return whether a request in flight brings something into the cache."""
         return any(request.order.kind.fills_cache for request in self.requests.values())
 
     @property
     def resident_bytes(self) -> int:
-        """Memory taken by records."""
+        """Return the memory taken by records."""
         return self.memory.resident_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Memory that no record, request or other has taken; negative under pressure."""
+        """Return the memory that no record, request or other has taken; negative under pressure."""
         taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
         return self.budget_bytes - taken
 
@@ -221,15 +217,12 @@ class State:
         return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
 
     def admits(self, key: SetKey, *, waited_for: bool = False) -> bool:
-        """Return whether a sample set exists or may be created: a call for a far-off epoch must not cost
-        memory.
-
-        If the maximum is reached, an epoch that no rank is at makes room; its records are dropped too, since
-        nothing would account for them. If a reader waits for this set, an epoch that is only looked ahead at
-        makes room too, the farthest first. An epoch with pending samples stays until they have come.
-        """
+        """Return whether a sample set exists or may be created."""
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
+        # A call for a far-off epoch must not cost memory: at the maximum, an epoch
+        # that no rank is at makes room; for a waiting reader, too, one that is only
+        # looked ahead at, the farthest first.
         epochs = [other for other in self.sets if other.dataset == key.dataset]
         if len(epochs) < EPOCH_SETS_MAX * max(1, len(self.jobs_of(key.dataset))):
             return True
@@ -242,6 +235,7 @@ class State:
         resident = samples.having(SampleState.RESIDENT)
         if resident.size:
             samples.move(resident, SampleState.ABSENT)
+            # Nothing would account for its records.
             self.actions.append(Drop(chosen, resident))
         return True
 
@@ -268,7 +262,7 @@ class State:
 
     @property
     def cursors(self) -> list[Cursor]:
-        """The cursors of all open ranks."""
+        """Return the cursors of all open ranks."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
 
     def reading(self, dataset: bytes) -> list[Cursor]:

@@ -1,14 +1,4 @@
-"""Teams that share a coordinator: who goes first when functions are scarce, who makes room when memory is,
-and who may spend no more.
-
-Each job belongs to a team, which is nameless unless a token names it. Among teams with pending needs, one of
-the highest priority has the next turn; among equals, the team with the least virtual time. A team's virtual
-time advances by the time that its requests take, divided by its share. This is start-time fair queueing
-(Goyal et al., 1996), with the time of a request estimated, and corrected when it ends. Teams that all need
-more get the functions' time in proportion to their shares, and others use what a team leaves. A team that
-needs nothing for a moment loses nothing; one that needs less for longer saves up at most two seconds of its
-share. Running requests are never stopped for another team.
-"""
+"""Teams that share a coordinator: who goes first, who makes room, and who may spend no more."""
 
 from __future__ import annotations
 
@@ -34,16 +24,14 @@ _SAMPLE_S = 0.01  # before any request has ended
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The limits of a team.
+    """The limits of a team; ``ConfigError``: one of them is out of its range.
 
     Attributes:
         name: letters, digits and ``. _ -``, at most 64.
-        share: of the functions' time and of the cache's memory, relative to the other teams' shares.
+        share: of the functions' time and of the cache's memory, relative to the
+            other teams' shares.
         priority: teams of a higher one go first; lower ones get only what those leave.
         max_usd: maximum cost of all its requests, in US dollars.
-
-    Raises:
-        ConfigError: one of them is out of its range.
     """
 
     name: str = NO_TEAM
@@ -77,14 +65,12 @@ class TeamState:
 
 
 class Teams:
-    """All teams seen so far.
-
-    Args:
-        teams: their limits.
-        spent_usd: the previous cost of some teams' requests, by name.
-    """
+    """All teams seen so far. ``spent_usd``: the previous cost of some teams' requests, by name."""
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
+        # Start-time fair queueing (Goyal et al., 1996): virtual time advances by
+        # the time that a team's requests take, divided by its share; first
+        # estimated, then corrected when they end.
         self._states = {NO_TEAM: TeamState(Team())}
         self.given: tuple[Team, ...] = ()  # the teams set last
         self._floor_s = 0.0  # lower bound of all virtual times
@@ -104,7 +90,7 @@ class Teams:
 
     @property
     def several(self) -> bool:
-        """True if there is more than one team."""
+        """Return whether there is more than one team."""
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
@@ -115,12 +101,12 @@ class Teams:
             self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
-        """Return a team's turn, to be compared with others."""
+        """Return a team's turn: the highest priority goes first, then the least virtual time."""
         state = self[name]
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request, one of ``capacity`` at most; return its expected time in seconds."""
+        """Account for a new request, of ``capacity`` at most; return its expected time in seconds."""
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share

@@ -1,8 +1,7 @@
 """Run the coordinator of an embedded default, for :mod:`superdl.sampler.embedded`.
 
-``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory BYTES ...``
-inherits the socket FD, on which it accepts ranks. A coordinator's own options follow. After a failure, the
-last line on stderr gives the reason.
+``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory
+BYTES ...`` accepts ranks on the inherited socket FD. A coordinator's own options follow.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:
+            # The last line on stderr gives the reason.
             failure = f"the embedded coordinator {'ended' if ranks.is_serving else 'did not start'}: {error}"
             sys.stderr.write(f"superdl coordinator: {error}\n")
             return 1

@@ -1,4 +1,4 @@
-"""A Valkey or Redis server that keeps records in memory only: program, configuration, process."""
+"""A Valkey or Redis server that keeps records in memory only."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def server_binary() -> str:
 def cache_configuration(
     listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
 ) -> str:
-    """Return the text of a configuration file for a server in ``directory`` with ``cache_bytes`` of memory.
+    """Return the configuration of a server in ``directory``; ``listens`` are the
+    lines with its addresses.
 
-    ``listens`` are the lines with its addresses. ``ConfigError``: the user name has a space or a control
-    character.
+    ``ConfigError``: the user name has a space or a control character.
     """
     lines = [
         *listens,
@@ -74,8 +74,8 @@ def cache_configuration(
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
     """Start a server on a unix socket of this user's, or raise :class:`EmbeddedError`.
 
-    The kernel kills it when the calling thread ends: call this from the main thread, and while no other
-    thread runs Python.
+    Call this from the main thread, while no other thread runs Python: the kernel
+    kills the server when the calling thread ends.
     """
     # Clients send these to every cache, so this one must accept them too.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))

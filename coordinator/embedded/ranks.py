@@ -1,9 +1,4 @@
-"""The ranks of a run that hold an embedded coordinator, each with a connection.
-
-The coordinator inherits a listening socket. It sends each connected rank a line of JSON when it serves, or
-why it never will. However a rank ends, the kernel closes its connection. Once all ranks have been gone for
-the grace period, the coordinator and its cache end, and the run's directory is removed.
-"""
+"""The ranks of a run that hold an embedded coordinator, each with a connection."""
 
 from __future__ import annotations
 
@@ -32,7 +27,11 @@ _LOCK_WAIT_S = 5.0
 
 
 class Ranks:
-    """The ranks that hold a coordinator, accepted on ``listener``."""
+    """The ranks that hold a coordinator, accepted on ``listener``.
+
+    Each gets a line of JSON when the coordinator serves, or why it never will. Once
+    all have been gone for the grace period, coordinator and cache end.
+    """
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
         listener.setblocking(False)
@@ -66,10 +65,8 @@ class Ranks:
             self._tell_ready(rank)
 
     def close(self, failure: str = "") -> None:
-        """End the cache, report a failure to the ranks, and remove the run's directory.
-
-        Holds the start lock until then: a rank that looks for this coordinator waits, then starts another.
-        """
+        """End the cache, report a failure to the ranks, and remove the run's directory."""
+        # Under the start lock: a rank that looks for this coordinator waits, then starts another.
         if self._is_found() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
                 self._take_lock(_LOCK_WAIT_S)
@@ -135,9 +132,9 @@ class Ranks:
         self._idle = asyncio.get_running_loop().call_later(wait_s, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
-        """End, unless a rank is about to connect."""
         if self._is_found():
             try:
+                # The lock is taken: no rank is about to connect.
                 self._take_lock(0.0)
             except EmbeddedError:  # a rank is connecting
                 self._wait_for_ranks(_LOCK_PAUSE_S)
@@ -152,13 +149,13 @@ class Ranks:
         self._stop()
 
     def _cache_died(self) -> None:
-        """Exit at once: the plans are lost with the cache, and the ranks start both again."""
         code = self._cache.wait() if self._cache is not None else 0
         words = f"the cache server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
         sys.stderr.write(f"superdl coordinator: {words}\n")
         if not self.is_serving:
             for rank in self._ranks:
                 _send(rank, {"error": f"the embedded coordinator did not start: {words}"})
+        # At once: the plans are lost with the cache, and the ranks start both again.
         os._exit(1)
 
 

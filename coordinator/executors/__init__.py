@@ -1,8 +1,6 @@
 """Ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
 
-To add one, write its module, its row in that registry and, if it has settings, its line in
-:mod:`superdl.coordinator.server.settings`. The core decides which samples to request and when, and handles
-failures. No executor imports the function: text names it, as ``module:attribute``.
+Text names the function (``module:attribute``): no executor imports it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads.
 
-Nothing is retried here: the core sees throttling and adapts to it. An invocation either waits for its answer
-(``RequestResponse``), or its outcome comes through the cache (``Event``). The latter suits thousands of
-concurrent functions, since a thread is then busy only until Lambda returns 202. With events,
-
-- a function that crashes, or whose event is dropped, is only noticed when the time limit has passed;
-- Lambda queues excess events, retries them after 1, 2, 4 ... seconds, and drops them: functions start late;
-- the first invocations wait for both their answer and their outcome, one at a time, until both have arrived,
-  so that a function that may not append to the stream is reported;
-- Lambda reports no bill: the function's own time counts, without the start of its environment.
+An invocation waits for its answer (``RequestResponse``), or its outcome comes
+through the cache (``Event``).
 """
 
 from __future__ import annotations
@@ -55,8 +48,8 @@ _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
+# Events sent concurrently. At about 20 ms each, AWS gets 1,600 requests a second.
 _EVENT_CALLS = 32
-"""Events sent concurrently. At about 20 ms each, AWS gets 1,600 requests a second."""
 
 _Read = TypeVar("_Read")
 
@@ -96,6 +89,7 @@ class LambdaExecutor(Executor):
             at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0, queues=self._outcomes is not None
         )
         self._cache = context.cache
+        # With events, a thread is busy only until Lambda returns 202: few suffice for many functions.
         self._calls = at_once if self._outcomes is None else min(_EVENT_CALLS, at_once)
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
@@ -119,8 +113,8 @@ class LambdaExecutor(Executor):
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
 
-        ``ConfigError``: there is no such function or there are no credentials, or the function is another
-        version of SUPER, or its environments decode differently.
+        ``ConfigError``: there is no such function or there are no credentials, or the
+        function is another version of SUPER, or its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -166,8 +160,6 @@ class LambdaExecutor(Executor):
         self._client.close()
 
     async def _answer(self, request: PrefetchRequest, timeout_s: float) -> PrefetchResult:
-        """Run a request by a call that waits for the answer."""
-
         def read(reply: Reply, ran_s: float) -> PrefetchResult:
             return read_reply(reply, self.target, request.request_id, ran_s)
 
@@ -181,7 +173,8 @@ class LambdaExecutor(Executor):
         until_s = loop.time() + timeout_s
         event_request = replace(request, answer_to=outcomes.stream)
         with outcomes.expecting(event_request.request_id) as outcome:
-            # One request at a time, until an outcome has arrived through the stream.
+            # The first invocations wait for both answer and outcome, one at a time,
+            # so that a function that may not append to the stream is reported.
             if not (self._reaches_stream or self._is_trying_stream):
                 return await self._try_stream(event_request, outcome, until_s, timeout_s)
             await self._call(
@@ -189,6 +182,8 @@ class LambdaExecutor(Executor):
             )
             taken_s = loop.time()
             try:
+                # Lambda queues excess events, retries them after 1, 2, 4 ... seconds and
+                # drops them; a crash, too, is only noticed when the time has passed.
                 async with asyncio.timeout_at(until_s):
                     answer = await outcome
             except TimeoutError:
@@ -201,6 +196,8 @@ class LambdaExecutor(Executor):
                 lost = ConnectionLostError(str(error))
                 lost.ran_s = loop.time() - taken_s  # an upper bound
                 raise lost from error
+        # Lambda reports no bill for events: the function's own time counts, without
+        # its environment's start.
         return read_outcome(answer, self.target)
 
     async def _try_stream(
@@ -228,7 +225,6 @@ class LambdaExecutor(Executor):
         return result
 
     async def _warm_one(self) -> Warmed:
-        """Start an environment, or reach a running one; retry if throttled."""
         payload = json.dumps(warm_event(self._cache)).encode()
 
         def read(reply: Reply, _ran_s: float) -> Warmed:
@@ -257,7 +253,6 @@ class LambdaExecutor(Executor):
         timeout_s: float,
         kind: str = "RequestResponse",
     ) -> _Read:
-        """Invoke and read the answer in a thread, so that neither blocks the event loop."""
         began_s = 0.0
 
         def call() -> _Read:

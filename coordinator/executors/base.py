@@ -1,7 +1,7 @@
-"""The interface of executors, their self-description, and the errors of invocations.
+"""The interface of executors, their settings, and the errors of invocations.
 
-A failed invocation reveals nothing about its samples: some may be in the cache. Failures of single samples
-are not errors here; the result reports them.
+After a failed invocation, some samples may be in the cache. Failures of single
+samples are in the result.
 """
 
 from __future__ import annotations
@@ -47,23 +47,21 @@ __all__ = [
     "shipped_prices_of",
 ]
 
+# Maximum characters shown of a failure's kind and of its message, whatever its source.
 MAX_KIND, MAX_WORDS = 80, 600
-"""Maximum characters shown of a failure's kind and of its message, whatever its source."""
 _SCAN = 4
 SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
-    """A request could not be carried out, or functions could not be started.
-
-    ``ran_s`` is how long a function ran for it, which is billed; 0 if none ran, or if unknown. ``refused``:
-    no function was invoked, so the invocation is not billed either.
-    ``wrong_settings``: only other settings can help. ``kind`` is the failure's, for the core.
-    """
+    """A request could not be carried out, or functions could not be started."""
 
     kind: ClassVar = FailureKind.UNAVAILABLE
+    # Seconds that a function ran for the request, which is billed; 0 if none ran, or if unknown.
     ran_s: float = 0.0
+    # No function was invoked, so the invocation is not billed either.
     refused: bool = False
+    # Only other settings can help.
     wrong_settings: bool = False
 
 
@@ -109,86 +107,79 @@ class ThrottledError(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Number of requests that an executor accepts at once.
-
-    At most ``capacity``: ``burst`` immediately and ``per_s`` more each second, as AWS Lambda adds
-    environments. ``backlog`` more may wait for a free function. ``queues``: excess requests are not refused
-    but start late, or are dropped silently.
-    """
+    """Number of requests accepted at once: ``burst``, and ``per_s`` more each second up to ``capacity``."""
 
     capacity: int
     burst: int
     per_s: float
+    # More that may wait for a free function.
     backlog: int
+    # Excess requests are not refused: they start late, or are dropped silently.
     queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """The coordinator's facts for each executor, apart from the executor's own settings.
-
-    ``function`` is an import path, ``module:attribute``; ``environment`` has variables for functions on this
-    machine, with the coordinator's permissions. ``outcomes`` delivers answers through the cache; ``scratch``,
-    created when needed, is for files of functions on this machine. ``workers`` are those that call in
-    (:class:`superdl.coordinator.executors.called_in.Workers`), ``savers`` those that only restore and save.
-    ``sockets`` is the directory of the coordinator's unix socket, empty if it listens on a port.
-    """
+    """The coordinator's facts for each executor, apart from the executor's own settings."""
 
     cache: str
+    # An import path, module:attribute.
     function: str = "superdl.lambda_prefetch.handler:handler"
     request_timeout_s: float = 60.0
+    # Variables for functions on this machine, with the coordinator's permissions.
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Delivers answers through the cache.
     outcomes: OutcomeReader | None = None
+    # For files of functions on this machine; created when needed.
     scratch: Path | None = None
+    # Those that call in (called_in.Workers), and those that only restore and save.
     workers: Any = None
     savers: Any = None
+    # Directory of the coordinator's unix socket; empty if it listens on a port.
     sockets: str = ""
 
 
 class Executor(Protocol):
-    """A way to run functions, for use from one event loop. Most class attributes have a default.
+    """A way to run functions, for one event loop; ``ConfigError``: one of its settings is wrong."""
 
-    ``ConfigError`` on creation: one of its settings is wrong.
-    """
-
+    # Its row in the registry: ``local``, ``workers``, ``lambda``.
     name: ClassVar[str]
-    """Its row in the registry: ``local``, ``workers``, ``lambda``."""
 
+    # Its functions run on other machines, which cannot see this machine's files.
     remote: bool
-    """True if its functions run on other machines, which cannot see this machine's files."""
 
+    # The AWS region of its functions; empty if irrelevant.
     region: str
-    """The AWS region of its functions; empty if irrelevant."""
 
+    # Number of requests that it accepts at once, now.
     scaling: Scaling
-    """Number of requests that it accepts at once, now."""
 
+    # Digest of some images as all its functions decode them; empty before start().
     fingerprint: str
-    """Digest of some images as all its functions decode them; empty before :meth:`start`."""
 
+    # Settings that clients may see; fields of the protocol's message ``Coordinating``.
     told: ClassVar[tuple[str, ...]] = ()
-    """Settings that clients may see; fields of the protocol's message ``Coordinating``."""
 
+    # Settings that limit it to one function, for a trial.
     first_look: ClassVar[Mapping[str, Any]] = {}
-    """Settings that limit it to one function, for a trial."""
 
+    # Its calls are signed for AWS, which needs credentials and a correct clock.
     uses_aws: ClassVar[bool] = False
-    """True if its calls are signed for AWS, which needs credentials and a correct clock."""
 
+    # The connected workers, if it has any.
     connected: Sequence[pb.WorkerStats] = ()
-    """The connected workers, if it has any."""
 
+    # Number of crashes, timeouts and restarts of slots.
     slot_failures: Mapping[str, int] = {}
-    """Number of crashes, timeouts and restarts of slots."""
 
+    # Its functions keep shards in the context's scratch; set once it has started.
     keeps_shards: bool = False
-    """True if its functions keep shards in the context's ``scratch``; set once it has started."""
 
+    # Its functions may read this machine's files as another user.
     files_by_others: ClassVar[bool] = False
-    """True if its functions may read this machine's files as another user."""
 
+    # Advice for functions that cannot see a directory.
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
-    """Advice for functions that cannot see a directory."""
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
@@ -206,9 +197,9 @@ class Executor(Protocol):
         """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Carry out one request, or raise one of the :class:`ExecutorError` kinds.
+        """Carry out one request, or raise an :class:`ExecutorError`.
 
-        ``timeout_s`` is the function's time limit in seconds, and also the longest wait for a free one.
+        ``timeout_s`` is the function's time limit, and also the longest wait for a free one.
         """
 
     async def close(self) -> None:

@@ -1,7 +1,4 @@
-"""The workers that have called in: their free slots, their view of the store, and their decoders.
-
-:mod:`superdl.coordinator.executors.workers` reads their messages.
-"""
+"""The workers that have called in: their free slots, their view of the store, and their decoders."""
 
 from __future__ import annotations
 
@@ -37,13 +34,13 @@ __all__ = ["FAILURES", "ConnectedWorker", "Workers"]
 
 _log = logging.getLogger(__name__)
 
+# Failures of slots: requests whose slot ended or was ended, and restarts of slots.
 FAILURES = ("crashed", "timed_out", "restarted")
-"""Failures of slots: requests whose slot ended or was ended, and restarts of slots."""
 
 _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
+# Extra time for an answer: the worker ends overdue requests itself.
 _MARGIN_S = 10.0
-"""Extra time for an answer: the worker ends overdue requests itself."""
 _KINDS: dict[str, type[ExecutorError]] = {
     "crashed": FunctionCrashedError,
     "timed_out": FunctionTimedOutError,
@@ -54,7 +51,7 @@ _KINDS: dict[str, type[ExecutorError]] = {
 
 
 class ConnectedWorker:
-    """A connected worker."""
+    """A connected worker: its hello's facts, its free slots, its calls."""
 
     def __init__(self, hello: pb.WorkerHello, number: int) -> None:
         self.number = number
@@ -79,10 +76,11 @@ class Workers:
     All decode alike. If another decoder may replace theirs, its workers wait for that.
 
     Args:
-        silence_s: drop a worker that sends nothing for this long; heartbeats come every five seconds.
+        silence_s: drop a worker that sends nothing for this long; heartbeats come
+            every five seconds.
         absence: the message while there is no worker.
-        patience_s: switch to another decoder once the current one was unneeded or without workers for this
-            long; ``None``: refuse its workers.
+        patience_s: switch to another decoder once the current one was unneeded or
+            without workers for this long; ``None``: refuse its workers.
         decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 
@@ -104,13 +102,13 @@ class Workers:
         self._exit_code: int | None = None
         self._came, self._some = asyncio.Event(), asyncio.Event()
         self._needed_s = time.monotonic()
+        # By kind, including those of workers that have left.
         self.failures = dict.fromkeys(FAILURES, 0)
-        """Failures of slots, by kind, including those of workers that have left."""
         self.tasks = HeldTasks("workers' streams")
+        # The decoder in use; empty until a worker comes, unless the cache has records of one.
         self.fingerprint = ""
-        """The decoder in use; empty until a worker comes, unless the cache has records of one."""
+        # Reason that the newest worker was refused; empty once one was admitted.
         self.refusal = ""
-        """Reason that the newest worker was refused; empty once one was admitted."""
 
     @property
     def slots(self) -> int:
@@ -138,16 +136,14 @@ class Workers:
             worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
 
     async def first(self) -> None:
-        """Wait for the first worker that can run functions.
-
-        If only workers of another decoder come, switch to theirs after a while.
-        """
+        """Wait for the first worker that can run functions."""
         while not self._came.is_set():
             await self._some.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.patience_s):
                     await self._came.wait()
                     return
+            # Only workers of another decoder came: switch to theirs.
             if successor := self._newest():
                 self.use(successor)
 
@@ -159,7 +155,8 @@ class Workers:
             self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to: the newest waiting worker's, once it is time; else empty.
+        """Return the decoder to switch to, the newest waiting worker's, once it is
+        time; else empty.
 
         ``is_needed``: a job is open, and must continue with its decoder.
         """
@@ -171,10 +168,7 @@ class Workers:
         return self._newest() if now_s - self._needed_s >= self.patience_s else ""
 
     def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
-        """Distinguish workers that see the store at ``address`` from those that do not.
-
-        ``store_id`` returns the identity of a store in a directory, or an empty text if there is none.
-        """
+        """Follow the store at ``address``; ``store_id`` returns a directory's id, or an empty text."""
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
@@ -191,11 +185,12 @@ class Workers:
     async def run(
         self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
-        """Run a request in the next free slot, or raise an :class:`ExecutorError`; return its result as JSON.
+        """Run a request in the next free slot; return its result as JSON, or raise
+        an :class:`ExecutorError`.
 
         Args:
-            request: makes the request from two facts: by how many seconds the worker's clock is ahead of this
-                machine's, and whether the worker sees the store.
+            request: makes the request from two facts: by how many seconds the worker's
+                clock is ahead of this machine's, and whether the worker sees the store.
             timeout_s: how long a function may take, and also the longest wait for a slot.
             of_store: prefer a worker that sees the store, if there is one.
         """
@@ -234,7 +229,6 @@ class Workers:
         self._came.clear()
 
     def _newest(self) -> str:
-        """Return the decoder of the newest waiting worker."""
         waiting = [worker for worker in self._all if worker.waits]
         return max(waiting, key=lambda worker: worker.number).fingerprint if waiting else ""
 
@@ -340,7 +334,6 @@ class Workers:
         raise ThrottledError(f"{who} for {timeout_s:g} s")
 
     def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
-        """Return whether a worker can take a request now."""
         is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all
         return bool(is_free) and (self.sees_store(worker) or not of_store)
 

@@ -1,12 +1,7 @@
 """Eligibility of executors: finds out which can produce a dataset, before a job waits for it.
 
-Each executor whose functions run elsewhere gets a trial of three samples, which no job's account includes.
-If all are refused, so will be the millions that follow, and the user who makes the sampler gets the reason;
-unless the cache holds samples, which proves that a function could make them: a temporary failure must not end
-a job that a restarted coordinator resumes. If one executor succeeds, the others are left out for this dataset
-with a warning, and tried again for a later run. An executor that starts later is tried then for open
-datasets, and gets no requests for them before. What may pass (throttling, a store that does not answer) is a
-warning.
+Each executor whose functions run elsewhere gets a trial of three samples, which no
+job's account includes.
 """
 
 from __future__ import annotations
@@ -63,8 +58,6 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """The known facts of an executor and a dataset, and the current attempt."""
-
     task: asyncio.Task[None] | None = None
     passed: bool = False
     failure: SuperError | None = None
@@ -78,8 +71,8 @@ _UNTRIED = _Trial()
 class Eligibility:
     """The trials of all executors, and the resulting eligibility.
 
-    With ``audit``, :meth:`superdl.coordinator.cache.cache.Cache.audit`, no dataset is refused that has
-    records in the cache. ``region_of`` returns the region of a bucket, or an empty text; it may block.
+    With ``audit``, no dataset is refused that has records in the cache.
+    ``region_of`` returns the region of a bucket, or an empty text; it may block.
     """
 
     def __init__(
@@ -102,7 +95,7 @@ class Eligibility:
         self._clock = asyncio.get_running_loop().time
 
     def check_source(self, source: str) -> None:
-        """Raise :class:`ConfigError` for a directory of this machine, while all functions run elsewhere."""
+        """Raise :class:`ConfigError` for a directory of this machine, if all functions run elsewhere."""
         if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
             first = self._decoding[0]
             raise ConfigError(
@@ -112,10 +105,8 @@ class Eligibility:
             )
 
     def is_known(self, dataset: Dataset) -> bool:
-        """Return whether it is known which of the present executors can produce a listed dataset.
-
-        Once a job reads it, an executor that comes later does not change this.
-        """
+        """Return whether it is known which of the present executors can produce a listed dataset."""
+        # Once a job reads it, an executor that comes later does not change this.
         return dataset.content in self._reported or not any(
             self._is_open(dataset, number) for number in self._able(dataset)
         )
@@ -173,6 +164,8 @@ class Eligibility:
             for task in ended:
                 task.result()  # raises only bugs
         failures = [failure for number in present if (failure := self._trial(dataset, number).failure)]
+        # Samples in the cache prove that a function could make them: a temporary
+        # failure must not end a job that a restarted coordinator resumes.
         if failures and len(failures) == len(present) and not await self._was_produced(dataset):
             # Drop all results, so that the next caller gets new trials.
             for number in self._able(dataset):
@@ -180,10 +173,7 @@ class Eligibility:
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try new executors for open datasets, and report changed eligibility to the core.
-
-        The core must know of it before it learns that the executors accept requests.
-        """
+        """Try new executors and post changed eligibility; call it before the core learns their capacity."""
         if len(self._decoding) == 1:  # it is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
@@ -240,6 +230,7 @@ class Eligibility:
                 await asyncio.sleep(_PAUSE_S)
                 lines.append(await _try_once(executor, dataset, self._cache))
             trial.again_at_s = math.inf
+        # Throttling or a silent store may pass: only a warning.
         except _InconclusiveError as error:
             lines.append(str(error))
         except SuperError as error:
@@ -291,10 +282,7 @@ class _InconclusiveError(Exception):
 
 
 async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples; return a warning, or nothing.
-
-    Raises what :meth:`Eligibility.check` does, and _InconclusiveError if no function took the request.
-    """
+    """Try to produce a few samples; return a warning, or nothing; _InconclusiveError if none took them."""
     source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
     request = request_for(
         dataset,
@@ -346,6 +334,5 @@ def _check_rights(reason: str, cache: str) -> None:
 
 
 def _spread(dataset: Dataset, count: int) -> NDArray[np.int64]:
-    """Return the indices of ``count`` samples spread over a dataset."""
     size = len(dataset.catalog)
     return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))

@@ -1,8 +1,4 @@
-"""Answers of a deployed function: its result, or its error with a remedy.
-
-AWS bills the function's own time in whole milliseconds, and the start of its environment. Answers report the
-former; a cold start counts as long as the call took, an upper bound.
-"""
+"""Answers of a deployed function: its result, or its error with a remedy."""
 
 from __future__ import annotations
 
@@ -78,7 +74,8 @@ _CACHE_ERRORS = frozenset({"CacheError", "CacheUnreachableError", "WrongPassword
 def read_warm_reply(reply: Reply, target: Target, cache: str) -> Warmed:
     """Read the answer to a warm event.
 
-    ``ExecutorError``: the function failed, or cannot reach ``cache``. ``ConfigError``: it is another version.
+    ``ExecutorError``: the function failed, or cannot reach ``cache``.
+    ``ConfigError``: another version.
     """
     if reply.function_error:
         raise from_function(reply.payload, target, cache=cache)
@@ -92,8 +89,8 @@ def read_warm_reply(reply: Reply, target: Target, cache: str) -> Warmed:
 def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> PrefetchResult:
     """Read the answer to a prefetch request that took ``ran_s``; add its bill.
 
-    ``ExecutorError``: the function failed, its answer is no result of this request, or it is another version
-    of SUPER than the coordinator.
+    ``ExecutorError``: the function failed, this is no result of the request, or it
+    is another version of SUPER.
     """
     try:
         if reply.function_error:
@@ -104,11 +101,13 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
     except ExecutorError as error:
         error.ran_s = ran_s  # a call that raised is billed like any other
         raise
+    # AWS bills an environment's start, too, which no answer reports: a cold start
+    # counts as long as the call took, an upper bound.
     return replace(result, billed_us=_billed_us(ran_s * 1e6 if result.cold_start else result.duration_us))
 
 
 def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
-    """Read an outcome from the cache; add the bill for the function's time. Raises as :func:`read_reply`."""
+    """Read an outcome from the cache; add the bill for the function's time. Raises as read_reply()."""
     if answer.duration_us > _MAX_RUN_US:
         raise FunctionRaisedError(
             f"{target} says that it ran for {answer.duration_us} us, which no function may"
@@ -128,7 +127,7 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
 
 
 def _billed_us(duration_us: float) -> int:
-    """Round up to the whole milliseconds that AWS bills."""
+    # AWS bills whole milliseconds.
     return math.ceil(duration_us / 1000) * 1000
 
 
@@ -143,9 +142,8 @@ def _mismatch(version: str, target: Target) -> str:
 
 
 def from_function(payload: bytes, target: Target, *, cache: str = "") -> ExecutorError:
-    """Turn an answer with ``X-Amz-Function-Error`` into an executor's error.
-
-    ``cache`` is the address in a warm event, empty for other requests.
+    """Turn an answer with ``X-Amz-Function-Error`` into an error; ``cache``: the
+    address in a warm event.
     """
     kind, message = _type_and_message(payload)
     summary = f"{kind}: {message}" if kind else message

@@ -1,8 +1,4 @@
-"""One function on AWS Lambda, invoked by boto3: a blocking call that returns an answer or raises.
-
-Nothing is retried here: the core retries, and must see throttling to adapt to it. A failure of the Invoke
-API, or on the way there, becomes an executor's error with function, reason and remedy.
-"""
+"""One function on AWS Lambda, invoked by boto3: a blocking call that returns an answer or raises."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LambdaClient", "Reply", "Target"]
 
+# Lambda's limit by invocation type.
 _MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
-"""Lambda's limit by invocation type."""
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
@@ -60,8 +56,6 @@ _NEVER_REACHED = (
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """A failure of the Invoke API, by codes or HTTP statuses, and its remedy."""
-
     codes: str
     says: str
     kind: type[ExecutorError] = ExecutorError
@@ -137,11 +131,11 @@ class Reply:
 
 
 class LambdaClient:
-    """A client for ``connections`` threads at once.
+    """A client for ``connections`` threads at once; ``read_timeout_s`` is longer
+    than a function may run.
 
-    Without a region, the function's is the one in its ARN or in AWS's own settings. ``read_timeout_s`` is
-    longer than the function may run. ``ConfigError``: there is no region, or a name, region or endpoint is
-    invalid.
+    ``ConfigError``: there is no region (in ``target``, its ARN or AWS's own
+    settings), or a name, region or endpoint is invalid.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:
@@ -149,7 +143,7 @@ class LambdaClient:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=read_timeout_s,
-            # A single attempt, so that the core sees every failure.
+            # A single attempt: the core retries, and must see throttling to adapt to it.
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             tcp_keepalive=True,
@@ -172,7 +166,7 @@ class LambdaClient:
     def invoke(self, payload: bytes, kind: str = "RequestResponse") -> Reply:
         """Invoke the function, and wait for its answer unless ``kind`` is ``Event``.
 
-        Raises any kind of :class:`ExecutorError`, except for errors raised by the function: see
+        Raises any :class:`ExecutorError`; of the function's own errors, see
         :attr:`Reply.function_error`.
         """
         most = _MAX_REQUEST_BYTES[kind]

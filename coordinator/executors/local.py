@@ -1,8 +1,4 @@
-"""The ``local`` executor: a worker on this machine, started by the coordinator itself.
-
-It connects like every worker, over a private unix socket. A worker that ends is replaced, after growing
-pauses if it keeps failing. It ends when its stream breaks, so none outlives its coordinator.
-"""
+"""The ``local`` executor: a worker of the coordinator's own, connected over a private unix socket."""
 
 from __future__ import annotations
 
@@ -48,8 +44,8 @@ _LEAST_SHARD_BYTES = 2**24  # a block
 _MOST_SHARD_BYTES = 2**36
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
+# Prefixes of variables for calling coordinators. The worker's own calls need none.
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
-"""Prefixes of variables for calling coordinators. The worker's own calls need none."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class LocalExecutor(WorkersExecutor):
         return True
 
     async def start(self) -> None:
-        """Start the worker, and wait for its first slot; ``ExecutorError``: it can run nothing in time."""
+        """Start the worker and wait for its first slot; ``ExecutorError`` if it can run nothing in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
@@ -135,8 +131,8 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.to_thread(self._scratch.remove)
 
     def _make_scratch(self) -> None:
-        """Create the directory for shards. Without it, each function reads what it needs."""
         if self._context.scratch is None:
+            # Without the directory, each function reads what it needs.
             return
         try:
             self._scratch = Scratch(self._context.scratch)
@@ -148,9 +144,9 @@ class LocalExecutor(WorkersExecutor):
         self._environment |= {"SUPER_SHARDS": self._scratch.path, "SUPER_SHARDS_BYTES": str(max_bytes)}
 
     async def _listen(self) -> None:
-        """Listen for the worker. Only this user can reach the socket's directory."""
         options = [(f"grpc.max_{way}_message_length", _MAX_MESSAGE_BYTES) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=options)
+        # Insecure: only this user can reach the socket's directory.
         pb_grpc.add_CoordinatorServicer_to_server(WorkServicer({True: self._workers}), self._server)
         self._server.add_insecure_port(self._address)
         await self._server.start()
@@ -160,7 +156,6 @@ class LocalExecutor(WorkersExecutor):
         return f"unix:{self._directory}/socket"
 
     async def _keep(self) -> None:
-        """Keep a worker running until the executor closes."""
         pause_s = _FIRST_PAUSE_S
         while not self._closing.is_set():
             began_s = time.monotonic()
@@ -182,10 +177,10 @@ class LocalExecutor(WorkersExecutor):
                     await self._closing.wait()
 
     async def _run_worker(self) -> int:
-        """Run a worker until it ends; return its exit code, or minus a signal's number."""
         settings = self._settings
         command = [sys.executable, "-P", "-m", _MODULE, "--coordinator", self._address, "--name", "local"]
         command += ["--slots", str(settings.slots), "--nice", str(settings.worker_nice)]
+        # It ends when its stream breaks: none outlives its coordinator.
         command += ["--linger", "0", "--grace", "0", "--function", self._context.function]
         # A process group of its own: Ctrl-C at the terminal is meant for the trainer.
         self._process = await asyncio.create_subprocess_exec(
@@ -198,10 +193,7 @@ class LocalExecutor(WorkersExecutor):
 
 
 def _private_directory(beside: str) -> str:
-    """Create a private directory for the socket, next to the coordinator's if the path fits.
-
-    It then disappears with the coordinator's.
-    """
+    # Next to the coordinator's, it disappears with that.
     parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # what is made there is private
     fitting = [parent for parent in parents if 0 < len(os.fsencode(parent)) <= _MAX_DIRECTORY_BYTES]
     return tempfile.mkdtemp(prefix="worker-", dir=fitting[0])
@@ -213,16 +205,13 @@ def _signal(send: Any) -> None:
 
 
 class Scratch:
-    """A coordinator's directory in ``parent`` for shards, with a lock that the system drops with the process.
-
-    At its start, a coordinator removes the directories of killed coordinators on this host. ``OSError``: it
-    cannot be created there.
-    """
+    """A directory in ``parent`` for shards, locked until the process ends; ``OSError``: it has none."""
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         with _locked(parent, wait=True):  # else it seems abandoned before it is locked
             host = f"{platform.node()}-"  # another host's locks may be invisible here
+            # Remove the directories of killed coordinators on this host.
             for other in parent.glob(f"{glob.escape(host)}*"):
                 with contextlib.suppress(OSError), _locked(other):
                     shutil.rmtree(other, ignore_errors=True)
@@ -232,7 +221,8 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of the free space, capped: a network file system may report no limit."""
+        """Return a tenth of the free space, capped."""
+        # A network file system may report no limit.
         return min(shutil.disk_usage(self.path).free // 10, _MOST_SHARD_BYTES)
 
     def remove(self) -> None:

@@ -1,9 +1,4 @@
-"""Starts executors together, informs the core as they come and go, and restarts missing ones.
-
-A single executor that fails to start fails the coordinator. Of several, those that fail are left out,
-reported and retried, and so is one whose decoder differs from that of the cached records. An executor for the
-store alone does not decode, and a start never waits for it. The core distributes the requests.
-"""
+"""Starts executors together, informs the core as they come and go, and restarts missing ones."""
 
 from __future__ import annotations
 
@@ -39,8 +34,8 @@ _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 class ManagedExecutor:
     """One executor, running or not; usable like an :class:`Executor`.
 
-    ``make`` makes it, again for each attempt to start it; ``made`` is the latest. Unless it ``decodes``, it
-    serves the store alone, and its decoder does not matter.
+    ``make`` makes it, for each attempt to start it; ``made`` is the latest. Unless
+    it ``decodes``, it serves the store alone.
     """
 
     def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
@@ -49,19 +44,16 @@ class ManagedExecutor:
         self.made = make()  # raises at once for wrong settings
         self._is_closed = False
         self.name, self.remote = self.made.name, self.made.remote
+        # Reason that it is absent; empty while it runs.
         self.absence = "it has not been started"
-        """Reason that it is absent; empty while it runs."""
 
     @property
     def scaling(self) -> Scaling:
-        """Number of requests it accepts at once: none while absent."""
+        """Return the number of requests it accepts at once: none while absent."""
         return _NONE if self.absence else self.made.scaling
 
     async def start(self) -> None:
-        """Start the executor, or raise :class:`SuperError`; another attempt is possible.
-
-        It accepts requests once ``absence`` is cleared.
-        """
+        """Start it, or raise :class:`SuperError`; it accepts requests once ``absence`` is cleared."""
         try:
             if self._is_closed:
                 self.made, self._is_closed = self._make(), False
@@ -99,18 +91,18 @@ class ManagedExecutor:
 
 
 class ExecutorManager:
-    """All executors, in order of preference: ``makers`` make them, the cheapest first, at least one; and
-    ``store_only`` those for the store alone. ``ConfigError``: a setting of one is wrong.
+    """All executors, the cheapest first, then those for the store alone;
+    ``ConfigError``: a wrong setting.
     """
 
     def __init__(
         self, makers: Sequence[Callable[[], Executor]], store_only: Sequence[Callable[[], Executor]] = ()
     ) -> None:
+        # With the same numbers as among all.
         self.decoding = tuple(ManagedExecutor(make) for make in makers)
-        """The executors that decode, with the same numbers as among all."""
         self.executors = (*self.decoding, *(ManagedExecutor(make, decodes=False) for make in store_only))
+        # Decoder fingerprint shared by all running executors.
         self.fingerprint = ""
-        """Decoder fingerprint shared by all running executors."""
         self._told: dict[int, Scaling] = {}
         self._starting: list[asyncio.Task[None]] = []
         self._keeping: list[asyncio.Task[None]] = []
@@ -121,11 +113,9 @@ class ExecutorManager:
         return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
-        """Start all, but do not wait for those that take much longer than the first.
-
-        ``SuperError``: none could be started; the first one's error.
-        """
+        """Start all, hardly waiting for others than the first; ``SuperError``: all failed."""
         self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
+        # A start never waits for those that serve the store alone.
         starting = self._starting[: len(self.decoding)]
         pending = set(starting)
         # Wait until one has started, or all have failed.
@@ -139,7 +129,7 @@ class ExecutorManager:
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
         """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
 
-        ``agree`` raises ``ConfigError`` to reject a fingerprint. ``SuperError``: no executor is left.
+        ``agree`` raises ``ConfigError`` to reject one. ``SuperError``: no executor is left.
         """
         failures = []
         for executor, starting in zip(self.executors, self._starting, strict=True):
@@ -174,7 +164,6 @@ class ExecutorManager:
         await asyncio.gather(*(executor.close() for executor in self.executors))
 
     def _none_left(self, *failures: BaseException | None) -> BaseException:
-        """Return the error to raise if no executor can be used."""
         if len(self.decoding) == 1 and failures[0] is not None:
             return failures[0]
         reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.decoding)

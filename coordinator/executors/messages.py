@@ -1,7 +1,4 @@
-"""Requests to functions, and their answers, which are checked against the coordinator's facts.
-
-Answers come over a network, or from a user's own function: anything unexpected is refused, with a remedy.
-"""
+"""Requests to functions, and their answers, which are checked: they come over a network."""
 
 from __future__ import annotations
 
@@ -42,16 +39,16 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# Upper limit of numbers in an answer.
 NUMBER_MAX = 2**40
-"""Upper limit of numbers in an answer."""
 
 _DIGITS_MAX = 10
 _HEX_DIGITS = 32
 _WARM_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 120
+# Smaller differences of clocks may be an answer's travel time; a request lasts far longer.
 _SAME_S = 5.0
-"""Smaller differences of clocks may be an answer's travel time; a request lasts far longer."""
 
 
 class RecordPlaces(NamedTuple):
@@ -78,7 +75,8 @@ def request_for(
 ) -> PrefetchRequest:
     """Make a request for samples of a dataset, by their places in its catalog.
 
-    A restore has ``places``, all known; ``golden`` is the fingerprint of the decoder of saved records.
+    A restore has ``places``, all known; ``golden`` is the fingerprint of the
+    decoder of saved records.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -141,7 +139,7 @@ def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
 
 
 def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; ``FunctionRaisedError``: it is none, or of another request."""
+    """Read the answer to a prefetch request; ``FunctionRaisedError`` if it is none, or of another."""
     try:
         result = PrefetchResult.from_mapping(answer)
     except ConfigError as error:
@@ -181,13 +179,11 @@ def _shown(text: str | bytes) -> str:
 
 
 class FunctionClock:
-    """Difference between the clock of functions on other machines and this machine's.
-
-    A request carries the wall-clock time until which it is useful. If clocks differ by seconds, requests
-    carry the functions' time, ``ahead_s`` more; else all would have expired on arrival.
-    """
+    """Difference between the clock of functions on other machines and this machine's."""
 
     def __init__(self) -> None:
+        # A request carries the time until which it is useful, on the functions'
+        # clock. On ours, if that is seconds off, all would have expired on arrival.
         self.ahead_s = 0.0
 
     def told(self, clock_s: float) -> None:

@@ -1,10 +1,4 @@
-"""Price tables: ``prices.toml`` beside this file, and a user's file that overrides its entries.
-
-A table has a section ``about`` with region, date and source; one for each executor, with the fields of
-:class:`superdl.coordinator.core.Prices`; and sections for machines, cache nodes and other pieces of a
-deployment, with the fields of the classes below. :mod:`superdl.coordinator.core.ledger` computes spending
-from prices, :mod:`superdl.cost` computes plans.
-"""
+"""Price tables: ``prices.toml`` beside this file, and a user's file that overrides its entries."""
 
 from __future__ import annotations
 
@@ -22,8 +16,8 @@ from superdl.super_wire.user_text import load_toml
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
+# Sections with a subsection per name.
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
-"""Sections with a subsection per name."""
 
 _CONFIG = ConfigDict(extra="forbid")
 _Usd = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -33,20 +27,18 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Machine:
-    """A machine paid for by the hour.
-
-    ``vcpus`` of x86 are hyperthreads, two to a core; those of ``arm`` are cores. ``gpu`` names the kind of
-    its ``gpus``, if any; ``nvme_gb`` is its included disk. ``source`` and ``date`` are those of its price if
-    they differ from the table's.
-    """
+    """A machine paid for by the hour."""
 
     hour: _Usd
+    # Of x86, hyperthreads, two to a core; of arm, cores.
     vcpus: Annotated[int, Field(gt=0)]
     memory_gib: _AboveZero
     gpus: Annotated[int, Field(ge=0)] = 0
     gpu: str = ""
     arm: bool = False
+    # Its included disk.
     nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    # Of its price, if they differ from the table's.
     source: str = ""
     date: str = ""
 
@@ -103,14 +95,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class PriceTable:
-    """Prices in US dollars, and their sources.
-
-    ``verified`` lists the looked-up prices as ``section.unit``; all others are from memory.
-    """
+    """Prices in US dollars, and their sources."""
 
     region: str
     date: str
     source: str
+    # Looked-up prices as section.unit; all others are from memory.
     verified: tuple[str, ...]
     by_executor: dict[str, Prices]
     machines: dict[str, Machine]
@@ -136,10 +126,7 @@ class PriceTable:
 
 
 def load_prices(file: str | None = None) -> PriceTable:
-    """Load the table, with the entries of ``file`` replaced.
-
-    ``ConfigError``: the file cannot be read, or holds something other than a price; the message names it.
-    """
+    """Load the table, with the entries of ``file`` replaced; ``ConfigError`` names what is no price."""
     table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():
         known = table.setdefault(section, {})

@@ -1,8 +1,4 @@
-"""The ``workers`` executor: functions in processes that call in (``superdl worker``), and their streams.
-
-Its capacity is the sum of the workers' slots, and changes as they come and go. The idea is from tf.data
-service, whose workers register with a dispatcher.
-"""
+"""The ``workers`` executor: processes that call in (``superdl worker``), as in tf.data service."""
 
 from __future__ import annotations
 
@@ -83,23 +79,23 @@ class WorkersExecutor(Executor):
 
     @property
     def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
-        """One request for each slot, and one more waiting."""
+        """Return one request for each slot of all workers, and one more waiting."""
         slots = self._workers.slots
         return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
-        """The workers that are connected now."""
+        """Return the figures of the connected workers."""
         return self._workers.stats
 
     @property
     def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
-        """Failures of their slots, by kind."""
+        """Return failures of their slots, by kind."""
         return self._workers.failures
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
-        """Decoder fingerprint of the workers."""
+        """Return the workers' decoder fingerprint."""
         return self._workers.fingerprint
 
     async def start(self) -> None:
@@ -143,7 +139,8 @@ class StoreWorkersExecutor(WorkersExecutor):
 class WorkServicer(pb_grpc.CoordinatorServicer):
     """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
 
-    ``workers`` are those that decode (``True``) and those that only restore and save (``False``), if allowed.
+    ``workers`` are those that decode (``True``), and those that only restore and
+    save (``False``).
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -212,8 +209,6 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
 
 
 class _Stream:
-    """The incoming messages of one worker."""
-
     def __init__(
         self, home: Workers, worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:

@@ -1,9 +1,4 @@
-"""A coordinator's ports. The main one answers workers from the start, and samplers once the coordinator
-serves; there may be others for health probes and for scrapes.
-
-A coordinator must have functions before it knows how they decode, and so which records in the cache it may
-use. If functions run in workers, those must call in first.
-"""
+"""A coordinator's ports: the main one, and others for health probes and for scrapes."""
 
 from __future__ import annotations
 
@@ -41,8 +36,7 @@ _MAX_EXIT_CODE = 255
 class Reception(WorkServicer):
     """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
 
-    ``run_ended`` is called with the exit code of a run that has ended; it is ``None`` if the coordinator does
-    not belong to a single run.
+    ``run_ended`` is called with the exit code of the coordinator's run; ``None``: it has none.
     """
 
     def __init__(
@@ -50,8 +44,8 @@ class Reception(WorkServicer):
     ) -> None:
         super().__init__(workers)
         self._run_ended = run_ended
+        # Answers samplers; None until it can.
         self.service: CoordinatorService | None = None
-        """The service that answers samplers; ``None`` until it can."""
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
             if name not in {"Work", "EndRun"}:
                 setattr(self, name, partial(self._answer, name))
@@ -91,10 +85,9 @@ class Doors:
         # With another executor a decoder stays: they decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         calls_in = WorkersExecutor.name in settings.executors
+        # Workers that decode, if any may call in.
         self.workers = Workers(patience_s=patience_s) if calls_in else None
-        """Workers that decode, if any may call in."""
         self.savers = Workers(decodes=False) if settings.store_only else None
-        """Workers that only restore and save."""
         both = {True: self.workers, False: self.savers}
         self._all_workers = {decodes: workers for decodes, workers in both.items() if workers is not None}
         self._reception = Reception(self._all_workers, run_ended if settings.ends_with_run else None)
@@ -104,12 +97,10 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, if functions run in some; tell probes that nothing is served yet.
-
-        ``store_id`` returns the identity of the ``store``, if it is a directory that exists.
-        """
+        """Let workers in, if functions run in some; ``store_id`` returns an existing directory's id."""
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
+        # Workers first: how they decode decides which records in the cache may be used.
         if self.workers is not None:
             await self._listen()
 
@@ -133,10 +124,11 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        """Stop answering samplers before their service ends; release workers, which would wait."""
         self._health.end()
+        # Before their service ends.
         self._reception.service = None
         for workers in self._all_workers.values():
+            # Release the workers, which would wait.
             workers.close()
 
     async def _listen(self) -> None:

@@ -1,8 +1,4 @@
-"""The engine: carries out the core's actions and turns every result back into an event.
-
-It owns the core, the clock and the tasks. All of it runs on one event loop, so the core needs no lock.
-:mod:`superdl.coordinator.core` makes the decisions.
-"""
+"""The engine: carries out the core's actions and turns every result back into an event."""
 
 from __future__ import annotations
 
@@ -82,13 +78,13 @@ _NOTED_S = 60.0  # longer than the time between two attempts
 class Engine:
     """The core and the tasks that carry out its actions; create it on its event loop.
 
-    ``failed`` gets the exception of anything that must not fail, a bug: the account is then wrong, and the
-    coordinator should restart.
+    ``failed`` gets the exception of anything that must not fail, a bug: the account
+    is then wrong, and the coordinator should restart.
 
     Args:
         executors: in the order of the settings.
         datasets: the registry; datasets that the core uses are open there.
-        function_memory_mb: memory of a function, to account for GB-seconds if results do not report it.
+        function_memory_mb: of a function, to account for GB-seconds if results do not report it.
     """
 
     def __init__(
@@ -101,6 +97,7 @@ class Engine:
         *,
         function_memory_mb: int = 1769,
     ) -> None:
+        # All of it runs on one event loop, so the core needs no lock.
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
@@ -112,8 +109,8 @@ class Engine:
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
+        # Why the cache does not answer, and since when; upkeep sets both.
         self.cache_trouble = ""
-        """The reason why the cache does not answer, and since when; upkeep sets both."""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0
@@ -122,12 +119,12 @@ class Engine:
 
     @property
     def cache_address(self) -> str:
-        """The address where readers find the records."""
+        """Return the address where readers find the records."""
         return self._cache.address
 
     @property
     def busy(self) -> bool:
-        """True while an action is being carried out."""
+        """Return whether an action is being carried out."""
         return bool(self._tasks or self._to_send)
 
     @staticmethod
@@ -167,12 +164,11 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop and abandon pending work, which the next coordinator will find out; but let writes to the
-        store end, within a bounded time.
-        """
+        """Stop and abandon pending work; let writes to the store end, within a bounded time."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        # The next coordinator finds out what was not sent.
         self._to_send.clear()
         if self._saving:
             await asyncio.wait(self._saving, timeout=_SAVING_S)
@@ -203,9 +199,8 @@ class Engine:
                 _log.warning("%s", action.message)
 
     def _send_some(self) -> None:
-        """Start a few requests, and leave the rest to later turns of the loop, so that replies do not wait
-        while hundreds of requests are built.
-        """
+        # Leave the rest to later turns of the loop, so that replies do not wait
+        # while hundreds of requests are built.
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
             task = self._tasks.start(self._prefetch(action, dropping))

@@ -1,8 +1,4 @@
-"""A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up.
-
-:mod:`superdl.coordinator.server.service` answers calls; :mod:`superdl.coordinator.server.trust` and
-:mod:`superdl.coordinator.server.tokens` decide who may call. A second port may serve health checks alone.
-"""
+"""A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up."""
 
 from __future__ import annotations
 
@@ -51,11 +47,7 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class Health:
-    """The Check method of the standard health service, for any service name.
-
-    The answer does not depend on the message, so none is read: a client that sends a large one, or only its
-    beginning, ties up nothing. There is no Watch, which would stay open as long as the client likes.
-    """
+    """The Check method of the standard health service, for any service name."""
 
     def __init__(self) -> None:
         self.serves = True
@@ -66,6 +58,8 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for a grpc.aio server."""
+        # No message is read: a client that sends a large one, or only its beginning, ties
+        # up nothing. There is no Watch, which would stay open as long as the client likes.
         check = grpc.stream_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
@@ -77,12 +71,7 @@ class Health:
 
 
 class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that ends unary calls whose message is malformed or later than ``timeout_s``.
-
-    grpc.aio itself waits for the message before it runs any of our code, for as long as the caller likes, and
-    writes a traceback for malformed bytes. So each call is taken as a stream of bytes, from which one message
-    is read. ``called`` gets each call's method, and the seconds until its answer.
-    """
+    """An interceptor that ends unary calls whose message is malformed or later than ``timeout_s``."""
 
     def __init__(self, timeout_s: float, called: Callable[[str, float], None] | None) -> None:
         self._timeout_s = timeout_s
@@ -94,13 +83,14 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Wrap the handler so that it waits for the message with a deadline."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # it has the right type
         method = handler.unary_unary
         if self._called is not None:
             method = _timed(method, partial(self._called, str(handler_call_details.method)))
+        # grpc.aio would wait for the message as long as the caller likes, and write a traceback
+        # for malformed bytes. So take each call as a stream of bytes, and read one message.
         return grpc.stream_unary_rpc_method_handler(
             partial(self._answer, method, handler.request_deserializer or bytes),
             None,
@@ -164,11 +154,10 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
-    """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on, and report that as healthy.
+    """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on.
 
-    Callers need one of ``tokens``, if given. ``called`` gets each answered call's method and seconds.
-    ``health`` has the answers to health checks; by default, that it serves. ``ConfigError``: the address is
-    taken or cannot be listened on.
+    Callers need one of ``tokens``, if given. ``called`` gets each answered call's
+    method and seconds. ``ConfigError``: the address is taken or cannot be listened on.
     """
     server = grpc.aio.server(
         options=_options(
@@ -192,7 +181,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Serve health checks only, in plain text and without a token; ``ConfigError`` as :func:`listen`."""
+    """Serve health checks only, without TLS and tokens; ``ConfigError`` as :func:`listen`."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
@@ -221,12 +210,11 @@ def raise_limit_of_open_files() -> None:
 
 
 def connections_that_fit(most: int) -> int:
-    """Return how many connections fit, at most ``most``; half of all open files, or 1024, stay for other
-    uses.
-    """
+    """Return how many connections fit, at most ``most``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most
+    # Half of all open files, or 1024, stay for other uses.
     return max(1, min(most, limit - min(limit // 2, _OWN_FILES_MAX)))
 
 

@@ -1,8 +1,4 @@
-"""The coordinator's figures: the list of metrics, their values at a scrape, and CloudWatch's log lines.
-
-The figures come from :mod:`superdl.coordinator.server.statistics` and the core; only the duration of calls is
-counted here. Labels are bounded: no sample has one, and only the fifty busiest jobs have names.
-"""
+"""The coordinator's figures: their list, their values at a scrape, and CloudWatch's log lines."""
 
 from __future__ import annotations
 
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EMF_PAUSE_S", "METRICS", "EmfLines", "Metric", "Metrics"]
 
+# Labels are bounded: no sample has one, and only the busiest jobs have names.
 JOBS_NAMED = 50
 OTHER = "other"
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -145,7 +142,6 @@ _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
 def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
-    """Return the values of a row of counters."""
     by_wait = account.stalls.by_wait()
     batches, waited_us = zip(*(by_wait.get(wait, (0, 0)) for wait in WAITS), strict=True)
     counted = [of(account) for _, _, of in _OF_JOBS]
@@ -153,7 +149,7 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """The collector of all figures for ``prometheus_client``; ``ConfigError``: the extra is not installed."""
+    """The collector of all figures for ``prometheus_client``; ``ConfigError`` without that extra."""
 
     def __init__(self, engine: Engine, executors: Sequence[ManagedExecutor]) -> None:
         try:
@@ -162,8 +158,8 @@ class Metrics:
             raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
+        # Open jobs at the last scrape, and their figures then.
         self._seen: dict[str, tuple[Job, NDArray[np.float64]]] = {}
-        """Open jobs at the last scrape, and their figures then."""
         self._rows: dict[str, NDArray[np.float64]] = {}
         self._in_rows = self._others = _NOTHING
         self._usd: dict[str, float] = {}
@@ -311,11 +307,8 @@ def _states(name: str, lapsed: list[bool]) -> Iterator[tuple[str, tuple[str, ...
 
 
 class EmfLines:
-    """A writer of the figures that alarms watch, in CloudWatch's embedded metric format.
-
-    Such a log line becomes a metric, so a coordinator on AWS needs no agent, permission or call for it:
-    https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
-    ``owner`` is the coordinator's name, the only dimension of the metrics.
+    """A writer of figures for alarms in CloudWatch's embedded metric format, with
+    the dimension ``owner``.
     """
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
@@ -346,6 +339,9 @@ class EmfLines:
         metrics = [
             {"Name": name, "Unit": "Percent" if name.endswith("Percent") else "Count"} for name in values
         ]
+        # CloudWatch makes metrics of such a log line, so a coordinator on AWS needs
+        # no agent, permission or call:
+        # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
         described = {"Namespace": "SUPER", "Dimensions": [["Coordinator"]], "Metrics": metrics}
         about = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]}
         self._stream.write(json.dumps({"_aws": about, "Coordinator": self._owner, **values}) + "\n")

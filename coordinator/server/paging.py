@@ -1,8 +1,4 @@
-"""Plans as jobs open them, and pages of plans and catalogs, with batches' ids, labels and status.
-
-A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys are included if they fit. For
-readers that see the store, batches include their records' places in it.
-"""
+"""Plans as jobs open them, and pages of plans and catalogs, with batches' ids, labels and status."""
 
 from __future__ import annotations
 
@@ -59,10 +55,7 @@ _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
 class Orders:
-    """Orders drawn by users' samplers, as far as they have been received. Thread-safe.
-
-    Beyond 32 orders or 512 MiB, the oldest are dropped, and sent again if needed.
-    """
+    """Orders drawn by users' samplers, as far as received; the oldest are dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,8 +64,8 @@ class Orders:
     def add(self, part: pb.OrderPart) -> int:
         """Keep a part of an order; return the number of indices received without a gap.
 
-        A part that begins at the first index starts the order over; one that would leave a gap is not kept.
-        ``ConfigError``: the part is malformed, or the order is too long.
+        A part at the first index starts the order over; one that would leave a gap is
+        not kept. ``ConfigError``: the part is malformed, or the order is too long.
         """
         indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
         with self._lock:
@@ -89,8 +82,8 @@ class Orders:
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
         """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
 
-        ``ConfigError``, ``PlanError``: the request describes no valid plan. ``UnknownJobError``: the order
-        that was sent before has been dropped.
+        ``ConfigError``, ``PlanError``: it is no valid plan. ``UnknownJobError``:
+        the order was dropped.
         """
         draws: Draws | None
         indices, weights = request.indices, request.weights
@@ -216,8 +209,11 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Return up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends
-    there.
+    """Return up to ``count`` batches of one rank from ``start`` on: at least one,
+    unless the epoch ends there.
+
+    A page stays below MAX_REPLY_BYTES; keys are included if they fit. With
+    ``places``, for readers that see the store, batches include their records' places.
     """
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
@@ -267,10 +263,7 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return labels, and keys if requested, of samples from ``start``: all that fit, at least one.
-
-    ``PlanError``: there is no such place.
-    """
+    """Return labels, and keys on request, from ``start``: all that fit, at least one; ``PlanError``."""
     if start > len(catalog):
         raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")
     least_bytes = label_dtype_of(catalog.label_dtype).itemsize
@@ -297,7 +290,6 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
 
 
 def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:
-    """Return the number of flags set in each batch."""
     before = np.zeros(flags.size + 1, dtype=np.int64)
     np.cumsum(flags, out=before[1:])
     counts: list[int] = np.diff(before[offsets]).tolist()

@@ -1,7 +1,4 @@
-"""Log lines as text or JSON; a repeated cause is logged once a minute, with its count.
-
-Recent warnings are kept, so that metrics and ``superdl top`` show what the log shows.
-"""
+"""Log lines as text or JSON; a repeated cause is logged once a minute, with its count."""
 
 from __future__ import annotations
 
@@ -24,33 +21,28 @@ _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
+# Written per minute, at most; errors always are.
 _WARNINGS_MAX = 15
-"""Maximum number of warnings written per minute; errors always are."""
 _LATELY_S = 900.0
 _LATEST_MAX = 10
 _TEXT_MAX = 500
+# The parts of the coordinator that warn: its packages, and everything else in its process.
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
-"""The parts of the coordinator that warn: its packages, and everything else in its process."""
 _HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
 _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
 
 class _Text(logging.Formatter):
-    """A formatter for terminals: lines may contain keys, sources and errors from strangers."""
-
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        # For terminals: lines may contain keys, sources and errors from strangers.
         return shown_lines(super().format(record))
 
 
 class _Json(logging.Formatter):
-    """A formatter with a JSON object per line; ``job``, ``rank``, ``dataset``, ``executor``, ``request`` if
-    set.
-    """
-
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
@@ -76,20 +68,19 @@ class Warned(NamedTuple):
 class RepeatedLines(logging.StreamHandler[TextIO]):
     """A handler that writes warnings and errors of one cause once a minute, and all lines below.
 
-    The first line of a cause is written at once. Those within a minute after it are counted, and the next one
-    includes their number; if none comes, :meth:`tell_counts` logs it. Two lines have one cause if they differ
-    only in numbers, or if their records name it as ``cause`` (``extra=``), as they must if a stranger chooses
-    the words. Warnings of ever new causes are also only counted, beyond fifteen a minute.
+    The first line of a cause is written at once. Those within a minute after it are
+    counted, and the next one includes their number; if none comes, :meth:`tell_counts`
+    logs it. Warnings of ever new causes are also only counted, beyond fifteen a minute.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
+        # By cause: when it was last written, the count since, and the newest record of these.
         self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
-        """By cause: when it was last written, the count since, and the newest record of these."""
         self._minute_s = -_EVERY_S
+        # Numbers written in this minute, and counted beyond those.
         self._warnings = self._beyond = 0
-        """Numbers written in this minute, and counted beyond those."""
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
 
@@ -100,6 +91,8 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it; called with the handler's lock."""
         if record.levelno >= logging.WARNING:
+            # Lines that differ only in numbers have one cause. If a stranger
+            # chooses the words, the record must name the cause (extra=).
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
@@ -130,9 +123,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """Return the number of warnings and errors of each part, and the causes of the last fifteen minutes,
-        newest last.
-        """
+        """Return the number of warnings of each part, and the last fifteen minutes' causes, newest last."""
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]

@@ -78,8 +78,8 @@ class Holders(Protocol):
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
     """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
 
-    ``holders`` are the processes for which it runs, if it has such. It decodes as ``decoder``, else as the
-    cache's records were decoded. Returns the exit code: 0, or that of its run.
+    It decodes as ``decoder``, else as the cache's records. Returns the exit code:
+    0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
@@ -127,19 +127,14 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
 
 def _bound_the_end() -> None:
-    """Bound the time until this process is gone, whatever hangs: the interpreter waits for threads after this
-    module has returned.
-    """
+    # Whatever hangs: the interpreter waits for threads after this module has returned.
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
 async def _start(
     settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None], decoder: str
 ) -> tuple[Engine, _Steps]:
-    """Start everything, the ports last, and put it on the stack, to be ended in reverse order.
-
-    The returned steps run while the coordinator serves, each again after its pause in seconds.
-    """
+    """Start everything, the ports last, on the stack; return steps to repeat, with pauses in seconds."""
     warn_if_insecure(settings)
     facts = _facts(settings)  # report mistakes in prices at once
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
@@ -234,13 +229,13 @@ async def _start(
 async def _with_store(
     settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
-    """Return the datasets, and the store's keeper, opened before functions look for the store."""
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
     stack.push_async_callback(datasets.close)
     choice, read_only = settings.store_choice, settings.store_read_only
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
+    # Before functions look for the store.
     await keeper.open()
     return datasets, keeper
 
@@ -253,9 +248,10 @@ async def _follow(
     tokens: Tokens | None,
     workers: Workers | None,
 ) -> None:
-    """Tell the core which executors come, go, grow and shrink, what new ones can do, and teams' limits."""
+    """Tell the core which executors come, go and resize, what new ones can do, and teams' limits."""
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
+    # Eligibility first: the core must know it before the executors accept requests.
     eligibility.tell_changes(opened, engine.post)
     manager.tell_changes(engine.post)
     if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
@@ -270,7 +266,6 @@ async def _follow(
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
-    """Return the core's facts about executors."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices

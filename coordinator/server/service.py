@@ -1,8 +1,4 @@
-"""The gRPC service: checks requests, calls the engine, maps errors to statuses; decides nothing.
-
-Every call is idempotent. An error becomes a status with the message as details and the error's class in the
-trailing metadata.
-"""
+"""The gRPC service: checks requests, calls the engine, maps errors to statuses; each call is idempotent."""
 
 from __future__ import annotations
 
@@ -89,6 +85,8 @@ def _typed_errors(
             return await method(self, request, context)
         except SuperError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
+            # The message travels as the status's details, the error's class in the
+            # trailing metadata.
             message = str(error).encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
             await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
@@ -96,9 +94,7 @@ def _typed_errors(
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers. ``facts_of`` returns the core's facts about a dataset; ``tokens`` determine a
-    job's team.
-    """
+    """The service for samplers; ``facts_of`` returns a dataset's facts, ``tokens`` decide a job's team."""
 
     def __init__(
         self,
@@ -279,6 +275,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Close a rank; the job ends with its last one."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
+        # Its last reports must reach the core before the job closes.
         await self._reports.catch_up(request.job)
         self._watch.look()
         self._watch.note(request.job)
@@ -359,7 +356,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
 
     def _exceeds_cache(self, dataset: Dataset, plan: Plan) -> list[str]:
-        """Return a warning if what a job reads is larger than the cache."""
         size, budget = plan.samples_drawn * dataset.record_bytes, self._core.state.budget_bytes
         if dataset.recipe.random or size <= budget:
             return []
@@ -367,7 +363,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        """Drop jobs that the core has forgotten, since their ranks went without closing."""
+        # Their ranks went without closing.
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

@@ -1,8 +1,4 @@
-"""The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults.
-
-Each is declared once, as a field with its default, its help and its bounds; a field without help has no
-argument. Sizes are written as ``4gb`` in all sources.
-"""
+"""The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults."""
 
 from __future__ import annotations
 
@@ -45,17 +41,13 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
+# For the store alone: they copy bytes, and hardly compute.
 _STORE_SLOTS = 2
-"""Number of slots for the store alone: they copy bytes, and hardly compute."""
 
 
 @dataclass(frozen=True)
 class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
-    """A coordinator's settings, checked on creation.
-
-    ``cache_bytes`` is memory of the cache server: as with its maxmemory, records get what the headroom
-    leaves. ``max_usd`` and ``max_usd_per_hour`` of 0 mean no cap.
-    """
+    """A coordinator's settings, checked on creation. A field without help has no argument."""
 
     executor: str = setting(
         "local", f"how functions run: {', '.join(EXECUTORS)}, or several as local,lambda (local)"
@@ -64,6 +56,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "superdl.lambda_prefetch.handler:handler",
         "module:attribute that the local executor runs (superdl.lambda_prefetch.handler:handler)",
     )
+    # Of the cache server, as its maxmemory: records get what the headroom leaves.
     cache_bytes: int = setting(
         0,
         "memory of the cache server, such as 4gb; records get nine tenths (its maxmemory)",
@@ -101,6 +94,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         1769, "memory of a function, to account for (1769)", low=128, high=10_240
     )
     prices: str = setting("", "TOML price table, in place of the built-in one")
+    # 0 means no cap, as for the next.
     max_usd: float = setting(0.0, "nothing more is produced once so much is spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
         0.0, "when more is spent, only what readers wait for is produced (no cap)", high=_ANY_USD
@@ -125,7 +119,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """The store's address, or the reason why there is none; ``ConfigError``: no functions see it."""
+        """Return the store's address, or why there is none; ``ConfigError``: no functions see it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
@@ -141,27 +135,24 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_only(self) -> list[tuple[type[Executor], Settings]]:
-        """The executors, with their settings, that restore and save for functions that do not see the store:
-        a few local slots, and workers that call in for it; empty if not needed.
-        """
+        """Return the executors that restore and save for functions that do not see the store."""
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
+        # A few local slots, and workers that call in for it.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (StoreWorkersExecutor, self)]
 
     def _is_seen(self, address: str) -> bool:
-        """Return whether an executor's functions see the store."""
         return any(executor.sees_store(self, address) for executor in executor_classes(self.executors))
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """The executors in order of preference, cheapest first; at least one."""
+        """Return the executors in order of preference, cheapest first; at least one."""
         return executor_names(self.executor)
 
 
 def _is_there(function: str) -> bool:
-    """Return whether this machine has the module of ``module:attribute``."""
     try:
         return importlib.util.find_spec(function.partition(":")[0]) is not None
     except (ImportError, ValueError):
@@ -185,15 +176,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
 ) -> Settings:
-    """Load settings from their sources.
+    """Load settings from their sources; ``ConfigError`` names an ill-typed or
+    out-of-range value, or the file.
 
     Args:
         arguments: values by field name, other names are ignored; ``None`` means not given.
         environment: has ``SUPER_LISTEN`` and so on; an empty variable counts as not given.
         file: path of a TOML file with the same names.
-
-    Raises:
-        ConfigError: a value is ill-typed or out of range, or the file cannot be read; the message names it.
     """
     if environment.get("SUPER_WORKERS"):
         raise ConfigError("SUPER_WORKERS is called SUPER_SLOTS now")
@@ -248,10 +237,10 @@ def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return what clients may have listed. If they may be on another machine, they get no files and no web
-    servers that this one reaches, unless settings allow it.
-    """
+    """Return what clients may have listed."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
+    # Clients on other machines get no files and no web servers that this one
+    # reaches, unless settings allow it.
     anywhere = not leaves_this_machine(settings.listen)
     own = not any(executor.files_by_others for executor in executor_classes(settings.executors))
     return Allowed(

@@ -180,11 +180,12 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor does less than it could. A single one is never set aside."""
+    """Explain why an executor does less than it could."""
     several = len(core.state.fleet.executors) > 1
     reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
         reasons.append(f"throttled {times:,} times in the last minute")
+    # A single executor is never set aside.
     if member.breaker.reason and (several or times or member.breaker.corrupts):
         reasons.append(member.breaker.reason)
     return ": ".join(reasons)
@@ -223,9 +224,7 @@ def batch_status(
     *,
     with_events: bool,
 ) -> pb.BatchStatus:
-    """Return a batch's status: its occurrences, its recent history, and its samples individually if that fits
-    into ``room_bytes``.
-    """
+    """Return a batch's status, history, and samples if they fit into ``room_bytes``."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     places = [place for place in occurrences if core.job(place.job)]
     job = core.job(places[-1].job) if places else None

@@ -1,7 +1,4 @@
-"""Tokens: they decide who may call a coordinator, and a job's team. Each token allows every call.
-
-Tokens are compared in constant time, and neither logs nor errors repeat one, valid or not.
-"""
+"""Tokens: they decide who may call a coordinator, and a job's team. Each token allows every call."""
 
 from __future__ import annotations
 
@@ -39,11 +36,11 @@ _WRONG = f"the coordinator does not know this token: {_REMEDY}"
 
 
 class Tokens:
-    """The accepted tokens, and the teams they name; a token file is read again when it changes. An emptied
-    file accepts no tokens; a missing or broken one changes nothing, since it may be half written.
+    """The accepted tokens, and the teams they name; a token file is read again when it changes.
 
-    In ``token`` several are separated by commas, in ``token_file`` each has a line. ``ConfigError``: the file
-    cannot be read, one of the tokens is malformed, or its team's limits are invalid.
+    ``token`` separates several by commas, ``token_file`` has one in each line. An
+    emptied file accepts no tokens. ``ConfigError``: the file cannot be read, a
+    token is malformed, or its team's limits are invalid.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
@@ -77,6 +74,8 @@ class Tokens:
     def _team(self, presented: str) -> str | None:
         self.teams_now()
         digest, matched = _digest(presented), None
+        # All are compared, each in constant time. Neither logs nor errors repeat a
+        # token, valid or not.
         for known, team in self._teams_by_digest.items():
             if hmac.compare_digest(digest, known):
                 matched = team
@@ -86,6 +85,7 @@ class Tokens:
         try:
             from_file = read_tokens(self._file, "token_file", may_be_none=True)
             self._take(from_file)
+        # A missing or broken file changes nothing, since it may be half written.
         except ConfigError as error:
             _log.error("the tokens stay as they were: %s; to let nobody in, empty the file", error)
         else:
@@ -135,9 +135,7 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that rejects missing and wrong tokens on every method but the health service's Check:
-    probes have no token, and learn only whether it serves.
-    """
+    """An interceptor that rejects missing and wrong tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -148,6 +146,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Pass the call on, or answer it with UNAUTHENTICATED."""
+        # Probes have no token, and learn only whether it serves.
         if str(handler_call_details.method) == f"/{HEALTH_SERVICE}/Check":
             return await continuation(handler_call_details)
         shown = [
@@ -175,5 +174,5 @@ _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
 
 
 def _digest(token: str) -> bytes:
-    """Return a digest: all have one length, so comparing two reveals no token's length."""
+    # All digests have one length, so comparing two reveals no token's length.
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,9 +1,4 @@
-"""Settings for a coordinator's addresses and callers, the rules that connect them, and its certificate.
-
-Beyond this machine a coordinator requires TLS and a token, and reaches its cache by TLS, unless ``insecure``
-is set. On loopback and unix sockets it needs neither. Credentials of the cache are not settings: see
-:class:`superdl.super_wire.cache.Credentials`.
-"""
+"""Settings for a coordinator's addresses and callers, the rules that connect them, and its certificate."""
 
 from __future__ import annotations
 
@@ -44,11 +39,10 @@ _WARN_DAYS = 30
 _SOCKET_PATH_BYTES = 107  # the size of the kernel's sockaddr_un path
 
 
+# Credentials of the cache are no settings: see superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
-    """Addresses, certificates and tokens. Secrets have no arguments: ``token`` has commas between tokens, and
-    ``tls_key`` may be the PEM text itself, as ``tls_cert`` and ``tls_client_ca`` may.
-    """
+    """Addresses, certificates and tokens; each of the ``tls_`` settings may be the PEM text itself."""
 
     listen: str = setting("127.0.0.1:50051", "host:port or unix:/path (127.0.0.1:50051)")
     cache: str = setting(
@@ -58,6 +52,7 @@ class TrustSettings:
     tls_cert: str = setting("", "PEM file of this server's certificate chain")
     tls_key: str = setting("", "PEM file of its key", secret=True)
     tls_client_ca: str = setting("", "PEM file: clients must show a certificate of this authority")
+    # No argument, as it is secret; commas between tokens.
     token: str = setting("", secret=True)
     token_file: str = setting("", "tokens, one in each line, of which clients must know one")
     health_listen: str = setting("", "another address, in plain text, for the health service alone")
@@ -119,9 +114,7 @@ class TrustSettings:
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Log what ``insecure`` allows at this coordinator's ports, if anything. The cache's client logs what it
-    allows at the cache.
-    """
+    """Log what ``insecure`` allows at this coordinator's ports, if anything."""
     if lacks := settings.lacks():
         _log.warning(
             "INSECURE: listening on %s with %s: whoever reaches this port may read what functions can read, "
@@ -178,11 +171,10 @@ class _Loaded:
 class ServerTls:
     """A server's certificate, and the authorities whose clients it accepts.
 
-    gRPC requests the certificate at each handshake, so one renewed on disk is shown to the next client
-    without a restart; existing connections stay.
-    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or the PEM text itself. With
-    ``client_ca``, clients must show a certificate of its authorities. ``ConfigError``: one of them cannot be
-    read, is no PEM, or the key belongs to another certificate.
+    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or the
+    PEM text itself. With ``client_ca``, clients must show a certificate of its
+    authorities. ``ConfigError``: one of them cannot be read, is no PEM, or the key
+    belongs to another certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -193,6 +185,8 @@ class ServerTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a port of a gRPC server."""
+        # gRPC requests the certificate at each handshake: one renewed on disk is
+        # shown to the next client.
         return grpc.dynamic_ssl_server_credentials(
             self._loaded.for_grpc(),
             self._renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
@@ -200,8 +194,11 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server, which also shows what is on disk at each handshake. Do not
-        use it together with :meth:`credentials`: if both look for changes, one misses them.
+        """Return a context for an asyncio server, which also shows what is on disk
+        at each handshake.
+
+        Do not use it together with :meth:`credentials`: if both look for changes,
+        one misses them.
         """
         newest = [_checked_context(self._loaded)]
 
@@ -215,9 +212,8 @@ class ServerTls:
         return first
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return a renewed certificate, or ``None`` for no change; gRPC calls this in its own thread before
-        each handshake.
-        """
+        """Return a renewed certificate, or ``None`` for no change."""
+        # gRPC calls this in its own thread before each handshake.
         with self._lock:
             stamps = self._look()
             if stamps == self._stamps:
@@ -260,10 +256,9 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts certificate and key, and when it ends: gRPC reports neither.
-
-    Python's ssl reads only files: use one in memory where possible, since a key must not reach a disk.
-    """
+    """Check that OpenSSL accepts certificate and key, and when it ends: gRPC reports neither."""
+    # Python's ssl reads only files: use one in memory where possible, since a key
+    # must not reach a disk.
     with (
         tempfile.TemporaryFile()
         if not hasattr(os, "memfd_create")

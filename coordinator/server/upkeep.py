@@ -1,8 +1,4 @@
-"""Upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams.
-
-Taking over the cache at the start is also here. :mod:`superdl.coordinator.core` decides what to do after the
-cache was emptied or has grown.
-"""
+"""Upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams."""
 
 from __future__ import annotations
 
@@ -51,11 +47,8 @@ _RENEWED_S = 0.5  # a larger change of the expiry is a renewal
 async def take_over(cache: Cache) -> CacheInfo:
     """Reach the cache and take its lock, within a bounded wait.
 
-    If the lock is not renewed, wait until it expires; a renewed one has a living owner.
-
-    Raises:
-        CacheError: another coordinator owns the cache (``LockHeldError``), it does not answer
-            (``CacheUnreachableError``), or it refuses what a coordinator does there.
+    ``CacheError``: another coordinator owns it (``LockHeldError``), it does not
+    answer (``CacheUnreachableError``), or refuses.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -68,6 +61,7 @@ async def take_over(cache: Cache) -> CacheInfo:
         except LockHeldError as error:
             expiry_s = clock() + error.expires_in_s
             first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
+            # A renewed lock has a living owner. Else wait until it expires.
             if expiry_s > first_expiry_s + _RENEWED_S or clock() > wait_until_s:
                 raise
         except CacheUnreachableError:
@@ -81,14 +75,12 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions while reaching the cache, since both take a while.
-
-    Functions that cost money start once the cache is ours, because a coordinator that finds another one there
-    ends. Workers that call in decode as the cache's records were decoded, or as ``decoder``, if there are any
-    such workers.
-    """
+    """Start functions while reaching the cache, since both take a while."""
     chooses = workers is not None and workers.patience_s is not None
+    # Functions that cost money start once the cache is ours: a coordinator that
+    # finds another one there ends.
     info = await take_over(cache) if manager.remote or chooses else None
+    # Workers that call in decode as the cache's records were decoded, or as decoder.
     if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
         workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
@@ -107,10 +99,7 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Check that functions decode as those that filled the cache; ``True`` if it was empty.
-
-    ``ConfigError``: they decode to different pixels.
-    """
+    """Return whether the cache was empty; ``ConfigError`` if its records were decoded differently."""
     agreed, is_new = await cache.agree_on_fingerprint(digest)
     # Functions write it only once.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
@@ -153,9 +142,8 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 class Upkeep:
     """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
-    ``reports`` and ``outcomes`` (if not by return) are kept, and rewound when the cache was emptied. ``info``
-    is the server's state when it was taken over, ``fingerprint`` the digest that its records have to match,
-    ``cache_bytes`` how much of its memory may be used; 0 is all of it.
+    ``info`` is the server's state when it was taken over, ``fingerprint`` the digest that its
+    records have to match, ``cache_bytes`` how much of its memory may be used; 0 is all of it.
     """
 
     def __init__(
@@ -190,9 +178,8 @@ class Upkeep:
     async def once(self) -> None:
         """Check the cache once; if it does not answer, the next check tries again.
 
-        Raises:
-            LockHeldError: another coordinator has taken the cache.
-            ConfigError: it was filled by functions that decode differently.
+        ``LockHeldError``: another coordinator took it. ``ConfigError``: its
+        functions decode differently.
         """
         try:
             was_taken = await self._cache.hold_lock()
@@ -248,7 +235,6 @@ class Upkeep:
             self._kept_usd = usd
 
     def _lost(self, nodes: frozenset[str]) -> None:
-        """Handle a server that was restarted, emptied or replaced."""
         self._kept_usd = 0.0
         if self._outcomes is not None:  # its node may be new, or lack the last entries
             self._outcomes.lost()
@@ -304,20 +290,19 @@ class Upkeep:
             await self._sweep.step(self._clock(), math.ceil(wanted_bytes / each_bytes))
 
     def _wanted_bytes(self) -> float:
-        """Return the bytes that open jobs need beyond the free memory; above 0 if since the last check
-        samples were requested while the cache had hardly any room, or were dropped for others.
-        """
+        """Return the bytes that open jobs need beyond the free memory."""
         core = self._core
         requests = sum(member.requests for member in core.state.fleet.executors)
         producing = bool(core.state.requests) or requests > self._asked
         dropping = core.state.dropped_samples > self._dropped
         self._asked, self._dropped = requests, core.state.dropped_samples
+        # Above 0 only if since the last check samples were requested while the
+        # cache had hardly any room, or were dropped for others.
         short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         if not core.jobs or not (dropping or (producing and short)):
             return 0.0
         return _FREED_SHARE * core.state.budget_bytes - core.state.free_bytes
 
     def _known(self) -> list[Ids] | None:
-        """Return the ids that are accounted for; see :func:`known_ids`."""
         core, now_s = self._core, self._engine.now_s()
         return known_ids(self._engine.datasets, wanted=core.state.wants, held=core.held, now_s=now_s)

@@ -46,8 +46,8 @@ class Watch:
         self._opened_s: dict[str, float] = {}
         self._turn = 0
         self._lapsed: set[tuple[str, int]] = set()
+        # Executors that take less than they could, and the time when that was last logged.
         self._limited: dict[int, float] = {}
-        """Executors that take less than they could, and the time when that was last logged."""
         self._thrashes = False
         self._stopped: set[str] = set()
         self._capped_s: float | None = None
@@ -156,14 +156,13 @@ class Watch:
 
 
 class JobHistory:
-    """The newest 256 jobs by name and time of opening, kept in the cache, if there is one. Open jobs are
-    included, so that a killed coordinator leaves their last figures.
-    """
+    """The newest 256 jobs by name and time of opening, kept in the cache, if there is one."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
+        # Open jobs are included, so that a killed coordinator leaves their last
+        # figures. In the order in which they were last noted.
         self.jobs: dict[tuple[str, float], pb.JobStats] = {}
-        """Jobs in the order in which they were last noted."""
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:

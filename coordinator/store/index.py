@@ -1,8 +1,4 @@
-"""The index of a store: reads a collection's segments and packs, and writes segments for others.
-
-Segments save a coordinator that opens a store from reading the index of each pack. Packs fill in what no
-segment lists. All of this blocks and runs in threads.
-"""
+"""The index of a store: segments list many packs' entries, packs the rest. All of this blocks."""
 
 from __future__ import annotations
 
@@ -52,18 +48,17 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Concurrent requests to a store."""
 
+# Per collection; more are merged into one.
 _SEGMENTS_MAX = 16
-"""Maximum segments per collection; more are merged into one."""
 
+# Entries of a full segment. It gets no more, and merging leaves it alone.
 _LARGE = 2**20
-"""Entries of a full segment. It gets no more, and merging leaves it alone."""
 
 
 @dataclass(slots=True)
 class Known:
-    """A collection's packs and segments read before, so that a look reads only new ones."""
+    """Packs and segments of a collection read so far: a look reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -71,16 +66,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a look: all packs of the store with their sizes, and the entries of the new ones.
-
-    ``usable`` marks the ``told`` packs that hold records of this decoder and have the right length.
-    ``useless`` are the others, and packs with a broken index. ``gone`` were known and no longer exist.
-    """
+    """The result of a look: the sizes of all packs of the store, and the entries of the new ones."""
 
     sizes: dict[str, int]
     told: Segment
+    # Marks those packs of told that hold records of this decoder and have the right length.
     usable: NDArray[np.bool_]
+    # The other packs, and those with a broken index.
     useless: frozenset[str]
+    # Known before, and missing now.
     gone: frozenset[str]
 
 
@@ -90,13 +84,7 @@ def collection_in(dataset: Dataset | None) -> str:
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:
-    """Read a collection's packs and segments that ``known`` lacks, and add them to ``known``.
-
-    Indexes read from packs are written as a segment, to save the next reader that work.
-
-    Raises:
-        StoreError: the store does not answer, or refuses.
-    """
+    """Read a collection's packs and segments that ``known`` lacks, and add them to it; ``StoreError``."""
     before = frozenset(known.packs)  # excludes packs that are added to it during this look
     sizes = store.packs()
     present = {name for name in sizes if name.startswith(collection)}
@@ -106,6 +94,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
     indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
+        # Save the next reader from reading these packs.
         with contextlib.suppress(StoreError):  # a full disk: packs can be read again
             names += write_segments(store, collection, indexes)
     merged = _together([*pieces, *indexes])
@@ -124,11 +113,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
 def segment_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> Segment:
-    """Return a result's entries for the pack that its function wrote; ``indices`` are its samples.
-
-    Raises:
-        StoreFormatError: there can be no such pack.
-    """
+    """Return a result's entries for its function's pack; ``StoreFormatError``: there is no such pack."""
     made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
     pack = SegmentPack(result.pack, result.store_bytes, PackMeta(collection_in(dataset), *made_of))
     offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
@@ -151,10 +136,7 @@ def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> 
 
 
 def merge_segments(store: Store, collection: str) -> None:
-    """Merge the segments of a collection if there are many.
-
-    Others may merge at the same time, or read removed segments. Then they read more packs, or entries twice.
-    """
+    """Merge the segments of a collection if there are many."""
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
@@ -166,6 +148,8 @@ def merge_segments(store: Store, collection: str) -> None:
             kept.append(_only(segment, existing))
             existing.difference_update(pack.name for pack in segment.packs)
             merged.append(name)
+    # Others may merge at the same time, or read removed segments: they read more
+    # packs, or entries twice.
     if len(kept) > 1:
         write_segments(store, collection, kept)
         for name in merged:
@@ -213,10 +197,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment], set[str]]:
-    """Return the entries of packs from their own indexes, and the broken packs.
-
-    Packs of others that may not be read are not broken.
-    """
+    """Return the entries of packs from their own indexes, and the broken packs."""
     segments: list[Segment] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
@@ -229,11 +210,11 @@ def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment
     if unread:
         example = next(iter(unread.values()))
         _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
+    # Packs of others that may not be read are not broken.
     return segments, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def _together(pieces: Iterable[Segment]) -> Segment:
-    """Merge several segments into one."""
     packs: list[SegmentPack] = []
     parts = [np.empty(0, dtype=SEGMENT_DTYPE)]
     for piece in pieces:
@@ -245,7 +226,6 @@ def _together(pieces: Iterable[Segment]) -> Segment:
 
 
 def _only(segment: Segment, wanted: set[str]) -> Segment:
-    """Return a segment with the entries of some packs only."""
     is_wanted = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
     entries = segment.entries[is_wanted[segment.entries["pack"]]].copy()
     entries["pack"] = (np.cumsum(is_wanted) - 1)[entries["pack"]]

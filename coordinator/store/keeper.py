@@ -1,7 +1,4 @@
-"""The keeper of the store: opens it, tracks packs and room, informs the core; waits in threads are bounded.
-
-A store that does not answer costs decodes, never samples. Functions read and write records themselves.
-"""
+"""The keeper of the store. A store that does not answer costs decodes, never samples."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _THREADS, _MAX_WORDS = 4, 600
 
 
 class StoreKeeper:
-    """Keeps one store, or none; for use from one event loop.
+    """Keeps one store, or none; for one event loop. Its waits are bounded.
 
     Args:
         choice: the store, or the reason that there is none.
@@ -63,8 +60,8 @@ class StoreKeeper:
         self.address, self._reason, self._by_default = choice.address, choice.reason, choice.by_default
         self.places = Places()
         self.room = Room(choice.address, wanted_bytes)
+        # The store's current problem, for display; empty if there is none.
         self.trouble = ""
-        """The store's current problem, for display; empty if there is none."""
         self._datasets = datasets
         self._read_only = read_only
         self.fingerprint = ""
@@ -90,7 +87,7 @@ class StoreKeeper:
 
     @property
     def unwritten(self) -> str:
-        """Why no packs are written, for display; empty if they are, or while room is made."""
+        """Return why no packs are written, for display; empty if they are, or while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -99,7 +96,7 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """The place of decoded records and its fill level, for display; empty without a store."""
+        """Return where decoded records are and its fill level, for display; empty without a store."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept in the cache alone: {reason}"
@@ -108,14 +105,14 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """The store's id, with which readers prove that they see it; empty if they cannot."""
+        """Return the id by which readers prove that they see the store; empty if they cannot."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
         """Open the store, creating it if needed. If it does not answer, a later call tries again.
 
-        Raises:
-            StoreError: a store named by the user is none, has another version, or may not be read.
+        ``StoreError``: a store named by the user is none, has another version, or
+        may not be read.
         """
         if not self.address:
             return None
@@ -150,6 +147,7 @@ class StoreKeeper:
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
+            # The look goes on. Its result is posted when it comes.
             self._late.add(content)
             self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
@@ -253,7 +251,7 @@ class StoreKeeper:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        """Run due upkeep, each part on its own: even on a full disk, room must be made."""
+        # Each part on its own: even on a full disk, room must be made.
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 try:
@@ -278,9 +276,7 @@ class StoreKeeper:
                         self._post(event)
 
     async def _let_go_if_gone(self) -> bool:
-        """Drop the handle of a removed or replaced directory, and return whether it is one. The next call
-        reopens it.
-        """
+        """Drop the handle of a directory that was removed or replaced, and return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
         self._in_trouble("its directory is gone")
@@ -300,13 +296,14 @@ class StoreKeeper:
                 self.room.exhausted = self.room.excess_bytes > 0  # after a failure, retry a minute later
 
     async def _keep_marks(self, store: Store | None) -> None:
-        """Mark the store as open, collections that jobs read as used; sweep what dead writers left."""
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
+        # Other coordinators see from the marks that the store and its collections are in use.
         await self._threads.run(partial(store.touch, self._instance))
         for collection in self._open_collections():
             await self._threads.run(partial(store.mark_used, collection))
         if self._is_due("sweep", _HOUR_S):
+            # Remove what dead writers left.
             await self._threads.run(partial(store.sweep, time.time()))
         self.trouble = ""
 
@@ -315,7 +312,6 @@ class StoreKeeper:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Write pending index entries as segments."""
         store = self._store
         if store is None or store.read_only:
             return

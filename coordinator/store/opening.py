@@ -1,7 +1,4 @@
-"""Chooses a coordinator's store, the configured one or the user's own, and opens it.
-
-A directory on a network filesystem is never the default: the user must name it.
-"""
+"""Chooses a coordinator's store, the configured one or the user's own, and opens it."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# Settings in place of an address: no store, and the user's own.
 NONE, AUTO = "none", "auto"
-"""Settings in place of an address: no store, and the user's own."""
 
 _LEAST_FREE_BYTES = 2 * 2**30
 _NETWORK = frozenset(
@@ -50,24 +47,16 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's canonical address; if empty, the reason that there is none, for display.
-
-    ``by_default``: the user did not name the store, and if it cannot be used, there is none.
-    """
+    """A store's canonical address; if empty, the reason that there is none, for display."""
 
     address: str
     reason: str = ""
+    # The user did not name the store: if it cannot be used, there is none.
     by_default: bool = False
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's own store and mark it as in use by ``instance``.
-
-    A store that may not be written is opened for reading.
-
-    Raises:
-        StoreError: as in :func:`open_store`.
-    """
+    """Open the coordinator's own store, read-only if need be, and mark it as used; see open_store()."""
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
@@ -90,7 +79,7 @@ def filesystem_of(address: str) -> int:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a store's directory is gone or holds another store; ``StoreError`` if it is no store."""
+    """Return whether a directory is gone or has another store; ``StoreError`` if it is no store."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreGoneError:
@@ -98,20 +87,14 @@ def is_gone(address: str, store_id: str) -> bool:
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
-    """Return the store that a setting names: an address, ``none`` (or empty), or ``auto``.
-
-    Raises:
-        ConfigError: the setting is none of these.
-    """
+    """Return the store of a setting: an address, ``none`` (or empty), or ``auto``; else ``ConfigError``."""
     if text.lower() in ("", NONE):
         return StoreChoice("")
     return default_store(environment) if text.lower() == AUTO else StoreChoice(parse_store(text))
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """Return the user's own store in the cache directory; none on a network filesystem, on a read-only
-    one, or with little room.
-    """
+    """Return the user's own store; none on a network or read-only filesystem, or with little room."""
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
         # Raises for a name that messages cannot carry.
@@ -122,6 +105,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         free_bytes = shutil.disk_usage(existing).free
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that is no text
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
+    # A store on a network filesystem must be named by the user.
     if kind:
         return StoreChoice("", f"{existing} is on a network filesystem ({kind})")
     if read_only:  # before the free room, which a read-only filesystem lacks

@@ -1,8 +1,4 @@
-"""Places of records in the store: numbers of packs, and 16 bytes per sample of each open dataset.
-
-The core knows packs by number. Names, offsets and lengths are looked up here when a request or a page needs
-them. A dataset's ids are joined with the entries once, sorted, when it is opened.
-"""
+"""Places of records in the store: numbers of packs, and 16 bytes per sample of each open dataset."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ _LOOKED_AT = 64
 _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"
 
+# Flag on a pack's number: the record is damaged, but earlier requests may refer to it.
 _SPOILT = np.uint32(2**31)
-"""Flag on a pack's number: the record is damaged, but earlier requests may refer to it."""
 
 
 class Joined(NamedTuple):
@@ -143,7 +139,7 @@ class Places:
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
-        # 0 stands for no pack.
+        # 0 means no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
@@ -152,7 +148,8 @@ class Places:
     ) -> RecordPlaces | None:
         """Return the places of some samples; ``None`` if there are none.
 
-        ``with_gone``: include lost packs and damaged records, for an earlier request, which reports them.
+        ``with_gone``: include lost packs and damaged records, for an earlier
+        request, which reports them.
         """
         columns = self._columns.get(content)
         if columns is None:
@@ -182,12 +179,10 @@ class Places:
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Return which of a dataset's ids, shape (samples, 16), are among entries of segments.
-
-    If an id occurs twice, the later entry wins.
+    """Return which of a dataset's ids are among entries of segments; of equal ids, the last wins.
 
     Args:
-        ids: of all samples, in their order.
+        ids: of all samples, in their order; shape (samples, 16).
         entries: with ``id``, ``offset``, ``bytes`` and ``pack``.
         packs: numbers of packs, indexed by the ``pack`` of the entries; 0 for unusable ones.
     """
@@ -215,19 +210,14 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has the samples under another path.
-
-    Looks at one pack of each of the newest collections, for seconds at most.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
+    """Return a line for the user if the store has the samples under another path; ``StoreError``."""
     catalog, recipe = dataset.catalog, dataset.recipe
     if not catalog.whole_bucket:
         return ""
     packs = store.packs()
     of_collections = {name.partition("-")[0]: name for name in packs}
     used = store.used()
+    # One pack of each of the newest collections, for seconds at most.
     newest = sorted(of_collections, key=lambda collection: -used.get(collection, 0.0))[:_LOOKED_AT]
     derived = 0
     for _, index in read_indexes(

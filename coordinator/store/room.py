@@ -35,28 +35,22 @@ class StoredPack:
 
 
 class Room:
-    """The known packs of a store, and their limit.
-
-    Args:
-        address: of the store.
-        wanted_bytes: the limit; 0: in a directory, a quarter of stored plus free bytes; in a bucket, none.
-    """
+    """The known packs of a store, and their limit, by default a quarter of stored plus free bytes."""
 
     def __init__(self, address: str, wanted_bytes: int) -> None:
         self._address = address
         self._is_bucket = is_bucket(address)
         self._wanted_bytes = wanted_bytes
+        # Limit of all packs; 0 in an unlimited bucket.
         self.bytes = wanted_bytes
-        """Limit of all packs; 0 in an unlimited bucket."""
         self.sizes: dict[str, int] = {}
         self.used_bytes = 0
-        """Bytes of all packs."""
         self.records: dict[str, int] = {}
         self.useless: set[str] = set()
+        # By this coordinator's functions, since the last measurement.
         self.written_bytes = 0
-        """Bytes written by this coordinator's functions since the last measurement."""
+        # True if it is still full after all that may be removed was removed.
         self.exhausted = False
-        """True if it is still full after all that may be removed was removed."""
 
     @property
     def bounded(self) -> bool:
@@ -65,14 +59,14 @@ class Room:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes to remove before more are written, with a margin for packs in progress."""
+        """Return the bytes to remove before more are written, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
     def told(self) -> str:
-        """Used and available size, for display."""
+        """Return used and available size, for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
 
@@ -102,11 +96,7 @@ class Room:
             self.useless.discard(pack)
 
     def measure(self) -> None:
-        """Measure how much the packs may take now; blocks.
-
-        Raises:
-            StoreGoneError: the directory does not exist.
-        """
+        """Measure the room for packs; blocks. ``StoreGoneError``: the directory is gone."""
         if not self._is_bucket:
             try:
                 disk = shutil.disk_usage(self._address)
@@ -116,10 +106,9 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of packs' records in open catalogs, if these list a whole bucket.
-
-        In S3, another folder of the bucket may belong to another dataset. For directories there is no other.
-        """
+        """Return the share of packs' records in open catalogs, if these list a whole bucket."""
+        # In S3, another folder of the bucket may belong to another dataset. For
+        # directories there is no other.
         names = {name for packs in listed for name in packs if self.records.get(name)}
         return {name: live.get(name, 0) / self.records[name] for name in names}
 
@@ -150,23 +139,18 @@ class Room:
 
 
 def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return a directory's limit: ``wanted_bytes``, or a quarter of stored plus free bytes.
-
-    The last tenth of the disk is never used.
-    """
+    """Return a directory's limit: ``wanted_bytes``, or a quarter of stored plus free bytes."""
     share = wanted_bytes or (stored_bytes + free_bytes) // _SHARE
+    # The last tenth of the disk is never used.
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
 def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
-    """Return the packs to remove in order to free ``bytes_to_free``.
-
-    First useless packs, then packs whose samples are in no catalog any more, then the collections opened
-    least recently. Packs that open jobs read come last, and only if the others do not free
-    ``bytes_too_many``: making room for more of the same data is not worth losing any of it.
-    """
+    """Return the packs to remove in order to free ``bytes_to_free``."""
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
+        # First useless packs, then packs whose samples are in no catalog any more,
+        # then the collections opened least recently.
         if pack.useless:
             return 0, pack.used_s, pack.name
         if pack.live < 0.5:  # noqa: PLR2004  # most of it is unused
@@ -175,6 +159,8 @@ def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: in
 
     chosen: list[str] = []
     for pack in sorted(packs, key=order):
+        # Packs that open jobs read go only if the others do not free bytes_too_many:
+        # making room for more of the same data is not worth losing any of it.
         if (bytes_too_many if order(pack)[0] == 3 else bytes_to_free) <= 0:  # noqa: PLR2004  # the last group
             break
         chosen.append(pack.name)
