@@ -1,7 +1,4 @@
-"""SUPER on AWS: the template, and the commands before it (:mod:`infra.make_secrets`) and after it
-(:mod:`infra.teardown`), which docs/deploy/aws.md explains; and :mod:`infra.launcher` for runs on several
-hosts (docs/deploy/clusters.md). Not in the wheel. This module holds what all commands for AWS share.
-"""
+"""SUPER on AWS and on several hosts; not in the wheel. This module is for all commands for AWS."""
 
 from __future__ import annotations
 
@@ -16,30 +13,24 @@ if TYPE_CHECKING:
 __all__ = ["NO_REGION", "TAG", "session_in", "stack_name"]
 
 NO_REGION = "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION"
+# The tag on everything in a stack; its value is the stack's name.
 TAG = "super:stack"
-"""The tag on everything in a stack; its value is the stack's name."""
 
 _NAME_MAX = 24
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def session_in(region: str | None) -> boto3.session.Session:
-    """Return a session in the given region, else in the AWS CLI's.
-
-    The CLI looks at ``AWS_REGION`` first, boto3 only at ``AWS_DEFAULT_REGION`` and the configuration file. If
-    they differed, half of a stack would be created elsewhere.
-    """
+    """Return a session in the given region, else in the AWS CLI's."""
     import boto3
 
+    # The CLI prefers AWS_REGION, boto3 reads only AWS_DEFAULT_REGION and its file. If
+    # they differed, half of a stack would be created elsewhere.
     return boto3.session.Session(region_name=region or os.environ.get("AWS_REGION") or None)
 
 
 def stack_name(text: str) -> str:
-    """Check a stack's name, as argparse's ``type``.
-
-    Raises:
-        argparse.ArgumentTypeError: ElastiCache or a host name would reject it.
-    """
+    """Check a stack's name, as argparse's ``type``."""
     if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
         msg = (
             f"a stack's name has at most {_NAME_MAX} lower-case letters, digits and single hyphens, and "

@@ -1,9 +1,8 @@
-"""``python -m infra.launcher``: one host's part of a training run. Start it on every host.
+"""``python -m infra.launcher``: one host's part of a training run
+(docs/deploy/clusters.md). Start it on every host.
 
-The first CPU host runs a cache and a coordinator, and every CPU host a worker; without CPU hosts, the first
-GPU host runs cache, coordinator and functions. GPU hosts run ``torch.distributed.run`` with the training
-script. After training, the first one notifies the coordinator, whose goodbye ends the workers: all hosts
-exit with training's code. docs/deploy/clusters.md says where hosts are named.
+The first CPU host runs cache and coordinator, every CPU host a worker; without CPU hosts,
+the first GPU host runs all three. All hosts exit with training's code.
 """
 
 from __future__ import annotations
@@ -69,11 +68,7 @@ class Run:
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run of the options, else of SageMaker's variables or files in ``config``.
-
-    Raises:
-        ConfigError: these do not name the hosts, or the training script.
-    """
+    """Return the run of the options, else of SageMaker's variables or files in ``config``."""
     if "--" in arguments:
         at = list(arguments).index("--")
         options, command = _parser().parse_args(arguments[:at]), list(arguments[at + 1 :])
@@ -112,7 +107,6 @@ def _parser() -> argparse.ArgumentParser:
 def _sagemaker_hosts(
     environment: Mapping[str, str], config: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the hosts that preprocess, those that train, and this one."""
     resources = _read(config / "resourceconfig.json")
     hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
     groups_json = environment.get("SM_INSTANCE_GROUPS_DICT")
@@ -132,7 +126,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
-    """Turn hyper-parameters into a command line. SageMaker's SDK writes texts as JSON, and adds its own."""
+    """Turn hyper-parameters into a command line."""
+    # SageMaker's SDK writes texts as JSON, and adds parameters of its own.
     words = []
     for name, value in sorted(parameters.items()):
         if not name.startswith("sagemaker_"):
@@ -230,7 +225,7 @@ def _cache_command(address: str, port: int, directory: Path) -> list[str]:
     listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
     requested_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
-    # The file has the password's digest.
+    # The file has the password's digest: nobody else may read it.
     file.touch(mode=0o600)
     listens = [f"bind {address}", "protected-mode no", *listens]
     memory_bytes = requested_bytes or available_memory_bytes() // 2

@@ -1,14 +1,10 @@
 """``python -m infra.make_secrets --stack NAME``: puts certificates and token into Secrets Manager.
 
-It creates what is missing or expires within a month, and keeps the rest, so run it at any time. Standard
-output gets the stack's parameters, for ``sam deploy --parameter-overrides``; standard error gets a log.
-trustme makes the keys, of the curve P-256, in memory, and they go nowhere else.
+It creates what is missing or expires within a month. Standard output gets parameters for
+``sam deploy --parameter-overrides``. Exit codes: 0 done, 1 AWS refused.
 
-Secrets: ``NAME/authority`` (the private authority with its key, only for those who renew), ``NAME/ca`` (its
-certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``, which is
-renewed from then on. The stack itself makes the cache's passwords.
-
-Exit codes: 0 done, 1 AWS refused.
+Secrets: ``NAME/authority`` (with its key, only for those who renew), ``NAME/ca`` (the certificate
+alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.
 """
 
 from __future__ import annotations
@@ -49,6 +45,7 @@ class Pair:
 
 def new_authority(name: str) -> Pair:
     """Return an authority that may sign certificates, but no other authority."""
+    # trustme makes the keys, of the curve P-256, in memory.
     authority = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
     return Pair(authority.cert_pem.bytes().decode(), authority.private_key_pem.bytes().decode())
 
@@ -118,6 +115,7 @@ class Vault:
 def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     authority, renew = _authority(vault), arguments.renew
     _certificate(vault, authority, "coordinator", renew=renew)
+    # A client certificate that exists is renewed from then on.
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
     if is_mutual:
         _certificate(vault, authority, "client", renew=renew)

@@ -1,7 +1,5 @@
-"""``python -m infra.teardown --stack NAME``: deletes what ``sam delete`` leaves, and lists the rest.
-
-Run ``sam delete`` first; it deletes all that CloudFormation made. This command deletes secrets and logs. It
-lists everything else with the stack's tag: machines, disks, snapshots, images.
+"""``python -m infra.teardown --stack NAME``: deletes secrets and logs that ``sam delete``
+leaves, and lists the rest.
 
 Exit codes: 0 nothing is left; 1 something is, or AWS refused; 2 the stack still exists.
 """
@@ -20,8 +18,8 @@ from infra import NO_REGION, TAG, session_in, stack_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    # Makes boto3's client of a service.
     Client = Callable[[str], Any]
-    """Makes boto3's client of a service."""
 
 __all__ = ["main"]
 
@@ -29,13 +27,15 @@ _RECOVERY_DAYS = 7
 
 
 def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dict[str, Any]]:
-    """Yield the items that an operation lists. More may follow an empty page."""
+    """Yield the items that an operation lists."""
+    # More items may follow an empty page.
     for page in service.get_paginator(operation).paginate(**asked):
         yield from page[field]
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """Return the states of all stacks of this name, by id; deleted ones for 90 days."""
+    """Return the states of all stacks of this name, by id."""
+    # CloudFormation lists deleted stacks for 90 days.
     summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
     return {
         summary["StackId"]: summary["StackStatus"] for summary in summaries if summary["StackName"] == stack

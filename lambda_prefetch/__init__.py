@@ -1,9 +1,4 @@
-"""The function of SUPER, which fetches, decodes and pushes the samples in a prefetch request.
-
-Deploy or run it as ``superdl.lambda_prefetch.handler:handler``. It knows nothing of jobs, plans or trainers:
-the coordinator decides which samples are needed, and when. Importing it loads neither torch nor grpc. Modules
-of custom steps mark them with ``from superdl.lambda_prefetch import custom_step``.
-"""
+"""The function of SUPER, which fetches, decodes and pushes the samples in a prefetch request."""
 
 from __future__ import annotations
 

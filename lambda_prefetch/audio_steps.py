@@ -1,8 +1,4 @@
-"""Shipped audio steps: resampled waveforms, by libsndfile and soxr, and their log-mel spectrograms.
-
-They are custom steps whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.audio` names them. The module is separate because of its imports.
-"""
+"""Shipped audio steps: waveforms, by libsndfile and soxr, and their log-mel spectrograms."""
 
 from __future__ import annotations
 
@@ -44,9 +40,8 @@ def waveform(
 
     Args:
         array: the file's bytes, in any format that libsndfile reads, such as WAV, FLAC, OGG and MP3.
-        rate: samples per second of the result; soxr resamples at its quality HQ.
-        max_seconds: refuse a longer file, by its header and again while reading; one of more than 512 MiB as
-            float32 is refused too.
+        rate: samples per second of the result.
+        max_seconds: refuse a longer file, or one of more than 512 MiB as float32.
         mono: average the channels.
         samples: length of the result, cut or padded with zeros at the end; 0 keeps the file's length.
     """
@@ -65,7 +60,7 @@ def waveform(
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
-    """Read all samples, (samples, channels), and their rate; hold at most ``max_seconds`` of them."""
+    """Return all samples, (samples, channels), and their rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
         raise spoiled(
@@ -108,14 +103,14 @@ def mel(
 ) -> NDArray[Any]:
     """Return the natural logarithm of mel power: float32, (bands, frames) or (channels, bands, frames).
 
-    Frames are centred, with reflected edges, under a periodic Hann window. Bands follow Slaney, from 0 to
-    half the rate, with equal area. These are the defaults of librosa and transformers; power is clipped at
-    1e-10.
+    Frames are centred, with reflected edges, under a periodic Hann window. Bands follow
+    Slaney, from 0 to half the rate, with equal area; power is clipped at 1e-10.
     """
     if array.shape[-1] <= window // 2:
         raise spoiled("too_small", f"{array.shape[-1]} samples are fewer than half a window of {window}")
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
     padded = np.pad(array, edges, mode="reflect")
+    # Window, mel scale and norm are the defaults of librosa and transformers.
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
     frames = np.lib.stride_tricks.sliding_window_view(padded, window, axis=-1)[..., ::hop, :]
     power = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
@@ -125,7 +120,7 @@ def mel(
 
 @functools.lru_cache(maxsize=8)
 def _filters(rate: int, bands: int, window: int) -> NDArray[np.float64]:
-    """Return triangular filters over the frequencies of a window, (frequencies, bands)."""
+    """Return triangular filters, (frequencies, bands)."""
     knee = _KNEE_HZ / _LINEAR_HZ
     top = rate / 2
     top_mel = knee + np.log(top / _KNEE_HZ) / _LOG_STEP if top > _KNEE_HZ else top / _LINEAR_HZ

@@ -1,8 +1,7 @@
 """Custom steps: user functions, named ``module:function@version`` and deployed with the function.
 
-A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
-lists it, or if SUPER ships it (:data:`SHIPPED`). A step is a function that this module defines and marks with
-its version::
+A request can only name them. Their module is imported if ``SUPER_STEP_MODULES`` lists it,
+or if SUPER ships it. It marks each step with its version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -10,14 +9,12 @@ its version::
     def invert(array):
         return 255 - array
 
-Functions that the module only imports are not steps: ``from pickle import loads`` would run code out of an
-image's bytes.
-
-A step is called as ``function(array, **params)``; a random one also gets ``seed=``, an integer that depends
-on sample and epoch. The array is the image as uint8 of shape (height, width, 3), or the result of the custom
-step before, or, for a first step with ``"input": "bytes"``, the object itself: uint8 of shape (bytes,). A
-step must not write to it, returns an array that a record can hold, and may run in several threads at once. It
-may also return a dict of named arrays, such as an image and its mask; then only custom steps may follow.
+A step is called as ``function(array, **params)``; a random one also gets ``seed=``, an integer that
+depends on sample and epoch. The array is the image as uint8 of shape (height, width, 3), or the result
+of the custom step before, or, for a first step with ``"input": "bytes"``, the object itself: uint8 of
+shape (bytes,). A step must not write to it, returns an array that a record can hold, and may run in
+several threads at once. It may also return a dict of named arrays, such as an image and its mask; then
+only custom steps may follow.
 """
 
 from __future__ import annotations
@@ -43,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
 
+# A processed sample: one array, or several named ones.
 Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
-"""A processed sample: one array, or several named ones."""
 
+# Steps that need no listing in SUPER_STEP_MODULES; each module needs an extra of the package.
 SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio", "text", "video"))
-"""Modules of steps that SUPER ships; each needs an extra of the package."""
 
 _MARK = "__step_version__"
 _CHECK = "__step_check__"
@@ -60,8 +57,8 @@ _Step = TypeVar("_Step", bound="Callable[..., Any]")
 def custom_step(version: str, *, check: Callable[..., object] | None = None) -> Callable[[_Step], _Step]:
     """Mark a function as a custom step of this version; change it when the step's results change.
 
-    ``check`` is called with the step's parameters before a request's first sample. An error in it refuses the
-    whole request, while an error in the step would fail the samples one by one.
+    ``check`` is called with the step's parameters before a request's first sample. An error in it
+    refuses the whole request, while an error in the step would fail the samples one by one.
 
     Raises:
         TypeError: the version is not a string, such as when the decorator is used without one.
@@ -78,12 +75,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
 
 
 class CustomStep:
-    """One custom step, imported and checked.
-
-    Raises:
-        ConfigError: its module is not allowed or cannot be imported, it has no such function or another
-            version, or its check refuses these parameters.
-    """
+    """One custom step, imported; ConfigError if it is not allowed or not as its name says."""
 
     def __init__(
         self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
@@ -99,12 +91,7 @@ class CustomStep:
                 ) from error
 
     def run(self, array: Made, seed: int) -> Made:
-        """Run the step on an array, or on named ones; a random step gets ``seed`` too.
-
-        Raises:
-            SampleFailedError: the step raised, or returned nothing that a record can hold (outcome
-                ``step_error``).
-        """
+        """Run the step on an array, or on named ones. It fails with the outcome ``step_error``."""
         drawn = {"seed": seed} if self._random else {}
         try:
             result = self._function(array, **self._params, **drawn)
@@ -155,7 +142,8 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     home, declared = getattr(function, "__module__", None), getattr(function, _MARK, None)
     if not callable(function):
         why = f"{module_name} has no function {function_name}"
-    # Else requests could call any imported function, such as pickle.loads.
+    # A module's imports are no steps: `from pickle import loads` would run code out of an
+    # image's bytes.
     elif home != module_name:
         why = (
             f"it is refused: {module_name} imports {function_name} from {home}, and only what a module "

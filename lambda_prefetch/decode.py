@@ -1,9 +1,4 @@
-"""Decoding of encoded bytes to an upright RGB image, with Pillow.
-
-Greyscale, CMYK, palette, alpha and 16-bit images become RGB as by ``Image.convert("RGB")``, like in
-torchvision's ImageFolder: alpha is dropped, not blended. Unlike there, images are rotated upright by their
-EXIF orientation.
-"""
+"""Decoding of encoded bytes to an upright RGB image, with Pillow."""
 
 from __future__ import annotations
 
@@ -24,13 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "check_pixels", "decode", "set_pillows_bounds"]
 
 _OPTIONAL = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
+# ImageFolder's formats; GIF, which some data sets hold under a wrong extension; AVIF and
+# JPEG 2000 where Pillow has them. It knows many more, some of which run other programs.
 FORMATS = (
     *("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP"),
     *(kind for kind, feature in _OPTIONAL.items() if features.check(feature)),
 )
-"""ImageFolder's formats; GIF, which some data sets hold under a wrong extension; AVIF and JPEG 2000 if Pillow
-was built with them. Pillow knows many more, some of which run other programs.
-"""
 
 _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
@@ -93,22 +87,18 @@ def decode(
     of_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
-    """Decode to an upright RGB image, or to a mask's stored numbers.
-
-    Only the header is read before the size in pixels is checked, so a decompression bomb costs nothing. Of an
-    animation, the first frame is decoded.
+    """Decode to an upright RGB image, or to a mask's stored numbers. Of an animation, return the
+    first frame.
 
     Args:
         data: the encoded image.
         limit_pixels: bound on width times height, before any reduction.
-        enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves its
-            shorter side at least this many pixels, if it has that many.
+        enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
+            that leaves its shorter side at least this many pixels, if it has that many.
         of_mask: return the numbers of the only channel instead.
         fills: fill the missing part of a truncated image instead of failing.
 
-    Raises:
-        SampleFailedError: a permanent failure.
-        MemoryError: the process has not enough memory; the image may be good.
+    SampleFailedError is permanent; after a MemoryError the image may be good.
     """
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
@@ -123,8 +113,8 @@ def decode(
 
 
 def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_mask: bool) -> Image.Image:
-    """Decode with Pillow's full path, which handles all formats."""
     image = _open(data)
+    # Only the header has been read: a decompression bomb costs nothing.
     check_pixels(*image.size, limit_pixels)
     if image.format in _JPEGS:
         _check_scans(data)
@@ -138,11 +128,13 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
         image.load()
         # Pillow would warn that convert() drops the transparency, which is intended.
         image.info.pop("transparency", None)
+        # Unlike ImageFolder, rotate by the EXIF orientation.
         upright = _UPRIGHT.get(_orientation(image))
         if upright is not None:
             image = image.transpose(upright)
         if of_mask:
             return _numbers_of(image, scale)
+        # As in ImageFolder: alpha is dropped, not blended.
         return image if image.mode == "RGB" else image.convert("RGB")
     except (MemoryError, SampleFailedError):
         raise
@@ -183,7 +175,7 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
-    """Return the numbers of a one-channel image, divided by ``scale``, Pillow's multiplier."""
+    """Return the numbers of a one-channel image, divided by Pillow's multiplier."""
     if image.mode not in _MASKS:
         raise spoiled(
             "undecodable",
@@ -200,10 +192,8 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
 
 
 def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Bound each unpacked text of a PNG in this process, and disable Pillow's pixel limit.
-
-    Only :func:`decode` bounds pixels: Pillow's limit would count crops too.
-    """
+    """Bound each unpacked text of a PNG in this process, and disable Pillow's pixel limit."""
+    # Pillow's limit would count crops too; decode() bounds pixels.
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
     PngImagePlugin.MAX_TEXT_MEMORY = max(text_bytes, 64 * 2**20)
@@ -216,11 +206,7 @@ def check_pixels(width: int, height: int, limit_pixels: int) -> None:
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:
-    """Decode a typical JPEG without opening it as a file.
-
-    Pillow's decoder makes the pixels as always; opening would add half of the cost for 64x64 pixels. Return
-    ``None`` for all other images and for broken ones, so that the full path can report the fault.
-    """
+    """Decode a typical JPEG without opening it as a file; ``None`` for others and broken ones."""
     size = _plain_size(data)
     if size is None:
         return None
@@ -229,6 +215,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
     if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _marks(data) > _COMPONENTS:
         return None
     try:
+        # The same decoder as always. Opening a file would add half of the cost for 64x64 pixels.
         return Image.frombytes("RGB", size, data, "jpeg", "RGB", "")
     except (ValueError, OSError):
         return None
@@ -257,7 +244,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Refuse a JPEG of many scans: thousands would take minutes to decode."""
+    """Refuse a JPEG of many scans, which would take minutes to decode."""
     if _marks(data) <= MAX_SCANS:
         return
     # Marks in a thumbnail or behind the image begin no scan: walk the segments.
@@ -273,10 +260,11 @@ def _check_scans(data: bytes | bytearray) -> None:
 
 
 def _marks(data: bytes | bytearray) -> int:
-    """Count :data:`_SCAN`, in long bytes five times as fast as ``count``."""
+    """Count the marks of scans."""
     # For a few bytes numpy would release the GIL, and wait to get it back.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)
+    # In long bytes numpy is five times as fast as count().
     array, marks = np.frombuffer(data, dtype=np.uint8), 0
     for at in range(0, array.size, _BLOCK):
         block = array[at : at + _BLOCK + 1]  # one more: a mark may cross blocks

@@ -1,10 +1,4 @@
-"""The decoder's fingerprint: proof that this function decodes as all others do.
-
-A few small encoded images, of the kinds that decoders disagree about, are run through fixed recipes. A warm
-event's answer has the digest of all their pixels. A different digest (another libjpeg, another Pillow,
-another processor) means other bytes for the same sample ids, so executors refuse that function. On the wire
-and in the cache the fingerprint is called ``golden``.
-"""
+"""The decoder's fingerprint, ``golden`` on the wire: proof that all functions decode alike."""
 
 from __future__ import annotations
 
@@ -44,14 +38,15 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """Return 32 hex digits over the pixels of all reference images after all recipes; takes milliseconds."""
+    """Return 32 hex digits over the reference images after all recipes; takes milliseconds."""
+    # Another libjpeg, Pillow or processor may give other bytes for the same sample ids: executors
+    # refuse such a function.
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)
     filters = _digest_of(_FILTERS, {})
     return fingerprint if filters == _PILLOW_13 else digest128(f"{fingerprint} {filters}".encode()).hex()
 
 
 def _digest_of(recipes: tuple[list[dict[str, Any]], ...], encoded_images: dict[str, str]) -> str:
-    """Digest the results of the recipes on these images and on noise."""
     fields = []
     for steps in recipes:
         program = Program(

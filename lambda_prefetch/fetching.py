@@ -1,10 +1,4 @@
-"""Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes.
-
-A thread requests many objects ahead, if the source allows it, and reads each answer to its end once it
-begins. While the decoders have enough to do the thread rests, and then finds many replies at once. So two
-small objects cost one thread switch, while a thread per object would cost two switches for one. Any failure
-of an object arrives in its place. Members of objects are read range by range, and arrive one by one.
-"""
+"""Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -51,22 +45,18 @@ class _Room:
 
 @dataclass(slots=True)
 class Arrived:
-    """One sample, fetched or failed; before that, a range of members whose first has this ``index``.
-
-    A member's ``data`` is a slice of its range. ``beside_bytes`` are the unneeded bytes read before it; for a
-    row, its share of the row group beyond the row itself, negative if that was compressed. A range that is
-    read ``by_blocks`` took ``requests`` requests, possibly none.
-    """
+    """One sample, fetched or failed; before that, a range of members, with its first ``index``."""
 
     index: int
-    data: bytes | bytearray | memoryview = b""
+    data: bytes | bytearray | memoryview = b""  # a member's: a slice of its range
     failure: SampleFailedError | None = None
     fetch_us: int = 0
     reserved_bytes: int | None = None
     begun_ns: int = 0
+    # Unneeded bytes read before it; a row's share of its group beyond itself, below 0 if compressed.
     beside_bytes: int = 0
     by_blocks: bool = False
-    requests: int = 1
+    requests: int = 1  # of a range that is read by_blocks: possibly none
     range: MemberRange | None = None
     rows: Rows | None = None
     room: _Room | None = None
@@ -89,10 +79,7 @@ def _share_out(read_bytes: int, members: list[Arrived]) -> None:
 
 
 class Fetchers:
-    """Threads that read the request's objects ahead of the decoders, within a budget of bytes.
-
-    Use it as a context; leaving it ends the threads, after the reads in progress.
-    """
+    """Threads that read a request's objects. Leaving the context ends them, after current reads."""
 
     def __init__(self, invocation: Invocation, bucket: Bucket, pusher: Pusher) -> None:
         request, settings = invocation.request, invocation.settings
@@ -115,8 +102,8 @@ class Fetchers:
         if request.fields:  # a sample's parts together: decoded parts wait for the others
             pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
         self._pieces = iter(pieces)
+        # Ranges and Parquet footers; with fields, whole objects too.
         self.ranges_read = 0
-        """Ranges and Parquet footers read; with fields, whole objects too."""
         self._lock = threading.Lock()
         self._few = threading.Condition(self._lock)
         self._resting = 0
@@ -142,9 +129,10 @@ class Fetchers:
             thread.join()  # reads have deadlines of their own
 
     def next(self) -> Arrived | None:
-        """Return the next sample to arrive, fetched or failed; ``None`` after the last one, or :meth:`stop`.
+        """Return the next sample to arrive, fetched or failed; ``None`` after the last one, or
+        :meth:`stop`.
 
-        Several decoders may wait at once. An error that ended a fetching thread, a bug, is raised here.
+        Several decoders may wait at once. A bug that ended a fetching thread is raised here.
         """
         with self._lock:
             # Each decoder comes back here, and the last one sees few: no fetcher rests for ever.
@@ -193,7 +181,6 @@ class Fetchers:
                 pending.close()
 
     def _fetch(self, begun: dict[int, tuple[Arrived, Pending]]) -> None:
-        """Request ahead what the source allows, and read replies as they come."""
         replies = select.poll()
         while True:
             while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
@@ -208,7 +195,8 @@ class Fetchers:
             if not begun:
                 return
             if self._arrived.qsize() >= self._enough_arrived:
-                # Let replies gather while the decoders are busy, to read many in one go.
+                # Let replies gather while the decoders are busy, to read many in one go: two small
+                # objects then cost one thread switch, while a thread for each would cost four.
                 with self._lock:
                     self._resting += 1
                     self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
@@ -231,7 +219,7 @@ class Fetchers:
             return None if self._stopping else next(self._pieces, None)
 
     def _begin(self, arrived: Arrived) -> Pending | None:
-        """Request an object ahead of reading it, unless it need not be read at all."""
+        """Request an object ahead of reading it; ``None`` if it failed or need not be requested."""
         if self._invocation.expired():
             arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
             return None
@@ -290,7 +278,6 @@ class Fetchers:
             self._part(arrived, arrived.range)
 
     def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
-        """Hand the members of a range to the decoders, each with its slice or its failure."""
         count, failure = len(of_members.indices), arrived.failure
         room = None if arrived.reserved_bytes is None else _Room(arrived.reserved_bytes, count)
         members = [Arrived(index, begun_ns=arrived.begun_ns, room=room) for index in of_members.indices]

@@ -1,9 +1,4 @@
-"""The function's entry point: ``handler(event, context)``, as AWS Lambda and every other executor call it.
-
-An event is a prefetch request as JSON values, answered with a prefetch result, also through the cache if the
-request asks for that; or a warm event ``{"super_warm": 1, "cache": address or ""}``, which opens clients and
-returns version and decoder fingerprint.
-"""
+"""The function's entry point, ``handler(event, context)``, which every executor calls."""
 
 from __future__ import annotations
 
@@ -61,17 +56,18 @@ _seen_processes: set[int] = set()  # those that have answered: a fork starts col
 
 
 def handler(event: object, context: Any) -> dict[str, Any]:
-    """Answer one event.
+    """Answer one event, a prefetch request or a warm event.
 
     Args:
-        event: a prefetch request (:class:`superdl.super_wire.request.PrefetchRequest`) or a warm event.
+        event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or to open
+            clients ``{"super_warm": 1, "cache": address or ""}``.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``, with ``memory_limit_in_mb`` where memory is billed, and with
-            ``end_when_answered()`` where this process can be ended, once a decoder hangs in it.
+            ``get_remaining_time_in_millis()``, with ``memory_limit_in_mb`` where memory is billed, and
+            with ``end_when_answered()`` where this process can be ended, once a decoder hangs in it.
 
     Returns:
-        A prefetch result (:class:`superdl.super_wire.request.PrefetchResult`), or for a warm event
-        ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
+        A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
+            ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
 
     Raises:
         ConfigError: the request as a whole is invalid, or the function's settings forbid it.
@@ -127,11 +123,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _ReplyTo:
-    """The stream in the cache for the answer to a request whose return value no caller awaits.
-
-    An append of unknown outcome is retried, since duplicate answers are dropped. Only the coordinator creates
-    the stream, with an expiry; a missing one is not created here, since nothing would ever delete it.
-    """
+    """The stream in the cache for the answer to a request whose return value no caller awaits."""
 
     request_id: str
     cache: str
@@ -157,6 +149,8 @@ class _ReplyTo:
             raise CacheError(
                 f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
             )
+        # The coordinator creates the stream, with an expiry: nothing would delete one made here. After
+        # an unknown outcome the append is retried; duplicates are dropped.
         bound = (b"NOMKSTREAM", b"MAXLEN", b"~", b"%d" % OUTCOME_STREAM_MAXLEN)
         command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
         with cache_connections(self.cache, settings) as nodes:
@@ -254,11 +248,7 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open the source ``bucket``, such as ``s3://name``, or ``file://`` and an absolute directory.
-
-    Raises:
-        ConfigError: the scheme is unknown, a package is missing, or the settings do not allow it.
-    """
+    """Open a source such as ``s3://name``; ConfigError if the settings do not allow it."""
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)
     except ObjectError as error:
@@ -266,7 +256,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 
 def _memory_mb(context: Any) -> int:
-    """Return the function's memory, which Lambda gives as text; 0 elsewhere."""
+    # Lambda gives it as text.
     limit_mb = getattr(context, "memory_limit_in_mb", None)
     return int(limit_mb) if limit_mb is not None and str(limit_mb).isdecimal() else 0
 
@@ -287,7 +277,6 @@ def _check_deployed(request: PrefetchRequest) -> None:
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
-    """Derive every sample id again, to see that both sides mean the same samples."""
     if request.fields != recipe.beside:
         raise ConfigError(
             f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "

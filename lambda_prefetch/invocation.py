@@ -1,4 +1,4 @@
-"""One invocation: its request, its deadline, and the result of every sample, which all stages fill."""
+"""One invocation: its request, its deadline, and the result of every sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes",
 
 
 class Invocation:
-    """A request in progress, and its results, column by column, as the function returns them.
+    """A request in progress, and its results, column by column.
 
     ``expires_at`` is Unix time in seconds: nothing is begun after it.
     """
@@ -37,8 +37,8 @@ class Invocation:
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
         count = len(request.ids)
         self.request, self.settings, self.expires_at = request, settings, expires_at
+        # A thread of this process still decodes a sample that was given up.
         self.stuck = False
-        """Whether a thread of this process still decodes a sample that was given up."""
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
         self.decode_us = [0] * count

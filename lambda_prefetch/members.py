@@ -1,12 +1,4 @@
-"""Members of objects: which of them are read together, and how their bytes are unpacked.
-
-Members of one object that are close together are read as one *range* of it: one GET, one system call. A
-range's bytes stay in the buffer that received them until the last of its members is decoded.
-
-Rows of a row group of a Parquet file are read together, one column, and decoded whole by pyarrow, which is
-imported for the first row: functions that read no Parquet do without it. A file's *footer* locates its row
-groups. It takes a GET of its own, two if it is long, and is kept for later requests.
-"""
+"""Members of objects: which of them are read together, and how their bytes are unpacked."""
 
 from __future__ import annotations
 
@@ -33,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANGE_BYTES", "MemberRange", "Rows", "content_of", "need_pyarrow", "ranges_of", "read_rows"]
 
 MAX_RANGE_BYTES = 16 * 2**20
+# Bytes between two members that may be read for nothing: one or two photos that are already cached.
 MAX_GAP_BYTES = 256 * 1024
-"""Bytes between two members that may be read for nothing: one or two photos that are already cached."""
 
 _MAX_FOOTER_BYTES = 16 * 2**20
 _FOOTER_READ_BYTES = 64 * 1024  # most footers are shorter
@@ -48,20 +40,14 @@ _LIST_AGAIN = "the object was cut off, or the key list is of another; list its m
 
 @dataclass(frozen=True, slots=True)
 class MemberRange:
-    """The members at ``indices`` of a request, by offset, and the ``span`` of their object to read for them.
-
-    Without a ``span`` they are rows of one row group, and of one column.
-    """
+    """The members at ``indices`` of a request, by offset, read together."""
 
     indices: list[int]
-    span: Span | None
+    span: Span | None  # of their object; None for rows of one row group and column
 
 
 def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
-    """Group all members of a request into ranges, ordered by each range's first sample in the request.
-
-    A range has at most ``most_bytes``, unless a single member is larger.
-    """
+    """Group all members into ranges of at most ``most_bytes``, ordered by each range's first sample."""
     offsets, lengths = request.member_offsets, request.member_lengths
     objects = list(zip(request.keys, request.versions, strict=True))
     own = (index for index in range(len(objects)) if request.members[index])
@@ -81,6 +67,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
                 last.indices.append(index)
                 ranges[-1] = MemberRange(last.indices, span)
                 continue
+        # A member may be larger than most_bytes.
         ranges.append(MemberRange([index], Span(begin, end)))
     count = len(request.ids)
     return sorted(
@@ -89,11 +76,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Return a sample's bytes as its decoder takes them, decompressed if necessary.
-
-    Raises:
-        SampleFailedError: decompression fails, or gives more than the request allows.
-    """
+    """Return a sample's bytes as its decoder takes them, unpacked up to the request's limit."""
     if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
@@ -122,6 +105,7 @@ class Rows:
 def need_pyarrow() -> None:
     """Check that Parquet can be read; ``ConfigError`` names the missing package."""
     try:
+        # Imported for the first row: functions that read no Parquet do without it.
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise ConfigError(
@@ -133,12 +117,9 @@ def need_pyarrow() -> None:
 def read_rows(
     request: PrefetchRequest, indices: Sequence[int], bucket: Bucket, reserve: Callable[[int], None]
 ) -> Rows:
-    """Read the rows at ``indices`` of a request, all of one row group and column.
+    """Read the rows at ``indices`` of a request, all of one row group and column; a row may fail alone.
 
     ``reserve`` is called once, with the sum of the column's compressed and uncompressed bytes.
-
-    Raises:
-        SampleFailedError: none of them can be read; a single row's failure is returned in its place.
     """
     first, result = indices[0], Rows()
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
@@ -255,12 +236,12 @@ class _Piece(io.RawIOBase):
 # Parsed footers and their lengths, by bucket, key and version, most recently used last.
 _kept: OrderedDict[tuple[str, str, str], tuple[int, Any]] = OrderedDict()
 _kept_lock = threading.Lock()
-# Of footers that are being read; weak values: a lock goes with the last thread that holds it.
+# A lock per footer that is being read: other threads wait for it instead of reading it
+# too. Weak values: a lock goes with the last thread that holds it.
 _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueDictionary()
 
 
 def _footer(place: tuple[str, str, str], bucket: Bucket, counts: Rows) -> Any:
-    """Return pyarrow's metadata of an object's footer, and count its reads."""
     with _kept_lock:
         reading = _reading.setdefault(place, threading.Lock())
     with reading:

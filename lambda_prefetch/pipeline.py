@@ -1,19 +1,14 @@
 """The pipeline of a request's samples: threads fetch, threads decode, a thread pushes, all at once.
 
-Any failure of one sample becomes its outcome and leaves the others alone. The caller watches the decoders: a
-sample that takes longer than ``decode_timeout_s`` is abandoned, and samples not begun by then expire. All
-threads end with the invocation except the stuck one: only the end of its process ends that one, which
-:attr:`~superdl.lambda_prefetch.invocation.Invocation.stuck` requests.
-
 The memory used, besides that of the interpreter, custom steps and sockets, is at most
 
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` are those of the largest image; a decoder may hold four copies of it at 4 bytes a pixel. Rows
-of Parquet files count as row groups, which take their bytes compressed and uncompressed instead of an object.
-A pack for a store in S3 takes 32 MiB more, one that the cache points into at most ``push_bytes``. Of samples
-with fields, decoded parts wait for the others: few of objects, up to a range's of members.
+where ``pixels`` are those of the largest image; a decoder may hold four copies of it at 4
+bytes a pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A
+pack for a store in S3 takes 32 MiB more, one that the cache points into at most
+``push_bytes``. Of samples with fields, decoded parts wait for the others.
 """
 
 from __future__ import annotations
@@ -57,11 +52,7 @@ _WORTH_A_THREAD_US = 500
 
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
-    """Fetch, decode and push the samples of a request.
-
-    Cached means that the cache acknowledged the record. With ``meta``, a pack of the cached records is
-    written to the request's store; where the cache points into the pack, the pack is written first.
-    """
+    """Fetch, decode and push a request's samples; with ``meta``, write a pack of the cached ones."""
     request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), len(request.ids))
     with PackSaver(invocation, meta) as saver:
@@ -101,10 +92,7 @@ class _Decoders:
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode everything with up to ``count`` threads, each sample for ``timeout_s`` at most.
-
-        An error that belongs to no sample is raised here.
-        """
+        """Decode with up to ``count`` threads; give up a sample that takes ``timeout_s``."""
         # One thread first: small samples gain nothing from more.
         self._start(1, others=count - 1)
         try:
@@ -114,6 +102,7 @@ class _Decoders:
             self._watch(timeout_s)  # each thread ends after its current sample
             raise
         if self._errors:
+            # An error that belongs to no sample.
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
@@ -138,6 +127,7 @@ class _Decoders:
                 f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object",
             )
+            # Only the end of its process ends that thread.
             self._invocation.stuck = True
             self._fetchers.stop()
 
@@ -149,7 +139,7 @@ class _Decoders:
             thread.start()
 
     def _run(self, others: int) -> None:
-        """Decode until nothing more arrives; start ``others`` more threads once a sample has taken long."""
+        """Decode until nothing arrives; start ``others`` more threads once a sample takes long."""
         try:
             while (arrived := self._fetchers.next()) is not None:
                 try:
@@ -197,7 +187,6 @@ class _Decoders:
         return took_us
 
     def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
-        """Return the record's header and payload; fail if it is too large for a cache."""
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
         header, payload = pack_sample(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
@@ -234,7 +223,6 @@ class _Decoders:
 
 
 def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
-    """Return the result of ``make``, or the failure of its sample."""
     try:
         return make()
     except SampleFailedError as failure:
@@ -256,15 +244,14 @@ class _Parts:
         self._names = (MAIN_FIELD, *request.fields)
         self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
+        # For each sample, the image sizes that its parts' crops must share; see Program.
         self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in request.ids]
-        """For each sample, the image sizes that its parts' crops must share; see Program."""
 
     def join(
         self, place: int, made: Made | SampleFailedError, decode_us: int
     ) -> tuple[Made | SampleFailedError, int] | None:
-        """Add a part, at its place in the request; return ``None`` until all are here.
-
-        Then return the sample's arrays, or the failure of its first failed part, and the decoding time.
+        """Add a part at its place in the request; with the last one, return the sample and its
+        decoding time.
         """
         part, index = divmod(place, len(self._request.ids))
         parts = self._waiting.setdefault(index, {})
@@ -279,6 +266,7 @@ class _Parts:
             made = parts[number]
             if isinstance(made, SampleFailedError):
                 named = self._request.named_field(index + number * len(self._request.ids))
+                # The first failed part fails the sample.
                 return SampleFailedError(made.outcome, f"{named}: {made.why}", reason=made.reason), decode_us
             arrays[name] = made
         return arrays, decode_us

@@ -1,14 +1,4 @@
-"""The function's cache: connections that outlive an invocation, and the thread that pushes records.
-
-If a secret of AWS Secrets Manager holds user and password, it is read when a connection first needs it, and
-again when the cache refuses them. Its content appears in no message, and in no exception that one of ours was
-raised from.
-
-Records that queue up during one exchange go out with the next: batches grow as the cache slows down, and a
-fast cache gets each record at once. A record counts as cached only once its SET is acknowledged. A broken
-connection is reopened once per invocation, since a warm one may be older than the cache it led to; after that
-the rest of the invocation fails fast, in a cluster only the records for that node.
-"""
+"""The function's cache: connections that outlive an invocation, and the pushing thread."""
 
 from __future__ import annotations
 
@@ -48,8 +38,8 @@ __all__ = [
     "close_idle_connections",
 ]
 
+# About Python's overhead for keeping a piece.
 MIN_PIECE_BYTES = 4096
-"""Minimum counted size of a piece: about Python's overhead for keeping it."""
 
 _TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
 _MAX_RECORDS_PER_EXCHANGE = 64
@@ -85,14 +75,11 @@ _idle: dict[tuple[int, str], NodeConnections] = {}
 
 @contextmanager
 def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
-    """Lend this process's connections to a cache for the caller's sole use, and keep them for the next one.
-
-    Raises:
-        ConfigError: the address is invalid, or the certificates cannot be used.
-        CacheError: the secret that holds the password cannot be read.
-    """
+    """Lend this process's connections to a cache for sole use, and keep them for the next call."""
     place = os.getpid(), cache
     if nodes := _idle.pop(place, None):
+        # A warm connection may be older than the cache it led to: allow one reconnection
+        # per invocation.
         nodes.renew()
     else:
         nodes = _new_connections(CacheAddress.parse(cache), settings)
@@ -111,7 +98,7 @@ def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeCo
 
 
 def close_idle_connections() -> None:
-    """Close all kept connections; the next invocation opens its own."""
+    """Close all kept connections."""
     while _idle:
         _idle.popitem()[1].close()
 
@@ -137,7 +124,7 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
 
 @functools.lru_cache(maxsize=_MAX_IDLE)
 def _read_secret(name: str) -> tuple[str, str]:
-    """Read user and password from a secret, by its ARN or its name in the function's own region."""
+    """Read user and password from a secret, by its ARN or its name in the function's region."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -179,9 +166,7 @@ class BudgetClosedError(Exception):
 class ByteBudget:
     """A bound in bytes on the pieces that wait between two stages of the pipeline.
 
-    Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. A piece larger
-    than the whole capacity is admitted alone, once all others have left. Nothing overtakes a
-    piece that waits for room.
+    A piece larger than the capacity is admitted alone. Nothing overtakes a piece that waits for room.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -193,6 +178,7 @@ class ByteBudget:
 
     def acquire(self, size_bytes: int) -> None:
         """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called."""
+        # A minimum per piece bounds many tiny ones as well.
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
             self._changed.wait_for(
@@ -222,7 +208,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Pushed:
-    """The result of pushing one record; ``refusal`` is empty if it was acknowledged, else the reason."""
+    """The result of pushing one record; ``refusal`` is empty if the cache acknowledged it."""
 
     index: int
     record_bytes: int
@@ -247,10 +233,10 @@ class _Record:
 class Pusher:
     """A thread that stores records in the cache; any thread may hand them over.
 
-    At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until every record
-    was acknowledged or refused, and then :attr:`results` has one entry for each; leaving it by an exception
-    drops the waiting ones. ``stored`` is called on its thread for each record that the cache acknowledged,
-    with its sample's place in the request, header and payload. It must not raise.
+    At most ``settings.push_bytes`` wait. Leaving the context normally waits until every record
+    was acknowledged or refused, and then :attr:`results` has one entry for each; leaving it by an
+    exception drops the waiting ones. ``stored`` is called on its thread for each acknowledged
+    record, with its sample's place in the request, header and payload. It must not raise.
     """
 
     def __init__(
@@ -260,8 +246,8 @@ class Pusher:
         stored: Callable[[int, bytes, memoryview], None] | None = None,
     ) -> None:
         self.results: list[Pushed] = []
+        # The reason why the cache takes no more records in this invocation; empty while it does.
         self.broken = ""
-        """Why the cache takes no more records in this invocation; empty while it does."""
         self._stored = stored
         self._url = cache
         self._settings = settings
@@ -286,10 +272,7 @@ class Pusher:
         self._thread.join()  # every exchange has a deadline, so this ends
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
-        """Hand over a record; wait while too many bytes are waiting.
-
-        Small records are bundled: waking the thread costs as much as a small image.
-        """
+        """Hand over a record; wait while too many bytes are waiting."""
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
@@ -299,6 +282,7 @@ class Pusher:
             self._budget.acquire(size_bytes)
             self._bundle.append(record)
             self._bundle_bytes += size_bytes
+            # Waking the thread costs as much as a small image, so small records are bundled.
             if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
                 self._hand_over()
 
@@ -318,6 +302,7 @@ class Pusher:
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """Return the waiting records, at least one, and whether more may follow."""
+        # Batches grow as the cache slows down, and a fast cache gets each bundle at once.
         records: list[_Record] = []
         bundle = self._waiting.get()
         while bundle:
@@ -350,7 +335,6 @@ class Pusher:
 
 
 def _refusal(reply: Reply | CacheError) -> str:
-    """Return the reason why a record was not stored; empty if it was acknowledged."""
     if isinstance(reply, ErrorReply):
         return reply.text
     if isinstance(reply, CacheError):

@@ -1,8 +1,4 @@
-"""The function operator's settings, read from the environment per invocation, never at import.
-
-A request can choose none of them: credentials, the modules that custom steps may come from, the directories
-that may be read and the memory that may be used are the function's own.
-"""
+"""The function operator's settings, read from the environment. A request can choose none."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LAMBDA_MB_PER_CORE", "FunctionSettings", "decoding_threads"]
 
+# Memory at which Lambda gives a function one whole core, according to its documentation.
 LAMBDA_MB_PER_CORE = 1769
-"""Memory in MB at which Lambda gives a function one whole core, according to its documentation."""
 
 _MIB = 2**20
 _LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
@@ -88,7 +84,7 @@ class FunctionSettings:
 
 
 def store_in(variables: Mapping[str, str]) -> str:
-    """Return the normal address of the store in ``SUPER_STORE``, empty for none; or raise ``ConfigError``."""
+    """Return the normal address of the store in ``SUPER_STORE``, empty for none."""
     text = variables.get("SUPER_STORE", "").strip()
     try:
         return "" if text.lower() in _NO_STORE else parse_store(text)
@@ -115,15 +111,13 @@ def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> 
 
 
 def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of decoding threads: ``setting``, or if that is 0 the function's own cores.
-
-    AWS Lambda assigns CPU time in proportion to memory, and more than one core from 1,769 MB on. Elsewhere a
-    function decodes with one thread, since executors run one function per core there.
-    """
+    """Return the number of decoding threads: ``setting``, or for 0 the function's own cores."""
     if setting:
         return setting
     variables = os.environ if environment is None else environment
     memory_mb = variables.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     if not memory_mb.isdecimal():
+        # Executors run one function per core.
         return 1
+    # Lambda's CPU time grows with memory: more than one core from 1,769 MB on.
     return max(1, min(len(os.sched_getaffinity(0)), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))

@@ -1,13 +1,4 @@
-"""A shard cache: blocks of shards on this machine's disk, for the functions that run here.
-
-With a global shuffle the members of a shard are read at random times, each by its own GET. So once a few
-members of a *block*, an aligned piece of a shard, have been read separately, the block is fetched whole, and
-its other members are read from the disk (the "ski rental" rule: at no time has it cost much more than the
-better of the two). MosaicML Streaming and LitData keep whole shards on disk.
-
-A full cache accepts nothing more until blocks have been idle for a while: with random reads, replacing one
-block by another gains nothing.
-"""
+"""A shard cache: *blocks*, aligned pieces of shards, on this machine's disk."""
 
 from __future__ import annotations
 
@@ -41,23 +32,21 @@ _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
 class ShardCache:
-    """The blocks in one existing directory, up to ``max_bytes``, for any number of threads and processes."""
+    """Blocks in an existing directory, up to ``max_bytes``, for any threads and processes."""
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._alone_until_s = 0.0
 
     def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
-        """Count a read of some bytes of a shard; report whether to use :meth:`read` for them.
-
-        Objects without a version are never cached, since they may change.
-        """
-        # Files are already on a disk.
+        """Count a read of some bytes of a shard; report whether to use :meth:`read` for them."""
+        # Without a version an object may change. Files are already on a disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
         if missing and time.monotonic() < self._alone_until_s:
             return False
+        # The "ski rental" rule: at no time has it cost much more than the better choice.
         return all(_count(path) > _READ_ALONE for path in missing)
 
     def read(
@@ -65,11 +54,8 @@ class ShardCache:
     ) -> tuple[bytes | None, int, int]:
         """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
 
-        The bytes are ``None`` if a block can neither be read nor fetched here, and fewer than the span's if
-        the shard ends earlier. ``reserve`` is called with their number before they are read; it may wait.
-
-        Raises:
-            SampleFailedError: the shard is missing, changed or refused, or the source failed.
+        The bytes are ``None`` if a block can neither be read nor fetched here, and fewer if the shard
+        ends earlier. ``reserve`` is called with their number before they are read; it may wait.
         """
         parts, fetched_bytes, requests = [], 0, 0
         reserve(span.size_bytes)
@@ -87,7 +73,7 @@ class ShardCache:
         return b"".join(parts), fetched_bytes, requests
 
     def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
-        """Yield the blocks that hold a span: each one's file, and its span of the shard."""
+        """Yield each block that holds a part of a span: its file, and its span of the shard."""
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
@@ -134,6 +120,7 @@ class ShardCache:
             if partials >= _FETCHED_AT_ONCE:
                 return False
             for used_s, size_bytes, path in sorted(blocks):
+                # With random reads, replacing a block that is still read by another gains nothing.
                 if used_bytes <= self._max_bytes or used_s > now_s - _IDLE_S:
                     break
                 path.unlink(missing_ok=True)
@@ -157,7 +144,6 @@ def _count(path: Path) -> int:
 
 
 def _kept(path: Path, place: slice) -> bytes | None:
-    """Return a part of a cached block; ``None`` if it is not here."""
     with contextlib.suppress(OSError), path.open("rb", buffering=0) as block:
         os.utime(block.fileno())  # ShardCache removes idle blocks by this time
         return os.pread(block.fileno(), place.stop - place.start, place.start)
@@ -166,5 +152,5 @@ def _kept(path: Path, place: slice) -> bytes | None:
 
 @functools.lru_cache(maxsize=1)
 def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
-    """Return this process's shard cache; ``None`` without a directory, or without room for a block."""
+    """Return this process's shard cache; ``None`` without a directory, or room for a block."""
     return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

@@ -18,19 +18,20 @@ __all__ = ["SampleFailedError", "read_object", "spoiled"]
 class SampleFailedError(Exception):
     """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.
 
-    ``reason`` is the tombstone's short code. It is empty if the object's bytes are not at fault: such
-    failures are retried, so nothing about them is written to the cache.
+    ``reason`` is the tombstone's short code, empty if the object's bytes are not at fault.
     """
 
     def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
         super().__init__(why)
+        # Without a reason nothing is written to the cache: the sample is retried.
         self.outcome, self.why, self.reason = outcome, why, reason
 
 
 def spoiled(reason: str, why: str) -> SampleFailedError:
     """Return a permanent failure: this version's bytes will never give a sample.
 
-    ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or ``unequal``.
+    ``reason``: ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
+    ``unequal``.
     """
     return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
 
@@ -45,19 +46,11 @@ def read_object(
     begun: Pending | None = None,
     span: Span | None = None,
 ) -> bytes | bytearray:
-    """Return the bytes of one object in exactly this version, or of a span of it.
+    """Return the bytes of one object in exactly this version, or of a span of it; fewer if it ends earlier.
 
-    Args:
-        bucket: the bucket that has it.
-        key: the object's key.
-        version: as listed by the catalog.
-        limit_bytes: larger objects, or spans, are refused before their bytes are read.
-        reserve: called once, with the size in bytes, before they are read; it may wait.
-        begun: the result of :meth:`Bucket.begin` for this key, version and span; it is consumed.
-        span: fewer bytes are returned if the object ends earlier; ``None`` means all.
-
-    Raises:
-        SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
+    More than ``limit_bytes`` are refused before they are read. ``reserve`` is called once, with
+    the size in bytes, before that; it may wait. ``begun`` is the result of :meth:`Bucket.begin`
+    for this key, version and span; it is consumed.
     """
 
     def before(size_bytes: int) -> None:

@@ -1,14 +1,4 @@
-"""The function's store: opened with the function's own settings, and the packs written to it.
-
-A pack is written in parallel to the pusher: it gets the records that the cache has acknowledged, and appears
-in the store before the request is answered. If the cache may get pointers, the decoding threads write records
-to the pack only, and the cache gets the pointers once the pack is there. Until then the records stay in
-memory: if the pack does not appear, the cache gets them instead. Records beyond ``push_bytes`` are pushed as
-usual.
-
-If the store cannot be written, the pack is dropped, and no sample fails. Records go to a file in the store; a
-pack for S3 is held in memory up to 32 MiB, then in a temporary file, and uploaded at the end.
-"""
+"""The function's store: opened with the function's own settings, and the packs written to it."""
 
 from __future__ import annotations
 
@@ -40,7 +30,7 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
 def own_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Return the request's store; :class:`StoreError` if it is not the function's, or cannot be opened."""
+    """Return the request's store; :class:`StoreError` if it is not the function's, or fails."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(
@@ -55,9 +45,10 @@ def own_store(invocation: Invocation, *, writing: bool) -> Store:
     return open_store(address, create=False, read_only=not writing)
 
 
+# Kept, since opening sends requests.
 @functools.lru_cache(maxsize=4)
 def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
-    """Open a store in S3, once per process and settings; opening sends requests."""
+    """Open a store in S3, once per process and settings."""
     from superdl.super_wire.objects.s3_connection import Patience
 
     # An answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
@@ -65,10 +56,7 @@ def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[s
 
 
 class Pace:
-    """The share of its time that a process waits for the store's disk, over its last packs.
-
-    A disk that is slower than the functions would delay each of them, and so the readers.
-    """
+    """The share of its time that a process waits for the store's disk, over its last packs."""
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
@@ -78,15 +66,17 @@ class Pace:
         waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
             self._waited_s = self._passed_s = 0.0  # a later try measures afresh
+            # Writing on would delay each function, and so the readers.
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
                 "functions; name a faster one, or none"
             )
 
     def add(self, waited_s: float, passed_s: float) -> None:
-        """Count a written pack; older ones count less and less."""
+        """Count a written pack."""
         self._waited_s += waited_s
         self._passed_s += passed_s
+        # Older packs count less and less.
         if self._passed_s > _REMEMBERED_S:
             self._waited_s /= 2
             self._passed_s /= 2
@@ -104,9 +94,8 @@ def trouble_in_words(error: Exception) -> str:
 class PackSaver:
     """A writer of one request's acknowledged records to a pack, which it notes in the result's columns.
 
-    Use it as a context. Leaving it normally lets the pack appear, as :meth:`commit` does; leaving it by an
-    exception leaves nothing. Without ``meta``, the common fields of the pack's records, nothing is written;
-    without a ``pace``, a disk may take its time.
+    Leaving the context normally commits; leaving it by an exception leaves nothing. Without ``meta``,
+    the common fields of the records, nothing is written; without a ``pace``, a disk may take its time.
     """
 
     def __init__(
@@ -148,6 +137,7 @@ class PackSaver:
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
         with self._writing:
+            # It stays in memory: without the pack the cache gets the record itself.
             if self._kept_bytes + payload.nbytes > self._invocation.settings.push_bytes:
                 return False
             if not self._write(index, header, payload):
@@ -163,10 +153,7 @@ class PackSaver:
                 self._write(index, header, payload)
 
     def commit(self) -> list[tuple[int, bytes, memoryview]]:
-        """Let the pack appear; return the records to push, as sample, header and payload.
-
-        They are pointers into the pack, or the records themselves if there is no pack.
-        """
+        """Let the pack appear; return the records or pointers to push: sample, header, payload."""
         if self._pack is not None:
             with self._reporting():
                 # A late answer costs more than the pack is worth, unless the records must be pushed then.
@@ -182,6 +169,7 @@ class PackSaver:
                     self._pace.add(self._waited_s, self._clock() - self._begun_s)
         pack, records, self._kept = self._invocation.pack, self._kept, {}
         if not pack:
+            # Without the pack, the cache gets the records themselves.
             return [(index, *record) for index, record in records.items()]
         pointers = []
         for index in records:
@@ -209,7 +197,7 @@ class PackSaver:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failure in the result, and write nothing more: the samples are cached all the same."""
+        """Report a failure in the result, and write nothing more: the samples are cached anyway."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # reported; this thread goes on

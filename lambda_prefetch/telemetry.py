@@ -1,9 +1,4 @@
-"""The operator's log line and metrics per invocation, by AWS Lambda Powertools.
-
-The structured line and the CloudWatch metrics (EMF) go to standard output, where Lambda collects them.
-Elsewhere, turn them off with ``SUPER_LOG_LEVEL`` and ``POWERTOOLS_METRICS_DISABLED``. Everything that the
-coordinator needs to know is in the result, never here.
-"""
+"""The operator's log line and metrics per invocation, by AWS Lambda Powertools."""
 
 from __future__ import annotations
 
@@ -30,6 +25,7 @@ class Telemetry:
     """Logger and metrics of this process."""
 
     def __init__(self, log_level: str) -> None:
+        # Lambda collects it; elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.
         self._logger = Logger(service=_SERVICE, level=log_level)
         self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
         # Powertools' own switch stops flushing, but not its output after every hundred values.
@@ -76,5 +72,5 @@ class Telemetry:
 
 @functools.cache
 def telemetry(log_level: str) -> Telemetry:
-    """Return the process's telemetry, which the first invocation creates."""
+    """Return the process's telemetry."""
     return Telemetry(log_level)

@@ -1,8 +1,4 @@
-"""Shipped text step: token ids, by the tokenizers of Hugging Face's models.
-
-It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.text` names it. The module is separate because of its imports.
-"""
+"""Shipped text step: token ids, by the tokenizers of Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_TEXT_BYTES", "tokenize"]
 
+# Making tokens takes about a hundred times a text's bytes.
 MAX_TEXT_BYTES = 16 * 2**20
-"""Maximum size of a text; making tokens takes about a hundred times its bytes."""
 
 _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
@@ -46,7 +42,7 @@ def tokenize(
     Args:
         array: the text's bytes.
         file: the path of the tokenizer's JSON, on the function's machine.
-        sha256: of that file, in hex: another tokenizer would give other samples under the same ids.
+        sha256: of that file, in hex.
         length: 0 gives all tokens, (tokens,); else the first ``length`` of them, padded to (length,).
         packed: cut nothing off: (rows, length), with the last row padded.
         pad_id: the padding's id.
@@ -68,7 +64,6 @@ def tokenize(
 
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
-    """Load a tokenizer without truncation and padding: ``length`` decides those."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
     with Path(file).open("rb") as opened:
@@ -76,11 +71,13 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
     if len(data) > _MAX_FILE_BYTES:
         raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
     digest = hashlib.sha256(data).hexdigest()
+    # Another tokenizer would give other samples under the same ids.
     if digest != sha256:
         raise ValueError(f"the tokenizer {file} is another than the recipe's, of SHA-256 {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
         raise ValueError(f"the tokenizer {file} has dropout: a text would have other tokens each time")
+    # The step's `length` decides both.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,15 +1,4 @@
-"""Transfers of records between store and cache: *restore* and *save*. Nothing is fetched or decoded.
-
-A restore reads a request's records in pieces, each from one pack and by rising offsets: a disk reads ahead,
-and S3 gets one request for neighbours. A sample without a good record at its place has to be decoded again.
-A store that does not answer is not tried again in this invocation. At most ``fetch_bytes`` of records, or
-one piece, wait to be handed to the pusher.
-
-A save writes records of functions that do not see the store. They are read a few at a time, long ones in
-slices, so that memory stays bounded. Records that the cache no longer has intact are reported and left out.
-
-Both check each record's header, id and hash.
-"""
+"""Transfers of records between store and cache: *restore* and *save*. Each record is checked."""
 
 from __future__ import annotations
 
@@ -54,7 +43,7 @@ _TIMEOUT_S = 15.0
 
 
 def restore(invocation: Invocation) -> None:
-    """Read the records at a request's places and push them."""
+    """Read and push the records at a request's places; others become ``not_stored``."""
     request, settings = invocation.request, invocation.settings
     try:
         store = own_store(invocation, writing=False)
@@ -74,8 +63,6 @@ def restore(invocation: Invocation) -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """Samples of one pack, by rising offsets, that are read in one go."""
-
     pack: str
     indices: list[int] = field(default_factory=list)
     size_bytes: int = 0
@@ -85,6 +72,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
     order = sorted(
         range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
     )
+    # Rising offsets: a disk reads ahead, and S3 gets one request for neighbours.
     piece = _Piece("")
     for index in order:
         pack, length = request.packs[request.pack_of[index]], request.lengths[index]
@@ -98,7 +86,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
 
 
 class _Reader:
-    """A reader of pieces, in several threads, that hands their records to the pusher."""
+    """A reader of pieces, in threads. At most ``fetch_bytes``, or one piece, wait for the pusher."""
 
     def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
         self._invocation, self._request = invocation, invocation.request
@@ -149,6 +137,7 @@ class _Reader:
             self._invocation.fail_all(indices, Outcome.NOT_STORED, trouble_in_words(error))
             return 0
         except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile
+            # A store that does not answer is not tried again in this invocation.
             self._trouble = self._invocation.store_trouble = trouble_in_words(error)
             self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
             return 0
@@ -172,10 +161,7 @@ class _Reader:
 
 
 def save(invocation: Invocation, meta: PackMeta | None) -> None:
-    """Write a pack of a request's cached records.
-
-    ``meta`` is what they have in common; ``None`` if this function must write nothing.
-    """
+    """Write a pack of a request's cached records; nothing without ``meta``."""
     request = invocation.request
     if meta is None:
         invocation.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
@@ -220,8 +206,9 @@ def _slice(sample_id: bytes, start: int) -> Command:
 
 
 def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a record as long as its header declares, or what is cached; ``answer`` is its first slice."""
+    """Return a whole record, as its header declares it; ``answer`` is its first slice."""
     record = _bytes(answer)
+    # In slices, so that memory stays bounded.
     parts, size = [record], len(record)
     total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
     while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:

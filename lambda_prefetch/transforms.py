@@ -1,8 +1,4 @@
-"""A recipe's steps on PIL images, with the same pixels as torchvision's transforms on PIL images.
-
-The geometry (rounding of sides and offsets, padding, the ten tries of a random crop) follows torchvision 0.17
-and later, so that a model trained with ImageFolder sees the same pixels here.
-"""
+"""A recipe's steps on PIL images, with the pixels of torchvision 0.17 and later."""
 
 from __future__ import annotations
 
@@ -40,12 +36,10 @@ _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # dtypes of masks that Pillo
 
 
 class SampleRandom:
-    """A stream of random numbers for one random step on one sample.
+    """A stream of random numbers for one random step on one sample: equal everywhere, fresh in every epoch.
 
-    Its seed is (recipe digest, step number, augment seed, epoch, bucket, key): so it is equal on every
-    executor and for every job, and fresh in every epoch. Steps that fields of a sample share also have a
-    ``kind``, and ``step`` counts the steps of that kind. The numbers come from BLAKE2b itself, one counter
-    value at a time, so no library's change of generator can change pixels.
+    Steps that fields of a sample share also have a ``kind``, and ``step`` counts the steps of
+    that kind.
     """
 
     def __init__(
@@ -84,17 +78,15 @@ class SampleRandom:
     def _bits(self) -> int:
         counter = self._count.to_bytes(8, "little")
         self._count += 1
+        # From BLAKE2b itself, so no library's change of generator can change pixels.
         return int.from_bytes(hashlib.blake2b(counter, digest_size=8, key=self._seed).digest(), "little")
 
 
 class Program:
     """A recipe made ready to run on the samples of one request.
 
-    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds the images
-    that steps make, and ``step_modules`` lists the modules that custom steps may come from.
-
-    Raises:
-        ConfigError: a custom step may not, or cannot, be imported.
+    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds the
+    images that steps make, and ``step_modules`` lists the modules that custom steps may come from.
     """
 
     def __init__(
@@ -139,12 +131,12 @@ class Program:
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
     ) -> Made:
-        """Decode an object's bytes, unless the first step takes them as they are, and :meth:`run` the steps.
+        """Decode an object's bytes, unless the first step takes them as they are, and :meth:`run`
+        the steps.
 
-        ``part`` is the number of the object's field, in the recipe's order. ``key`` is still the sample's,
-        and ``sizes`` is one dict for all its parts: parts that are cropped alike must have one size.
-
-        Also raises the errors of :func:`superdl.lambda_prefetch.decode.decode`.
+        ``part`` is the number of the object's field, in the recipe's order. ``key`` is still the
+        sample's, and ``sizes`` is one dict for all its parts: parts that are cropped alike must
+        have one size.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
@@ -154,15 +146,10 @@ class Program:
         return self.run(decode(data, **self._how), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
-        """Return the sample's array, unless a custom step returned another, or several named ones.
+        """Return the sample's array, or what its last custom step returned.
 
-        It is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width) for a mask.
-        ``image`` is the decoded image, or the object's bytes if the recipe begins with those: uint8 of shape
-        (bytes,).
-
-        Raises:
-            SampleFailedError: a step would exceed the limit in pixels, the image is too small for it, a
-                custom step raised, or fields of different ``sizes`` would be cropped alike.
+        It is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
+        for a mask. ``image`` is the decoded image, or the object as uint8 of shape (bytes,).
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
@@ -179,11 +166,12 @@ class Program:
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Made:
-        """Return an image as uint8, (height, width, channels), faster than np.asarray()."""
+        """Return an image as uint8, (height, width, channels)."""
         if not isinstance(picture, Image.Image):
             return picture
         if self._of_mask:
             return np.asarray(picture)
+        # Faster than np.asarray().
         return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
 
     def _random(self, number: int, key: str) -> SampleRandom:
@@ -194,7 +182,8 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """Return the step's kind, and its number among those: fields share its draws."""
+        """Return the step's kind, and its number among those."""
+        # Fields share the draws of equal kind and number, so an image and its mask are cropped alike.
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
 
@@ -307,13 +296,10 @@ _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.
 def random_crop_box(
     width: int, height: int, scale: list[float], ratio: list[float], draws: SampleRandom
 ) -> tuple[int, int, int, int]:
-    """Return (left, top, right, bottom) of a random part of the image.
-
-    Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio in that of ``ratio``. If
-    ten tries do not fit into the image, it is the largest central part with an allowed ratio.
-    """
+    """Return (left, top, right, bottom) of a random part of the image."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
+        # Area is uniform in scale, the logarithm of the aspect ratio in that of ratio.
         area = width * height * draws.uniform(*scale)
         aspect = math.exp(draws.uniform(log_low, log_high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -321,6 +307,7 @@ def random_crop_box(
             top = draws.below(height - h + 1)
             left = draws.below(width - w + 1)
             return left, top, left + w, top + h
+    # As in torchvision, after ten tries: the largest central part with an allowed ratio.
     w, h = width, height
     if width / height < ratio[0]:
         h = round(w / ratio[0])

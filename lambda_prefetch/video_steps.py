@@ -1,8 +1,4 @@
-"""Shipped video step: the frames of a clip, chosen by their times, by FFmpeg's libraries (PyAV).
-
-It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
-:meth:`superdl.super_wire.recipe.Recipe.video` names it. The module is separate because of its imports.
-"""
+"""Shipped video step: the frames of a clip by their times, by FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -40,7 +36,8 @@ def clip(
     """Return frames of a video, uint8 of shape (frames, size, size, 3): upright central squares in RGB.
 
     Args:
-        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its first video is used.
+        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its
+            first video is used.
         frames: the number of frames. Each is the one shown at its time; past the end, the last one.
         size: the shorter side that frames are resized to (bicubic), and the side of the square.
         fps: frames per second; 0 spreads them over the video, each in the middle of its equal part.
@@ -50,6 +47,7 @@ def clip(
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
     try:
+        # By packet headers alone: nothing is decoded yet.
         ticks, times, length = _shown(data)
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
@@ -64,10 +62,7 @@ def clip(
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """Read each frame's time, rising, and the end of the last one, in seconds from the first, by headers.
-
-    The first result has the same times in the video's ticks, or ``None`` unless every frame has one.
-    """
+    """Return frame times in ticks (``None`` unless all have one), in seconds, and the end."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise spoiled("undecodable", "it has no video that FFmpeg decodes")
@@ -97,10 +92,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
 def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """Return the frames at these places in display order, by place.
-
-    Places are found by ``ticks``, because FFmpeg skips frames before the first key frame.
-    """
+    """Return the frames at these places in display order, by place."""
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
@@ -111,6 +103,7 @@ def _frames(
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
                 raise spoiled("too_large", f"the clip ends after more than {_MAX_CLIP_PIXELS} pixels")
+            # FFmpeg skips frames before the first key frame: counting would be off.
             place = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if place in wanted:
                 taken[place] = _square(frame, size)

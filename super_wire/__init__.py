@@ -1,8 +1,4 @@
-"""SUPER's wire format: ids, recipe, record, cache keys, requests, reports, errors.
-
-Everything that crosses a process boundary is here. It is pure and light: no torch, no sibling package. The
-gRPC stubs are here too, and only modules that speak gRPC import them.
-"""
+"""SUPER's wire format: everything that crosses a process boundary. No torch, no sibling package."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``BatchRef``: everything a reader needs to turn one planned batch into tensors, small and picklable.
-
-The sampler yields it, and a DataLoader worker of any start method receives it. It has no credentials, no
-connection and no pixels. Before the first one, the sampler binds its dataset by a :class:`DatasetBinding`.
-"""
+"""``BatchRef``: all that a reader needs to turn a planned batch into tensors."""
 
 from __future__ import annotations
 
@@ -27,49 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of a batch's records in the packs of a store, for readers that see its directory.
+    """Places of a batch's records in a store's packs; numbers are little-endian, one a sample."""
 
-    ``packs`` are names. The others hold one little-endian number per sample, in order: ``pack_of`` (uint32)
-    is its pack's position in ``packs``, counted from 1, or 0 if the sample has no place; ``offsets`` (uint64)
-    is the start of its record in the pack; ``lengths`` (uint32) is the length of the whole record.
-    """
-
-    packs: tuple[str, ...]
-    pack_of: bytes
-    offsets: bytes
-    lengths: bytes
+    packs: tuple[str, ...]  # names
+    pack_of: bytes  # uint32, the pack's position in packs counted from 1, or 0 without a place
+    offsets: bytes  # uint64, the start of its record in the pack
+    lengths: bytes  # uint32, of the whole record
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """Return a batch's places from its page, whose numbers index the page's ``packs``.
-
-        The batch keeps only its own packs, since it travels to workers and its page does not.
-
-        Raises:
-            ValueError: a number exceeds the page's packs.
-        """
+        """Return a batch's places from its page, whose numbers index the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
             raise ValueError(f"a place names pack {numbers[-1]} of {len(packs)}")
         if numbers[0] > 0:  # no sample lacks a place, but numbers still start at 1
             own = own + 1
+        # Only the batch's own packs: it travels to workers, its page does not.
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
         return cls(names, own.astype("<u4").tobytes(), offsets, lengths)
 
 
+# No credentials, connection or pixels: DataLoader workers of any start method receive it.
 @dataclass(frozen=True, slots=True)
 class BatchRef:
-    """One batch of one rank's plan.
-
-    ``sample_ids`` holds 16 bytes per sample, in order; ``labels`` the labels' bytes in ``label_dtype``
-    (:mod:`superdl.super_wire.labels`); ``padding`` one byte per sample, 1 if the sample only fills up the
-    tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 per sample, how often
-    it was drawn before in the epoch (empty: none was). ``keys`` names the samples for messages and may be
-    empty if they did not fit into the page. ``cache`` is an address without credentials. If the trainer sees
-    the store's directory, ``store`` names it, and ``places`` locates records of the batch in its packs.
-    ``seed`` is the sampler's, for transforms without their own. ``alone``: no other rank, and no other
-    dataset of a mix, has a part of the same step.
-    """
+    """One batch of one rank's plan. ``cache`` is an address without credentials."""
 
     dataset_id: bytes
     job: str
@@ -77,29 +54,26 @@ class BatchRef:
     epoch: int
     position: int
     batch_id: bytes
-    sample_ids: bytes
-    labels: bytes
+    sample_ids: bytes  # 16 bytes per sample, in order
+    labels: bytes  # in label_dtype, see super_wire.labels
     label_dtype: str
-    padding: bytes
-    keys: tuple[str, ...]
+    padding: bytes  # a byte per sample, 1 if it only fills up the tail of the epoch; empty: none does
+    keys: tuple[str, ...]  # for messages; may be empty if they did not fit into the page
     cache: str
-    store: str = ""
-    places: Places | None = None
-    seed: int = 0
+    store: str = ""  # its directory, if the trainer sees it
+    places: Places | None = None  # of records of the batch in the store's packs
+    seed: int = 0  # the sampler's, for transforms without their own
+    # Little-endian uint32 per sample, how often it was drawn before in the epoch; empty: none was.
     repetitions: bytes = b""
-    alone: bool = False
+    alone: bool = False  # no other rank, and no other dataset of a mix, has a part of the same step
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> Labels:
-        """Return the labels, read-only: shape (samples,), also with named fields, or (samples, ...).
-
-        Lists that vary by sample give ``RaggedLabels``.
-
-        Raises:
-            ConfigError: ``label_dtype`` is invalid for labels, or their number differs from the samples'.
+        """Return the labels, read-only, of shape (samples, ...); ``RaggedLabels`` for lists that
+        vary by sample.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
@@ -119,9 +93,8 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """One batch of one rank of a mix, divided by dataset.
-
-    ``parts`` has, for each dataset with samples in it, its position in the mix and its own batch.
+    """One batch of one rank of a mix: position in the mix and own batch of each dataset that has
+    samples in it.
     """
 
     parts: tuple[tuple[int, BatchRef], ...]
@@ -150,27 +123,23 @@ class MixedRef:
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """The facts about a dataset once its source has been listed.
-
-    ``classes`` is empty if a key list gives labels as numbers; the other fields are as in :class:`BatchRef`:
-    ``store`` is empty unless this machine sees it. ``cache`` is also empty while no job is open.
-    """
+    """The facts about a dataset once its source has been listed."""
 
     dataset_id: bytes
     fingerprint: bytes
     size: int
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # empty if a key list gives labels as numbers
     label_dtype: str
-    cache: str
-    store: str = ""
+    cache: str  # empty while no job is open
+    store: str = ""  # empty unless this machine sees it
 
 
 class Bindable(Protocol):
     """A dataset's interface for samplers; ``coordinator`` is used by default."""
 
     coordinator: str | None
+    # Warnings already given to its user.
     warned: set[str]
-    """Warnings already given to its user."""
 
     @property
     def source(self) -> str:

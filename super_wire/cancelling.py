@@ -1,8 +1,4 @@
-"""Keeping and reliably ending work beside an event loop: tasks, and blocking calls in threads.
-
-A client library that is cancelled while it closes a broken connection, or while its own timeout expires, may
-swallow the cancellation or turn it into another error (seen with redis-py 8 on Python 3.11).
-"""
+"""Keeping and reliably ending work beside an event loop: tasks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -24,6 +20,8 @@ _Value = TypeVar("_Value")
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks, repeatedly until they have ended; ignore their results and errors."""
+    # A client library may swallow a cancellation while it closes a broken connection or
+    # its own timeout expires (redis-py 8, Python 3.11).
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()
@@ -32,9 +30,8 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 class HeldTasks:
-    """Tasks of one event loop that are referenced until they end.
-
-    A task that fails is a bug: it is logged, and ``failed`` is called.
+    """Tasks of one event loop, referenced until they end. A failed task is a bug, and reported to
+    ``failed``.
     """
 
     def __init__(self, whose: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
@@ -65,11 +62,7 @@ class HeldTasks:
 
 
 class CallingThreads:
-    """Blocking calls, each in a thread, up to ``limit`` at once; used from one event loop.
-
-    The interpreter waits at exit for threads of :mod:`concurrent.futures`, however long their calls take. It
-    does not wait for these, and :meth:`close` abandons their calls.
-    """
+    """Blocking calls, each in a thread, up to ``limit`` at once; used from one event loop."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._name = name
@@ -78,13 +71,13 @@ class CallingThreads:
         self._closed: Exception | None = None
 
     async def run(self, call: Callable[[], _Value]) -> _Value:
-        """Return the value of ``call()``, or raise its error. A call cancelled before it began never begins.
+        """Return the value of ``call()``, or raise its error, or RuntimeError if no thread can be started.
 
-        Raises:
-            RuntimeError: this machine cannot start another thread.
+        A call cancelled before it began never begins.
         """
         await self._free.acquire()
         future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
+        # Threads of concurrent.futures would delay the interpreter's exit for as long as they run.
         thread = threading.Thread(target=self._work, args=(call, future), name=self._name, daemon=True)
         if self._closed is not None:
             self._free.release()

@@ -1,8 +1,4 @@
-"""A client's credentials for a coordinator, and the rule for connections beyond this machine.
-
-They need TLS and a token, on every side of a connection, unless ``SUPER_INSECURE`` lets a side do
-without. All of it comes from each side's own environment, never from an argument, an address or a message.
-"""
+"""A client's credentials for a coordinator, from its own environment."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# Beyond loopback each side needs TLS and a token, unless SUPER_INSECURE lets it do without.
 def is_loopback(host: str) -> bool:
     """Report whether a host is this machine; of names only ``localhost`` is."""
     if host.lower() == "localhost":
@@ -40,20 +37,15 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """A client's TLS settings from its environment; a subclass names the peer and the variables.
-
-    ``ca_file`` is a PEM file of the CAs to trust for the peer's certificate, by default the system's.
-    ``cert_file`` and ``key_file`` are a client certificate, for peers that require one. ``insecure`` allows
-    plain text beyond this machine.
-    """
+    """A client's TLS settings from its environment; a subclass names peer and variables."""
 
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
 
-    ca_file: str = ""
-    cert_file: str = ""
+    ca_file: str = ""  # PEM, the CAs to trust; by default the system's
+    cert_file: str = ""  # and key_file, a client certificate, for peers that require one
     key_file: str = ""
-    insecure: bool = False
+    insecure: bool = False  # allow plain text beyond this machine
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -98,14 +90,9 @@ class Token(NamedTuple):
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens separated by commas or line ends; a line that begins with # is a comment.
+    """Parse tokens and rights as ``team=vision``, separated by commas or line ends; # begins a comment.
 
-    Words like ``team=vision`` after a token are its bearer's rights. ``origin`` names the text's source in
-    error messages, which never repeat a token.
-
-    Raises:
-        ConfigError: a token is too short, too long, or has characters that no header can hold; or a word
-            after it is no right.
+    ``origin`` names the text's source in error messages, which never repeat a token.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -140,11 +127,7 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
-    """Read the tokens in a file, one per line.
-
-    Raises:
-        ConfigError: the file cannot be read, has an invalid token, or none at all unless ``may_be_none``.
-    """
+    """Read a file's tokens, one per line; ConfigError for none at all unless ``may_be_none``."""
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
@@ -158,10 +141,7 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """One client's credentials; empty if the coordinator is on this machine and requires none.
-
-    ``name`` is what the coordinator's certificate must be for, by default the address's host.
-    """
+    """One client's credentials; empty if the coordinator is on this machine and requires none."""
 
     peer: ClassVar[str] = "the coordinator"
     variables: ClassVar[Mapping[str, str]] = {
@@ -172,15 +152,14 @@ class CoordinatorCredentials(ClientTls):
 
     token: str = field(default="", repr=False)
     token_file: str = ""
-    name: str = ""
+    name: str = ""  # in the coordinator's certificate; by default the address's host
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
-        """Read ``SUPER_TOKEN`` (the first of several) or ``SUPER_TOKEN_FILE``, ``SUPER_COORDINATOR_NAME``,
-        and the variables of :meth:`tls_in`.
-        """
+        """Read ``SUPER_TOKEN`` or ``SUPER_TOKEN_FILE``, and the variables of the other fields."""
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         credentials = cls(
+            # A coordinator accepts several; a client sends the first.
             token=tokens[0].token if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
             name=environment.get("SUPER_COORDINATOR_NAME", ""),
@@ -197,9 +176,10 @@ class CoordinatorCredentials(ClientTls):
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """Return the current token, since a token file may change at runtime; empty if there is none."""
+        """Return the current token; empty if there is none."""
         if self.token or not self.token_file:
             return self.token
+        # Read each time: the file may change at runtime.
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
@@ -212,10 +192,8 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Report whether a connection to ``host`` (empty for a unix socket) is encrypted.
-
-        It is with a ``ca_file``, and beyond this machine unless ``insecure``.
-        """
+        """Report whether a connection to ``host``, empty for a unix socket, is encrypted."""
+        # With a ca_file, and beyond this machine unless insecure.
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:

@@ -1,8 +1,4 @@
-"""The draws of an epoch that is not simply each sample once, and their packed form in messages.
-
-Numbers travel as deflated byte planes: the lowest byte of each, then the next byte of each, and so on; for
-small numbers and repeated weights these are mostly zeros. Ascending indices travel as differences.
-"""
+"""The draws of an epoch that is not simply each sample once, and their packed form in messages."""
 
 from __future__ import annotations
 
@@ -20,13 +16,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Maximum number of indices or weights.
 NUMBERS_MAX: Final = 2**24
 # Bound on packed indices and weights together: messages have at most 4 MiB.
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
-# Number of an order's indices in one message.
+# Indices of an order in one message.
 ORDER_PART: Final = 2**18
-# Maximum repetitions of a draw.
 REPEATS_MAX: Final = 1024
 _DRAWS_MAX: Final = 2**40
 _NUMBER_BYTES: Final = 8
@@ -35,22 +29,13 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of an epoch.
+    """The draws of an epoch; empty means all samples, each once. Numbers are little-endian."""
 
-    Attributes:
-        indices: the samples to draw, by their places in the catalog: little-endian int64, empty for all. A
-            repeated index is drawn once per occurrence.
-        weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
-        count: draws by weights in an epoch; 0 without weights.
-        repeats: how often in a row each draw comes.
-        lengths: of a single epoch's batches, little-endian int64; ``indices`` are then the epoch's order.
-    """
-
-    indices: bytes = b""
-    weights: bytes = b""
-    count: int = 0
-    repeats: int = 1
-    lengths: bytes = b""
+    indices: bytes = b""  # int64, places in the catalog; a repeated one is drawn once per occurrence
+    weights: bytes = b""  # float64, one for each index, or for each sample
+    count: int = 0  # draws by weights in an epoch; 0 without weights
+    repeats: int = 1  # of each draw in a row
+    lengths: bytes = b""  # int64, of a single epoch's batches; indices are then the epoch's order
 
     @classmethod
     def of(
@@ -62,13 +47,10 @@ class Draws:
         repeats: int,
         shuffle: bool,
     ) -> Self:
-        """Make draws from a user's sequences of numbers, arrays or tensors; ``None`` for those not given.
+        """Make draws from a user's numbers, arrays or tensors; ConfigError names what is wrong with them.
 
-        With ``shuffle`` the order of indices has no meaning, and they are kept in ascending order. The
-        coordinator checks that they fit the dataset, and that the weights are valid.
-
-        Raises:
-            ConfigError: something is wrong with them, which is named.
+        With ``shuffle`` the order of indices has no meaning. The coordinator checks that they fit
+        the dataset.
         """
         if count is not None and weights is None:
             raise ConfigError("draws says how many samples weights draw in an epoch: give weights too")
@@ -95,11 +77,7 @@ class Draws:
     def unpacked(  # as a message has them
         cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
     ) -> Self | None:
-        """Unpack draws from a message; ``None``: each sample once.
-
-        Raises:
-            ConfigError: these are no packed numbers.
-        """
+        """Unpack draws from a message; ``None``: each sample once."""
         repeats = repeats or 1
         if not (indices or weights or count) and repeats == 1:
             return None
@@ -113,11 +91,7 @@ class Draws:
         return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return indices and weights packed for a message.
-
-        Raises:
-            ConfigError: they are too long for a message.
-        """
+        """Return indices and weights packed for a message; ConfigError if they are too long."""
         indices, weights = (
             pack_numbers(numbers) if numbers else b"" for numbers in (self.indices, self.weights)
         )
@@ -179,21 +153,18 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
 
 
 def pack_numbers(numbers: bytes) -> bytes:
-    """Pack little-endian numbers of 8 bytes."""
+    """Pack little-endian numbers of 8 bytes: deflated byte planes, of differences if ascending."""
     values = np.frombuffer(numbers, dtype="<i8")
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:
         values = np.diff(values, prepend=0)
+    # Planes of small numbers and repeated weights are mostly zeros.
     planes = values.view(np.uint8).reshape(-1, _NUMBER_BYTES).T
     return (_DIFFERENCES if ascending else _PLAIN) + zlib.compress(planes.tobytes(), 6)
 
 
 def unpack_numbers(packed: bytes) -> bytes:
-    """Reverse :func:`pack_numbers`.
-
-    Raises:
-        ConfigError: these are no packed numbers, or too many.
-    """
+    """Reverse :func:`pack_numbers`; ConfigError for other bytes, or too many numbers."""
     inflating = zlib.decompressobj()
     try:
         planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one too many

@@ -1,7 +1,7 @@
 """The errors that SUPER raises, as one tree below :class:`SuperError`, and their names on the wire.
 
-Every error can be constructed from its message alone: this is how torch rebuilds a DataLoader worker's error
-in the main process. Foreign errors (grpc, redis, botocore) are converted where they occur, not here.
+Every error can be constructed from its message alone: this is how torch rebuilds a
+DataLoader worker's error in the main process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The registry of executors: the ways to run functions, by their names in settings.
-
-Sampler, coordinator and experiments read one setting, each in its own process: the table holds what all of
-them must know. Everything else is defined in the executor's class, which its row names.
-"""
+"""The registry of executors: the ways to run functions, by their names in settings."""
 
 from __future__ import annotations
 
@@ -24,24 +20,17 @@ class RunsOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """A row of the registry.
+    """A row of the registry."""
 
-    Attributes:
-        name: in settings, prices and reports.
-        implementation: its class in the coordinator, as ``module:attribute``.
-        runs_on: where its functions run.
-        place: the same for messages: functions run on ``place``.
-        chosen_by: settings that distinguish such executors: if they differ, so do coordinators.
-    """
-
-    name: str
-    implementation: str
+    name: str  # in settings, prices and reports
+    implementation: str  # its class in the coordinator, as module:attribute
     runs_on: RunsOn
-    place: str
+    place: str  # the same as runs_on, for messages: functions run on place
+    # Settings that distinguish such executors: if they differ, so do coordinators.
     chosen_by: tuple[str, ...] = ()
 
 
-# All executors, by name.
+# Sampler, coordinator and experiments read one setting, each in its own process.
 EXECUTORS = {
     kind.name: kind
     for kind in (
@@ -69,9 +58,6 @@ def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')
-
-    Raises:
-        ConfigError: there is no such executor, or one is named twice.
     """
     names = tuple(name.strip() for name in text.split(","))
     if "ray" in names:

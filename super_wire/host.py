@@ -1,4 +1,4 @@
-"""This host's resources for the embedded default: memory and cores, within the limits of control groups."""
+"""This host's resources: memory and cores, within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ _ROOT = Path("/")
 
 
 def cache_bytes(root: Path = _ROOT) -> int:
-    """Return the memory for the embedded cache: ``SUPER_CACHE_BYTES``, else a quarter of the available."""
+    """Return the embedded cache's memory: ``SUPER_CACHE_BYTES``, else a quarter of the available."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:
-    """Return the slots for functions on this host: ``SUPER_SLOTS``, or one per core; at least one.
-
-    Slots yield the CPU by their niceness, but a quota ignores priorities: if one limits the cores, a core is
-    left to each local rank.
-    """
+    """Return the slots for functions here: ``SUPER_SLOTS``, or one per core; at least one."""
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
             raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {configured!r}")
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # No quota: the slots' niceness keeps the ranks fast.
+    # No quota: the slots' niceness keeps the ranks fast. A quota ignores it: leave a core to each rank.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
@@ -69,11 +65,7 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the directories of this process's control groups and their parents, for one controller.
-
-    Versions 1 and 2 are read. In a container the path in /proc may not exist below its own mount: then the
-    mount's root is the container's group.
-    """
+    """Return the directories of this process's control groups, version 1 or 2, with parents."""
     groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -81,6 +73,8 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         names = [name for name in path.split("/") if name]
+        # In a container the path in /proc may not exist below its own mount: then the
+        # mount's root is the container's group.
         groups += [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
     return groups
 

@@ -1,7 +1,4 @@
-"""An HTTP port that answers GETs of a few pages: metrics for Prometheus, health for probes.
-
-The Prometheus library's own server supports no tokens, and uses a thread per connection.
-"""
+"""An HTTP port that answers GETs of a few pages: metrics for Prometheus, health for probes."""
 
 from __future__ import annotations
 
@@ -21,23 +18,18 @@ _HEAD_BYTES_MAX = 8192
 _CONNECTIONS_MAX = 16
 _TIMEOUT_S = 10.0
 _TEXT = "text/plain; charset=utf-8"
-# The content type of metrics.
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Page(NamedTuple):
-    """The answer to a path.
+    """The answer to a path."""
 
-    Attributes:
-        look: takes a snapshot in the event loop, and returns the function that renders its bytes in a thread;
-            or ``None`` for a page that is not available now (503).
-        kind: the content type.
-    """
-
+    # Takes a snapshot in the event loop, and returns what renders it in a thread; None means 503.
     look: Callable[[], Callable[[], bytes] | None]
-    kind: str = _TEXT
+    kind: str = _TEXT  # the content type
 
 
+# The Prometheus library's own server supports no tokens, and uses a thread per connection.
 async def listen_for_gets(
     address: str,
     setting: str,
@@ -46,17 +38,9 @@ async def listen_for_gets(
     tls: ssl.SSLContext | None = None,
     accepts: Callable[[str], bool] | None = None,
 ) -> asyncio.Server:
-    """Answer GETs at ``host:port`` from now on.
+    """Answer GETs of ``pages`` at ``host:port`` from now on. ``accepts`` checks a bearer token, if given.
 
-    Args:
-        address: where.
-        setting: the setting that names the address, for errors.
-        pages: by path.
-        tls: encrypts the port, if given.
-        accepts: checks a token (``Authorization: Bearer``), if requests must have one.
-
-    Raises:
-        ConfigError: the address is taken or cannot be listened on.
+    ConfigError, with ``setting``, if the address is taken or cannot be listened on.
     """
     host, port = host_and_port(address)
     of_tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
@@ -77,7 +61,6 @@ async def _answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Answer a request per connection; drop slow ones, and any beyond the limit."""
     try:
         if not places.locked():
             async with places, asyncio.timeout(_TIMEOUT_S):
@@ -125,5 +108,4 @@ def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], boo
 
 
 def _path(head: bytes) -> str:
-    """Return the path in a well-formed request."""
     return head.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")

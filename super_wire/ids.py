@@ -1,8 +1,4 @@
-"""Sample ids and batch ids, and the naming of samples in them: addresses that every process derives alike.
-
-An id is BLAKE2b-128 over its fields, each preceded by its length as 8 little-endian bytes, so that no two
-different lists of fields give the same input.
-"""
+"""Sample ids, batch ids and their naming: addresses that every process derives alike."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Length of a sample id, batch id or digest, in bytes.
 ID_BYTES = 16
 # Prefix of an alias, which replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
@@ -36,18 +31,14 @@ Versions: TypeAlias = Literal["times", "digests"]
 
 
 class Naming(NamedTuple):
-    """The naming of a source's samples in ids, besides their keys; created by :func:`checked_naming`.
+    """The naming of a source's samples in ids, besides their keys; see :func:`checked_naming`."""
 
-    ``alias`` replaces the source's location, and keys are then relative to the source. ``versions`` of files
-    are their ``"times"`` or ``"digests"`` of their bytes. If empty, they are location and times.
-    """
-
-    alias: str = ""
-    versions: str = ""
+    alias: str = ""  # replaces the source's location; keys are then relative to the source
+    versions: str = ""  # of files: "times", which empty means too, or "digests" of their bytes
 
 
 class FieldColumns(NamedTuple):
-    """A further field of many samples, in columns like those of the main field in :func:`sample_ids`."""
+    """A further field of many samples, in columns as of the main field in :func:`sample_ids`."""
 
     name: str
     keys: Iterable[bytes]
@@ -66,10 +57,7 @@ def checked_field(name: object) -> str:
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """Check alias and versions, ``None`` for none; ``ConfigError`` describes the valid ones.
-
-    ``where`` begins the message: the file that has them.
-    """
+    """Check alias and versions; ``ConfigError`` describes the valid ones, after ``where``."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
             f"{where}an alias has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begins with "
@@ -81,12 +69,10 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """Return the bucket's name in ids: the alias if there is one, else the bucket itself.
-
-    A dataset of the Hub loses its commit, since its files' versions show what changed between commits.
-    """
+    """Return the bucket's name in ids: the alias if there is one, else the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
+    # Without the Hub's commit: files' versions show what changed between commits.
     return bucket.partition("@")[0] if bucket.startswith("hf://") else bucket
 
 
@@ -102,7 +88,8 @@ def size_of_digest(version: str) -> int | None:
 
 
 def shown_name(key: str, member: str) -> str:
-    """Return a member's name for people. Nothing parses it: ids keep key and member apart."""
+    """Return a member's name for people."""
+    # Nothing parses it: ids keep key and member apart.
     return f"{key}::{member}"
 
 
@@ -112,7 +99,7 @@ def with_length(field: bytes) -> bytes:
 
 
 def digest128(*fields: bytes) -> bytes:
-    """Return BLAKE2b-128 over length-prefixed fields: 16 bytes, equal everywhere."""
+    """Return BLAKE2b-128 over fields, each preceded by its length as 8 little-endian bytes."""
     return hashlib.blake2b(b"".join(map(with_length, fields)), digest_size=ID_BYTES).digest()
 
 
@@ -128,15 +115,13 @@ def sample_ids(
     """Return the ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name``, or ``file://`` and the directory's absolute real path; with an alias, the
-            result of :func:`id_bucket`.
+        bucket: ``s3://name``, or ``file://`` and the real path; with an alias, from :func:`id_bucket`.
         keys: full object keys, UTF-8; with an alias, relative to the source.
         versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as keys.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
-        members: names of samples that are members of objects, hashed after the key; as many as keys.
-        fields: further fields of the samples, hashed after the version, each as four values: name, key,
-            member (empty if it is none) and version.
+        members: names of members of objects, hashed after the key; as many as keys.
+        fields: hashed after the version: name, key, member ("" if it is none) and version of each.
     """
     head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = with_length(recipe_digest)
@@ -174,9 +159,7 @@ def _framed(field: FieldColumns) -> Iterator[bytes]:
 def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
     """Return the ids of consecutive batches: BLAKE2b-128 over their ordered, length-prefixed sample ids.
 
-    Args:
-        ids: sample ids of all batches, concatenated.
-        offsets: the start of each batch, in samples, and the end of the last: one more than batches.
+    ``offsets`` are the start of each batch, in samples, and the end of the last.
     """
     count = len(ids) // ID_BYTES
     # Prefix the ids of all batches with their length at once.

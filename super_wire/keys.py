@@ -1,9 +1,4 @@
-"""Names in the cache: keys of records, and the streams for reports and outcomes.
-
-All names begin with ``super:`` and are ASCII, so that an ACL can name a prefix and no id looks like a
-cluster's hash tag. The only hash tag keeps the report streams of all jobs in one slot, and so at one node,
-where the coordinator waits on all of them by one command; records spread over all nodes.
-"""
+"""Names in the cache: keys of records, and the streams for reports and outcomes."""
 
 from __future__ import annotations
 
@@ -12,9 +7,11 @@ import re
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
-# Prefix of records; the 32 hex digits of the sample id follow.
+# Prefix of records; the 32 hex digits of the sample id follow. All names are ASCII below super:,
+# so that an ACL can name a prefix and no id looks like a cluster's hash tag.
 RECORD_PREFIX = b"super:r1:"
-# Prefix of read-report streams; the job id follows.
+# Read reports of a job, whose id follows. The hash tag keeps the streams of all jobs at
+# one node, where the coordinator waits on all of them by one command.
 REPORT_PREFIX = b"super:n1:{reports}:"
 # Prefix of outcome streams, for functions that do not return their result; a run id follows.
 OUTCOME_PREFIX = b"super:o1:"
@@ -52,11 +49,7 @@ def outcome_stream(run: str) -> str:
 
 
 def checked_outcome_stream(name: str) -> bytes:
-    """Check a request's stream, which must be an outcome stream and nothing else in the cache.
-
-    Raises:
-        ConfigError: it is no outcome stream.
-    """
+    """Check a request's stream, which must be an outcome stream and nothing else in the cache."""
     prefix = OUTCOME_PREFIX.decode()
     if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):
         raise ConfigError(f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}")

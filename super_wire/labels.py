@@ -7,13 +7,10 @@
 | lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
 | named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
 
-Names are matched against a list, sizes are bounded and nothing is evaluated, so text from the network gives
-no surprising dtype.
-
-If each sample has the same number of items in each field, they are a numpy array, and its bytes are in
-C-order, without gaps between fields. If a list varies by sample, like the boxes of images, they are
-:class:`RaggedLabels`. Their bytes are the number of samples (uint32); a row per sample, with the number of
-items (uint32) in place of such a list; and the items of all samples, list by list.
+The bytes of labels with the same number of items in each field are a numpy array, in C-order,
+without gaps between fields. Those of :class:`RaggedLabels` are the number of samples (uint32); a
+row per sample, with the number of items (uint32) in place of a list; and the items of all
+samples, list by list.
 """
 
 from __future__ import annotations
@@ -38,7 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Names of the number types in labels.
+# Text from the network gives no surprising dtype: names are matched against this list, sizes are
+# bounded and nothing is evaluated.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
@@ -66,22 +64,19 @@ class LabelField(NamedTuple):
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the text for labels of these named fields; unnamed labels have one field with an empty name.
-
-    Raises:
-        ConfigError: labels cannot have it.
-    """
+    """Return the text for labels of these fields; unnamed labels have one with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
         texts[name] = field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
     text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
+    # Raises for labels that a reader would refuse.
     label_fields_of(text)
     return text
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype of each sample's fixed part, for ``np.frombuffer``; see :func:`label_fields_of`."""
+    """Return the dtype of each sample's fixed part, for ``np.frombuffer``."""
     fields = label_fields_of(text)
     if "" in fields:
         return fields[""].of_row
@@ -92,8 +87,7 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
     """Parse the fields in a text, in order; unnamed labels have one field with an empty name.
 
-    Raises:
-        ConfigError: the text is invalid, or its labels would be too large; the message shows it.
+    ConfigError shows the text if it is invalid or its labels would be too large.
     """
     try:
         fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
@@ -160,14 +154,10 @@ def checked_classes(classes: object) -> tuple[str, ...]:
 class RaggedLabels(Sequence[Any]):
     """Labels with one or more lists that vary by sample.
 
-    ``labels[3]`` is the label of the fourth sample: a dict by field names, in which a list is an array of
-    shape (items, ...), possibly empty; unnamed labels are such an array. ``labels["boxes"]`` is one field of
-    all samples.
-
-    Args:
-        rows: one row per sample, with the number of items in the place of a list, as in
-            :func:`~superdl.super_wire.labels.label_dtype_of`.
-        values: for each such list, by name, the items of all samples, one sample after the other.
+    ``labels[3]`` is the label of the fourth sample: a dict by field names, in which a list is an array
+    of shape (items, ...), possibly empty; unnamed labels are such an array. ``labels["boxes"]`` is one
+    field of all samples. ``rows`` has the number of items in the place of a list; ``values`` has, for
+    each list by name, the items of all samples, one sample after the other.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -260,11 +250,7 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Unpack the labels of ``size`` samples, by default of all that there are: views of ``data``.
-
-    Raises:
-        ConfigError: the text is not that of labels, or the bytes do not match it or the number of samples.
-    """
+    """Unpack the labels of ``size`` samples, by default of all: views of ``data``."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
@@ -317,19 +303,15 @@ def joined(parts: Sequence[Labels]) -> Labels:
 class SampleList(Sequence[tuple[str, Any]]):
     """A sequence of ``(path, label)``, in the order of the catalog, created on access.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as ``path::member``. A
-    label is an int or a float if the dataset has numbers, an array or a numpy record if it has those, a dict
-    if a field varies in length. A million samples take the bytes of their keys and 16 more for each.
-
-    Args:
-        bucket: ``s3://name`` or ``file:///directory``, which contains the keys.
-        keys: one after another.
-        lengths: of each key, a little-endian number of 4 bytes.
-        labels: of each sample, read-only, shape (samples, ...), or RaggedLabels.
+    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as
+    ``path::member``. A label is an int or a float if the dataset has numbers, an array or a numpy
+    record if it has those, a dict if a field varies in length. ``keys`` come one after another,
+    ``lengths`` are theirs, little-endian, 4 bytes each.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
         self._below = bucket.removeprefix("file://").rstrip("/") + "/"
+        # A million samples take the bytes of their keys and 16 more for each.
         self._keys = keys
         self._ends = np.cumsum(np.frombuffer(lengths, dtype="<u4"), dtype=np.int64)
         self.labels = labels

@@ -1,8 +1,4 @@
-"""Messages between processes as JSON: built from a dataclass's fields, and read with every field checked.
-
-Annotations define the valid values. Fields that are *optional* are only sent if they are not empty, so that
-messages without them stay as they were before.
-"""
+"""Messages as JSON: built from a dataclass's fields, and read with every field checked."""
 
 from __future__ import annotations
 
@@ -28,6 +24,7 @@ def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
     return {
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
+        # Messages without optional fields stay as they were before those existed.
         if value or name not in optional
     }
 
@@ -42,19 +39,10 @@ def message_in(
     optional: Collection[str] = (),
     types: Mapping[str, Any] = MappingProxyType({}),
 ) -> _Message:
-    """Build a message from JSON values, each checked against its field's annotation.
+    """Build a message from JSON values, each checked against its field's annotation, or raise ConfigError.
 
-    Args:
-        cls: its dataclass.
-        mapping: the parsed JSON.
-        kind: of message; ``super_{kind}`` in the mapping holds its version.
-        reader: who reads it, for errors.
-        version: the only version accepted.
-        optional: fields that may be absent.
-        types: enumerations of texts and dataclasses of counts that are fields, by their annotations.
-
-    Raises:
-        ConfigError: names what is wrong.
+    ``super_{kind}`` in the mapping holds its ``version``, ``reader`` is who reads it, for errors.
+    ``types`` are enumerations of texts and dataclasses of counts that are fields, by their annotations.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:

@@ -1,13 +1,10 @@
-"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates, and refuses to exceed.
-
-pyarrow ignores the sizes in the footer. It unpacks each page into a buffer of the size in that page's header,
-and fails if the codec yields more. Headers are compact Thrift structs.
-"""
+"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+# pyarrow ignores the footer's sizes: it unpacks each page into a buffer of the size in its header.
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
@@ -41,13 +38,10 @@ class PagesError(ValueError):
 
 
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
-    """Refuse a column chunk whose pages unpack to more than the footer's ``unpacked_bytes``.
+    """Refuse a column chunk whose pages unpack to more than ``unpacked_bytes``; return its number
+    of values.
 
-    Returns:
-        The number of values in all pages.
-
-    Raises:
-        PagesError: they do, a page's values do not fit into ``limit_bytes``, or a header is broken.
+    PagesError also if a page's values do not fit into ``limit_bytes``, or a header is broken.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
@@ -83,7 +77,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a struct's fields by number, and the position after it; skip texts and doubles."""
+    """Read a compact Thrift struct by field number, and its end; skip texts and doubles."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:

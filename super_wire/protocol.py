@@ -1,7 +1,4 @@
-"""The protocol between sampler and coordinator: its version, addresses, and the form of failures.
-
-The messages themselves are in ``coordinator.proto``. A coordinator refuses another version.
-"""
+"""The protocol between sampler and coordinator: version, addresses, form of failures."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
+# A coordinator refuses another version.
 PROTOCOL_VERSION = 1
 # Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
 # its message.

@@ -1,8 +1,4 @@
-"""Recipes: the declarative work that a function does on a sample.
-
-A recipe is a list of steps (:mod:`superdl.super_wire.recipe_steps` lists them), kept in a canonical form so
-that equal meaning gives an equal digest, and sent as JSON: it holds no code.
-"""
+"""Recipes: the declarative work that a function does on a sample, as JSON. It holds no code."""
 
 from __future__ import annotations
 
@@ -360,7 +356,6 @@ def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
 
 
 def _shipped_step(step: str, **params: object) -> dict[str, Any]:
-    """Return a step that SUPER ships."""
     return {"op": "custom", "name": f"{_SHIPPED_STEPS}{step}@1", "params": params}
 
 

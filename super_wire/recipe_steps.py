@@ -1,10 +1,4 @@
-"""The steps of a recipe: the parsing of their parameters, and their output shapes.
-
-A step is kept in a canonical form, so that equal meaning gives an equal digest: all parameters present,
-numbers of one type, nothing else. docs/reference.md describes the steps, and
-:mod:`superdl.lambda_prefetch` processes the pixels. A new step is a row of :data:`OPS` here, and a function
-there.
-"""
+"""The steps of a recipe: the parsing of their parameters, and their output shapes."""
 
 from __future__ import annotations
 
@@ -18,14 +12,12 @@ from typing import Any, TypeAlias
 
 from superdl.super_wire.errors import RecipeError
 
-# Largest side in pixels that a step may request.
 MAX_SIDE = 16384
 # Resampling methods: Pillow's filters, by torchvision's names; antialiased except ``nearest``.
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 # (height, width, channels) of a step's result; ``None`` if it follows the image.
 Shape: TypeAlias = "tuple[int | None, int | None, int]"
-# The shape of an image before the first step.
 DECODED: Shape = (None, None, 3)
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
@@ -146,29 +138,23 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a step: the function that reads its value, and its default.
-
-    One added ``later`` is left out of the canonical form at its default, so that older recipes keep their
-    digest, and with it their cached samples.
-    """
+    """One parameter of a step: the function that reads its value, and its default."""
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
+    # Left out of the canonical form at its default: older recipes keep digest and samples.
     later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kind of step: its output shape by its input shape, and its parameters.
-
-    ``random`` ones draw for each sample. Those that ``decode`` determine how images are decoded, so they can
-    only be the first step. ``fault`` returns an error for parameters that do not match, or "".
-    """
+    """One kind of step: its output shape by its input shape, and its parameters."""
 
     shape: Callable[[Shape, Mapping[str, Any]], Shape]
     parameters: Mapping[str, Parameter]
     random: bool = False
-    decodes: bool = False
+    decodes: bool = False  # it determines how images are decoded, so it can only be the first step
+    # Returns an error for parameters that do not match, or "".
     fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
 
@@ -222,7 +208,7 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
 _TRUNCATED = Parameter(_word("error", "fill"), "error", later=True)
 _INTERPOLATION = Parameter(_word(*INTERPOLATIONS), "bilinear", later=True)
-# All steps by name.
+# A new step is a row here, and a function in lambda_prefetch/transforms.py.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "decode": Op(_any_size, {"truncated": Parameter(_word("fill"))}, decodes=True),
@@ -298,6 +284,7 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
         )
     if of_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
+    # Equal meaning must give an equal digest: all parameters present, numbers of one type.
     canonical: dict[str, Any] = {"op": op}
     for name, parameter in kind.parameters.items():
         value = step.get(name, parameter.default)

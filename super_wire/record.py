@@ -1,10 +1,4 @@
-"""Records: the cache's values, a 64-byte header and the array's C-order bytes.
-
-Packing and unpacking copy nothing: :func:`pack` returns the header and a view of the array, :func:`unpack` a
-view of the given bytes. A record that fails a check raises a typed
-:class:`~superdl.super_wire.errors.RecordError`. A header contains the first eight bytes of its sample's id,
-so that a record under another sample's key is detected.
-"""
+"""Records, the cache's values: a 64-byte header and the array's bytes, without a copy."""
 
 from __future__ import annotations
 
@@ -39,7 +33,6 @@ LISTING = "listing"
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
 MAX_NDIM = 6
-# The hash of a payload in its header.
 payload_hash: Callable[[Bytes], int] = xxhash.xxh3_64_intdigest
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
@@ -72,11 +65,10 @@ DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class RecordKind(enum.IntEnum):
-    """The kind of a record.
+    """The kind of a record."""
 
-    Codes differ in at least two bits: the hash covers only the payload, and would not detect a flipped bit.
-    """
-
+    # Codes differ in at least two bits: the hash covers only the payload, and would not detect a
+    # flipped bit.
     DATA = 1  # the sample: one array
     TOMBSTONE = 2  # the reason why there is no sample
     POINTER = 4  # the sample's place in a store
@@ -88,10 +80,7 @@ _KINDS = frozenset(RecordKind)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds.
-
-    ``id_prefix`` is the first eight bytes of the sample id, as a little-endian number.
-    """
+    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds."""
 
     kind: RecordKind
     dtype: str
@@ -100,25 +89,23 @@ class Header:
     payload_hash: int
     fetch_us: int
     decode_us: int
+    # The first eight bytes of the sample id, as a little-endian number, so that a record under
+    # another sample's key is detected.
     id_prefix: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The reason why a sample could not be produced.
-
-    ``reason`` is a short code (``undecodable``, ``too_large``, ...), ``message`` a sentence for people. A
-    ``permanent`` one is a fault of that version's bytes; others expire, and the sample is retried.
-    """
+    """The reason why a sample could not be produced."""
 
     key: str
-    reason: str
+    reason: str  # a short code: undecodable, too_large, ...
     message: str
-    permanent: bool
+    permanent: bool  # a fault of that version's bytes; others expire, and the sample is retried
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the id prefixes of these samples' records, uint64 of shape (samples,); ids are concatenated."""
+    """Return the id prefixes of concatenated ids' records, uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
     # Each id is two such numbers, and the first is its prefix.
@@ -130,9 +117,8 @@ def pack(
 ) -> tuple[bytes, memoryview]:
     """Return header and payload of ``array``; the payload is a view of a C-contiguous array's memory.
 
-    Raises:
-        RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
-        TypeError: a dtype that records do not hold.
+    RecordError for over 6 dimensions, or one of 2**32 or more; TypeError for a dtype that records
+    do not hold.
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
@@ -163,8 +149,7 @@ def pack_header(
 ) -> bytes:
     """Return the header of a record of ``kind``; without ``shape`` its payload is plain bytes.
 
-    ``code`` is that of the payload's dtype (:data:`DTYPE_CODES`), ``times`` are microseconds of fetching and
-    decoding.
+    ``code`` is that of the payload's dtype, ``times`` are microseconds of fetching and decoding.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
@@ -198,14 +183,13 @@ def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
-    """Parse and check a header: at least the first 64 bytes of a record.
-
-    ``record_bytes`` is the length of the whole record and ``sample_id`` its sample, if known.
+    """Parse and check a header: at least the first 64 bytes of a record of ``record_bytes``, if known.
 
     Raises:
-        RecordIdError: it is the record of another sample.
+        RecordIdError: it is the record of another sample than ``sample_id``.
         RecordVersionError: another format version, or a kind or dtype that this version does not know.
-        RecordError: it is no record, too short, too long, or its shape does not match the payload's length.
+        RecordError: it is no record, too short, too long, or its shape does not match the
+            payload's length.
     """
     if len(record) < HEADER_BYTES:
         raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
@@ -270,10 +254,7 @@ def checked_payload(
 
 
 def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
-    """Return a data record's header and array, or raise :class:`RecordError`.
-
-    The array is a view of ``record``, read-only if that is.
-    """
+    """Return a data record's header and array, a view of ``record``, read-only if that is."""
     header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)

@@ -1,12 +1,9 @@
 """Further kinds of records: pointers into a store, and several named arrays of one sample.
 
-Both are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
-bytes and its hash. Their format is fixed here, so that each reader of this version knows every kind.
-
-A pointer's payload is ``<QQ`` and the pack's name: the start of the record in the pack, its length, and the
-pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a 64-byte
-boundary of the payload. The table is ``<I``, the number of arrays, then for each array ``<BBBx6I`` (length of
-its name, dtype code, dimensions, shape) and its name. All padding is zero.
+A pointer's payload is ``<QQ`` and the pack's name: the start of the record in the pack, its length, and
+the pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
+64-byte boundary of the payload. The table is ``<I``, the number of arrays, then for each array
+``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
 """
 
 from __future__ import annotations
@@ -41,10 +38,8 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes
 
-# Maximum number of arrays in one record.
 MAX_ARRAYS = 64
-# Maximum length of an array's name, in UTF-8.
-MAX_NAME_BYTES = 255
+MAX_NAME_BYTES = 255  # of UTF-8
 _ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
 _PLACE = struct.Struct("<QQ")
@@ -56,11 +51,7 @@ _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A record's place in a store: ``length`` bytes from ``offset`` on in the file or object ``pack``.
-
-    Raises:
-        RecordError: the name is not a pack's, or a number has more than 64 bits.
-    """
+    """A record's place in a store: ``length`` bytes from ``offset`` on in the file ``pack``."""
 
     pack: str
     offset: int
@@ -83,11 +74,7 @@ def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
-    """Parse a pointer record.
-
-    Raises:
-        RecordError: any of its kinds, also if the payload is no pointer.
-    """
+    """Parse a pointer record; :class:`RecordError` if it is none."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
         raise RecordError(
@@ -100,12 +87,9 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
 def pack_arrays(
     arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> bytes:
-    """Return a whole record of several named arrays, in the order of their names.
+    """Return a whole record of several named arrays, in the order of their names; raises as :func:`pack`.
 
-    Raises:
-        RecordError: no array, more than 64, more than 6 dimensions, or a name that is empty or longer than
-            255 bytes.
-        TypeError: a dtype that records do not hold.
+    RecordError also for 0 or over 64 arrays, or a name of other than 1 to 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
@@ -130,10 +114,7 @@ def pack_sample(
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
-    """Return header and payload of a recipe's result for a sample: one array, or several named ones.
-
-    It raises the errors of :func:`~superdl.super_wire.record.pack` and :func:`pack_arrays`.
-    """
+    """Return header and payload of a recipe's result: one array, or several named ones."""
     if isinstance(made, np.ndarray):
         return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     record = pack_arrays(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
@@ -151,11 +132,7 @@ class ArrayPlace(NamedTuple):
 
 
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
-    """Return the named arrays of a record, views of ``record``.
-
-    Raises:
-        RecordError: any of its kinds, also if the table contradicts itself or the payload's length.
-    """
+    """Return the named arrays of a record, views of ``record``."""
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     return {
         name: np.frombuffer(payload[start:stop], dtype=dtype).reshape(shape)
@@ -164,10 +141,8 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
 
 
 def array_places(payload: memoryview) -> list[ArrayPlace]:
-    """Locate the named arrays in a payload, in the order of their names.
-
-    Raises:
-        RecordError: the table contradicts itself, or the payload's length.
+    """Locate the named arrays in a payload, in the order of their names; RecordError if it
+    contradicts itself.
     """
     try:
         table, at = _read_table(payload)

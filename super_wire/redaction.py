@@ -23,9 +23,8 @@ def keep_secrets_out_of_logs() -> None:
 
 
 def without_credentials(address: str) -> str:
-    """Return an address for display, without the text before an ``@`` in its host or after a ``?``, such as a
-    password or the signature of a presigned URL. Object keys that contain either are cut too.
-    """
+    """Return an address for display, without the text before ``@`` in its host or after ``?``."""
+    # A password, or the signature of a presigned URL. Keys that contain either are cut too.
     place, question, _ = address.partition("?")
     scheme, separator, rest = place.rpartition("://")
     shown = re.sub(r"^.*@", "***@", rest, flags=re.DOTALL)
@@ -33,19 +32,14 @@ def without_credentials(address: str) -> str:
 
 
 def text_without_credentials(text: str) -> str:
-    """Return a text for display, perhaps foreign, without the part before ``@`` in URLs within it.
-
-    Keys of objects and names of files may contain ``@``, and are kept.
-    """
+    """Return a text for display, perhaps foreign, without the part before ``@`` in its URLs."""
+    # Keys of objects and names of files may contain @, and are kept.
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Make foreign text printable in one line of at most ``most`` characters.
-
-    Characters that would control a terminal, end a line or reverse the writing direction are escaped as in
-    Python.
-    """
+    """Make foreign text printable in one line of at most ``most`` characters."""
+    # Python's escapes for what would control a terminal, end a line or reverse the writing.
     printable = _printable(text[: most + 1])
     return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
@@ -62,10 +56,8 @@ def _printable(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can encode, whatever JSON contained: a lone surrogate becomes a question mark.
-
-    Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
-    """
+    """Return text that UTF-8 can encode: a lone surrogate from JSON becomes a question mark."""
+    # Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

@@ -1,8 +1,4 @@
-"""Prefetch requests and results: the input and output of one function invocation.
-
-Both are JSON, column by column, since that is what AWS Lambda's Invoke API transfers. A request has only the
-cache's address: credentials come from the function's own settings. Decoding checks every field.
-"""
+"""Prefetch requests and results, a function's input and output. Every field is checked."""
 
 from __future__ import annotations
 
@@ -27,6 +23,7 @@ from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
+# JSON, column by column, since that is what AWS Lambda's Invoke API transfers.
 REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096
 
@@ -48,11 +45,7 @@ def is_row(encoding: str) -> bool:
 
 
 class RequestKind(enum.StrEnum):
-    """The work that a function does on a request's samples; values are names on the wire.
-
-    The core chooses it by what executor and readers can access. If all readers see the store, the cache only
-    needs pointers.
-    """
+    """The work that a function does on a request's samples; values are names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
     DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
@@ -100,54 +93,45 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """Samples for one invocation to produce.
+    """Samples for one invocation to produce; its columns run in parallel.
 
-    ``keys``, ``versions`` and ``ids`` run in parallel; an id is 32 hex digits, and the function derives it
-    again to verify that both sides mean the same sample. ``expires_at`` is Unix time in seconds: no sample is
-    begun after it. ``answer_to`` is the stream in the cache for the result, empty if the caller waits for the
-    invocation's answer. ``golden`` is the required fingerprint of the decoder, ``function_version`` the
-    required version of SUPER; both are empty if the caller has checked them.
+    If samples are *members* of objects, sample ``i`` is made from ``member_lengths[i]`` bytes
+    from ``member_offsets[i]`` of the object. If samples have further ``fields``, keys, versions
+    and the columns of members describe *parts*: first the samples' own objects, then the first
+    field of all samples, and so on. A part that is a whole object has the member "".
 
-    All kinds but ``decode`` use the store at the address ``store``. A restore reads each sample's whole
-    record: from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``. For a save, ``golden`` is
-    the fingerprint of the decoder that produced the records.
-
-    If the source has an ``alias``, ids are derived from it and from keys without their common ``prefix``.
-
-    If samples are *members* of objects, ``members`` are their names, and sample ``i`` is made from
-    ``member_lengths[i]`` bytes from ``member_offsets[i]`` of the object. ``encodings`` are of
-    :data:`MEMBER_ENCODINGS` or those of rows (:data:`ROW_ENCODING`), and empty if all bytes are stored as is.
-    Other requests lack these columns.
-
-    If samples have further ``fields``, keys, versions and the columns of members describe *parts*: first the
-    samples' own objects, then the first field of all samples, and so on. A part that is a whole object has
-    the member "".
+    A restore reads each sample's whole record: from ``packs[pack_of[i]]``, ``lengths[i]`` bytes
+    from ``offsets[i]``.
     """
 
     request_id: str
     bucket: str
     recipe: str
     epoch: int
+    # An address alone: credentials come from the function's own settings.
     cache: str
-    expires_at: float
+    expires_at: float  # Unix time in seconds: no sample is begun after it
     keys: tuple[str, ...]
     versions: tuple[str, ...]
+    # 32 hex digits. The function derives each id again: both sides then mean the same sample.
     ids: tuple[str, ...]
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
-    answer_to: str = ""
+    answer_to: str = ""  # the stream in the cache for the result; empty if the caller waits for it
+    # The decoder's required fingerprint, empty if the caller has checked it; of a save, its records'.
     golden: str = ""
-    function_version: str = ""
-    store: str = ""
+    function_version: str = ""  # required; empty if the caller has checked it
+    store: str = ""  # its address, for all kinds but decode
     packs: tuple[str, ...] = ()
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    alias: str = ""
+    alias: str = ""  # of the source: ids are derived from it and from keys without their common prefix
     prefix: str = ""
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # their names
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
+    # Of MEMBER_ENCODINGS or ROW_ENCODING; empty if all bytes are stored as is.
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
@@ -220,21 +204,12 @@ class PrefetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The outcome of every sample of a request, in its order.
+    """The outcome of every sample of a request, in its order. Times are microseconds of work per sample.
 
-    Times are microseconds of work per sample: fetching bytes, decoding and transforming, pushing (shared by
-    the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache: a
-    record, or a pointer, which is shorter than its record in the pack. ``messages`` explains outcomes other
-    than ``cached``, by the sample's index in the request. ``source_requests`` counts GETs that each bring
-    many members, whose ``source_bytes`` then include the bytes between them; if it is 0, each sample with
-    such bytes took one. ``duration_us`` is the function's own measurement; ``billed_us`` and ``memory_mb``
-    are the billed ones, 0 if unknown. ``clock_s`` is the function's clock when it answered, Unix time in
-    seconds.
-
-    ``pack`` names the written pack, ``offsets`` and ``lengths`` locate each sample's record in it, with
-    length 0 for samples that it does not hold; all are empty without a pack. ``store_trouble`` is the reason
-    why the store was not written or read. ``store_requests`` are requests to S3 for it, ``store_bytes`` the
-    bytes read from it or written to it.
+    ``source_requests`` counts GETs that each bring many members, whose ``source_bytes`` then
+    include the bytes between them; if it is 0, each sample with such bytes took one. ``offsets``
+    and ``lengths`` locate each sample's record in ``pack``, with length 0 for samples that it
+    does not hold; all are empty without a pack.
     """
 
     request_id: str
@@ -242,21 +217,22 @@ class PrefetchResult:
     cold_start: bool
     outcomes: tuple[str, ...]
     fetch_us: tuple[int, ...]
-    decode_us: tuple[int, ...]
-    push_us: tuple[int, ...]
-    source_bytes: tuple[int, ...]
-    record_bytes: tuple[int, ...]
+    decode_us: tuple[int, ...]  # with the other steps
+    push_us: tuple[int, ...]  # shared by the samples of one pipeline
+    source_bytes: tuple[int, ...]  # fetched
+    record_bytes: tuple[int, ...]  # now in the cache: of a record, or of a pointer
+    # For outcomes other than cached, by the sample's index in the request.
     messages: dict[str, str] = field(default_factory=dict)
-    duration_us: int = 0
-    billed_us: int = 0
+    duration_us: int = 0  # the function's own measurement
+    billed_us: int = 0  # 0 if unknown, as is memory_mb
     memory_mb: int = 0
-    clock_s: float = 0.0
+    clock_s: float = 0.0  # the function's clock when it answered, Unix time in seconds
     pack: str = ""
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    store_trouble: str = ""
-    store_requests: int = 0
-    store_bytes: int = 0
+    store_trouble: str = ""  # the reason why the store was not written or read
+    store_requests: int = 0  # to S3
+    store_bytes: int = 0  # read or written
     source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
@@ -294,16 +270,13 @@ class PrefetchResult:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchFailure:
-    """An invocation that failed as a whole, as its function reports it without a waiting caller.
-
-    ``error`` is the type's name and ``message`` its text; ``duration_us`` is the function's own measurement.
-    """
+    """An invocation that failed as a whole, as its function reports it in the cache."""
 
     request_id: str
     function_version: str
-    error: str
+    error: str  # the type's name
     message: str
-    duration_us: int = 0
+    duration_us: int = 0  # the function's own measurement
     memory_mb: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
@@ -339,7 +312,7 @@ def _check_places(request: PrefetchRequest) -> None:
 
 
 def _check_parts(request: PrefetchRequest) -> None:
-    """Check that the columns of a request match; ``ConfigError`` names those that do not."""
+    """Check that the columns of a request match."""
     parts = len(request.ids) * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
         raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")

@@ -1,7 +1,4 @@
-"""The directory in which the local ranks of a run find their coordinator: paths, ownership, lock.
-
-``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run.
-"""
+"""The directory in which the local ranks of a run find their coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files, ``TMPDIR`` or the system's, or raise ``ConfigError``."""
+    """Return the directory for temporary files, ``TMPDIR`` or the system's, or ``ConfigError``."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -42,19 +39,16 @@ _LOG_TAIL_BYTES = 8192
 
 
 class RunDirectory:
-    """Paths of one run; the constructor creates nothing.
-
-    Ranks keep the coordinator alive by ``ranks_socket`` and call it at ``coordinator_socket``. ``log`` has
-    the output of coordinator, cache and worker. ``start_lock`` is locked while a rank looks for the
-    coordinator or starts it, and while a coordinator ends.
-    """
+    """Paths of one run; the constructor creates nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The ranks keep the coordinator alive by this one, and call it at the next.
         self.ranks_socket = path / "ranks.sock"
         self.coordinator_socket = path / "coordinator.sock"
         self.cache_socket = path / "redis.sock"
-        self.log = path / "log"
+        self.log = path / "log"  # of coordinator, cache and worker
+        # Locked while a rank looks for the coordinator or starts it, and while a coordinator ends.
         self.start_lock = path.with_suffix(".lock")
 
     @classmethod
@@ -71,10 +65,8 @@ class RunDirectory:
 
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
-        """Remove directories of killed runs without any process left, except those that are ``kept``.
-
-        A process must keep its own: trying their locks would release them.
-        """
+        """Remove directories of killed runs without any process, except those that are ``kept``."""
+        # A process keeps its own: trying their locks would release them.
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
                 if not _listens(run.ranks_socket):
@@ -107,14 +99,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
-        """Hold the start lock; wait at most ``wait_s``.
+        """Hold the start lock; wait at most ``wait_s``. Threads of one process need other means.
 
-        It is a POSIX record lock: it belongs to the process, so that a forked worker cannot keep it locked.
-        Threads of one process must exclude each other by other means.
-
-        Raises:
-            EmbeddedError: another process holds it for longer, or the parent directory is not private to this
-                user.
+        EmbeddedError if another process holds it for longer, or the parent is not private to this user.
         """
         _make_private(self.path.parent)
         deadline_s = time.monotonic() + wait_s
@@ -135,6 +122,7 @@ class RunDirectory:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.start_lock, flags, 0o600)
         try:
+            # A POSIX lock belongs to the process, so that a forked worker cannot keep it locked.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A coordinator unlinks the file at its end: its lock then excludes nobody.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
@@ -146,7 +134,7 @@ class RunDirectory:
 
 
 def _parent() -> Path:
-    """Return the parent directory of all of this user's runs."""
+    # <temporary directory>/superdl-<user>/<digest of the run id>: sockets and log of one run.
     parent = Path(temporary_directory()) / f"superdl-{os.getuid()}"
     longest = RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket
     if len(os.fsencode(longest)) <= _LONGEST_SOCKET_PATH:

@@ -1,11 +1,4 @@
-"""Parsing of source and key list URLs: ``s3://bucket/key``, ``file:///path`` or a plain path.
-
-Other buckets are ``gs://name``, ``az://container``, ``hf://datasets/OWNER/NAME`` or the same with
-``@REVISION``, and web servers: ``https://host``, with its port if that is not the default.
-
-Trainer and coordinator parse them alike, and only look at the text: whether the place exists is for the
-coordinator to find out, which may run where the files are. Hidden names within a source are no samples.
-"""
+"""Parsing of source and key list URLs: ``s3://bucket/key``, ``file:///path`` or a plain path."""
 
 from __future__ import annotations
 
@@ -16,6 +9,7 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
+# Trainer and coordinator only look at the text: the place may exist on the coordinator's machine alone.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 # Scheme of buckets -> the variable that gives the coordinator access.
 _CREDENTIALS = {
@@ -41,13 +35,10 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
-    """Split a URL into bucket, as ``s3://name``, and key, which may be empty.
+    """Split a URL into bucket, as ``s3://name``, and key, which may be empty; errors call it ``name``.
 
-    For a file the bucket is empty and the key is its path, unchanged. A web server's key is percent-decoded.
-    ``name`` is the user's name for it: ``source``, ``key_list``.
-
-    Raises:
-        ConfigError: it is no such URL; the message names it and shows the valid forms.
+    For a file the bucket is empty and the key is its path, unchanged. A web server's key is
+    percent-decoded.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or holds a NUL: name {_FORMS}")
@@ -87,11 +78,7 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path of a file or directory, which the user gave as ``name``.
-
-    Raises:
-        ConfigError: it is not UTF-8, which messages require.
-    """
+    """Return ``file://`` and the real path; ConfigError, with ``name``, if it is not UTF-8."""
     real = os.path.realpath(path)
     try:
         real.encode()
@@ -103,10 +90,7 @@ def file_url(path: str, name: str) -> str:
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse comma-separated web servers; return each as ``https://host``.
-
-    ``ConfigError`` names the setting if one is not ``host``, ``host:port`` or ``http://host:port``.
-    """
+    """Parse comma-separated web servers; return each as ``https://host``."""
     servers = []
     for host in filter(None, map(str.strip, text.split(","))):
         server, path = split_url(host if "://" in host else f"https://{host}", name)
@@ -153,14 +137,12 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Report whether a path in a source is hidden, inside a hidden folder, or a system's own file.
-
-    A leading dot hides, as in ``.DS_Store``, ``._1.jpg`` and ``.ipynb_checkpoints``. Pass only the path below
-    the root that the user names: the root's own folders may have any name.
-    """
+    """Report whether a path below the user's root is hidden, or a system's own file."""
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    # The root's own folders may have any name, so callers leave them out.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
         return False  # fast path for almost all
+    # A leading dot hides, as in .DS_Store, ._1.jpg and .ipynb_checkpoints.
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:
         return True

@@ -1,8 +1,4 @@
-"""Entries of the streams in the cache: readers' reports, and results of functions that no caller waits for.
-
-An entry may be lost or arrive twice. A reader with remaining misses reports them again, and the reader of
-outcomes tracks its pending requests.
-"""
+"""Entries of streams in the cache: readers' reports, and results that no caller waits for."""
 
 from __future__ import annotations
 
@@ -21,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Bound of a job's report stream, passed with every XADD (approximate trimming).
+# An entry may be lost or arrive twice: a reader with remaining misses reports them again.
 REPORT_STREAM_MAXLEN = 4096
 _MAX_NUMBER = 2**63
 # All numbers in one field, since parsing an entry costs the coordinator time per field.
@@ -36,30 +33,23 @@ MAX_OUTCOME_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """A reader's progress with one batch.
-
-    Misses are offsets in the planned batch, which the coordinator can plan again: no ids travel.
-
-    ``samples`` of the batch, ``hits`` found in packs or by the first GET, ``straight`` of them in packs,
-    ``missed`` offsets still missing, ``corrupt`` those of them whose record in the cache failed its check.
-    ``done`` is 1 once the batch was delivered or abandoned. Times are in microseconds: ``wait_us`` between
-    attempts, ``read_us`` receiving, ``check_us`` checking records. ``size_bytes`` came from the cache.
-    """
+    """A reader's progress with one batch. Times are in microseconds."""
 
     rank: int
     epoch: int
     position: int
     samples: int
-    hits: int
-    wait_us: int
-    read_us: int
-    check_us: int
-    size_bytes: int
+    hits: int  # found in packs or by the first GET
+    wait_us: int  # between attempts
+    read_us: int  # receiving
+    check_us: int  # checking records
+    size_bytes: int  # from the cache
     attempt: int
-    done: int
-    straight: int = 0
+    done: int  # 1 once the batch was delivered or abandoned
+    straight: int = 0  # hits in packs
+    # Offsets in the planned batch, which the coordinator can plan again: no ids travel.
     missed: tuple[int, ...] = ()
-    corrupt: tuple[int, ...] = ()
+    corrupt: tuple[int, ...] = ()  # missed ones whose record in the cache failed its check
 
     def to_fields(self) -> dict[bytes, bytes]:
         """Return the report as the fields of a stream entry."""

@@ -1,4 +1,4 @@
-"""Parsing of users' texts: JSON, TOML, seconds, sizes. Failures are one typed error that names the place."""
+"""Parsing of users' texts: JSON, TOML, seconds, sizes. Each failure names the place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_json(path: Path, name: str = "") -> Any:
-    """Read a file of JSON; errors call it ``name``, by default its path.
-
-    Raises:
-        ConfigError: it cannot be read, or as by :func:`load_json`.
-        FileNotFoundError: there is none.
+    """Read a file of JSON; ConfigErrors call it ``name``, by default its path. FileNotFoundError
+    if missing.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -35,11 +32,7 @@ def read_json(path: Path, name: str = "") -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON, with each key of an object at most once; errors call the text ``name``.
-
-    Raises:
-        ConfigError: it is no JSON, nested too deep, or has a duplicate key or too large a number.
-    """
+    """Parse JSON without duplicate keys; a ConfigError calls the text ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
@@ -84,13 +77,10 @@ def parse_bytes(text: str, name: str) -> int:
 
     >>> parse_bytes("1.5gb", "cache_bytes")
     1610612736
-
-    Raises:
-        ConfigError: it is no size, or below 1 MiB: a bare 4 probably means 4gb. The message begins with
-            ``name``.
     """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
+    # A bare 4 probably means 4gb.
     if size_bytes < 2**20 and size_bytes != 0:
         raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text[:80]!r}")
     return size_bytes

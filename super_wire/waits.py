@@ -1,9 +1,4 @@
-"""Words and numbers that reports share: causes of readers' waits, and the counters of a job.
-
-Users see five causes that they can act on, and ``unknown``. The coordinator and the trainer distinguish more,
-and report one of these everywhere: in statistics, metrics, files of runs and on pages. `docs/runs.md` has the
-same table. A new counter needs a field here, and a field of the same name in ``JobStats``.
-"""
+"""Words and numbers that reports share: causes of readers' waits, and the counters of a job."""
 
 from __future__ import annotations
 
@@ -14,14 +9,14 @@ UNKNOWN = "unknown"
 
 
 class Wait(NamedTuple):
-    """A cause of waiting: its meaning as a clause, its remedy, and the internal causes that it covers."""
+    """A cause of waiting: its meaning as a clause, its remedy, and its internal causes."""
 
     meaning: str
     remedy: str
     of: tuple[str, ...]
 
 
-# The causes by name, in the order in which pages and documentation list them.
+# In the order of pages and docs/runs.md: five causes that users can act on, and unknown.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -61,47 +56,39 @@ def wait_for(cause: str) -> str:
 
 @dataclass(slots=True)
 class WorkCounters:
-    """A job's work and cost since it was opened, over all its ranks.
-
-    ``cache_hits`` are samples that a reader's first GET found, ``samples_reused`` those that were resident
-    when planned. ``samples_produced`` were decoded, ``samples_restored`` came from the store into the cache,
-    ``samples_straight`` from the store to readers. Seconds are sums over functions (``fetch_s``,
-    ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to
-    wait for, ``hedges`` second requests that raced a straggler, ``source_requests`` GETs, ``read_bytes``
-    bytes read from the cache. ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes``
-    the bytes that functions read from a store or wrote to it. ``usd`` is the job's share of the spending, the
-    sum of the six fields before it; the share falls if other jobs use the same samples. The ledger of
-    `coordinator.core` defines each of them.
+    """A job's work and cost since it was opened, over all its ranks, as coordinator.core's ledger
+    defines them.
     """
 
+    # A new counter needs a field of the same name in JobStats.
     batches_read: int = 0
-    cache_hits: int = 0
+    cache_hits: int = 0  # found by a reader's first GET
     cache_misses: int = 0
-    samples_reused: int = 0
-    samples_produced: int = 0
-    samples_restored: int = 0
-    samples_straight: int = 0
+    samples_reused: int = 0  # resident when planned
+    samples_produced: int = 0  # decoded
+    samples_restored: int = 0  # from the store into the cache
+    samples_straight: int = 0  # from the store to readers
     samples_failed: int = 0
     retries: int = 0
     invocations: int = 0
-    fetch_s: float = 0.0
+    fetch_s: float = 0.0  # seconds over all functions, as the next two
     decode_s: float = 0.0
     push_s: float = 0.0
-    read_s: float = 0.0
+    read_s: float = 0.0  # seconds over all readers, as the next one
     wait_s: float = 0.0
     source_bytes: int = 0
     record_bytes: int = 0
-    stalls: int = 0
-    hedges: int = 0
+    stalls: int = 0  # batches that a reader had to wait for
+    hedges: int = 0  # second requests that raced a straggler
     gb_s: float = 0.0
-    source_requests: int = 0
-    read_bytes: int = 0
-    store_requests: int = 0
-    store_bytes: int = 0
+    source_requests: int = 0  # GETs
+    read_bytes: int = 0  # from the cache
+    store_requests: int = 0  # GETs and PUTs of a store in a bucket
+    store_bytes: int = 0  # that functions read from a store or wrote to it
     functions_usd: float = 0.0
     source_requests_usd: float = 0.0
     store_requests_usd: float = 0.0
     transfer_usd: float = 0.0
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
-    usd: float = 0.0
+    usd: float = 0.0  # the sum of the six before; it falls if other jobs use the same samples

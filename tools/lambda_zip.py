@@ -1,13 +1,7 @@
 """``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-Prints sizes and digests. With ``--unpacked`` it writes the same files to a folder, for an image.
-
-pip installs the packages pinned in ``infra/function/requirements.txt``, for a Python and a machine that may
-differ from this one, and checks the hash of each wheel. Files that no import reaches are left out: tests,
-type stubs, headers, scripts. Lambda provides boto3. The zip's bytes depend only on the files' names and
-contents, and on zlib.
-
-Exit codes: 0 built, 1 it cannot be built; the reason is on stderr.
+With ``--unpacked`` it writes the same files to a folder, for an image. Exit codes: 0 built, 1 it
+cannot be built.
 """
 
 from __future__ import annotations
@@ -81,11 +75,8 @@ def lay_out(
 ) -> None:
     """Put all files of the package into an empty ``folder``.
 
-    ``modules`` are packages (folders) or modules (files) of custom steps, ``requirements`` files besides
-    SUPER's own, for packages of its extras or custom steps.
-
-    Raises:
-        BundleError: a wheel is unavailable, a file would exist twice, or an argument is no module.
+    ``modules`` are packages (folders) or modules (files) of custom steps, ``requirements`` files
+    besides SUPER's own, for packages of its extras or custom steps.
     """
     if any(folder.glob("*")):
         raise BundleError(f"{folder} is not empty: name a new folder")
@@ -110,6 +101,7 @@ def lay_out(
 
 
 def _install(requirements: Sequence[Path], target: Platform, folder: Path) -> None:
+    # For a Python and machine that may differ from this one; pip checks each wheel's hash.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--no-input", "--no-compile", "--retries", "2", "--target", str(folder)]
     command += target.pip_options()
@@ -145,10 +137,7 @@ def project_version() -> str:
 
 
 def write_archive(path: Path, folder: Path) -> str:
-    """Write the files of ``folder`` as a zip, and return its SHA-256 in hex digits.
-
-    The zip appears at ``path`` whole or not at all.
-    """
+    """Write the files of ``folder`` as a zip, whole or not at all; return its SHA-256 in hex."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     # A fixed order, time and mode make the zip reproducible.

@@ -1,7 +1,6 @@
 """Pins the packages on Lambda and in containers: exact versions with the hashes of their files.
 
-``make lock`` runs it. pyproject.toml names the files and their packages (``tool.superdl.locks``), and uv
-resolves them for every Python and machine at once. The exit code is uv's.
+``make lock`` runs it; pyproject.toml names the files and their packages (``tool.superdl.locks``).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def main() -> int:
 
 
 def locks() -> dict[str, dict[str, str]]:
-    """Return each file's packages with the versions that pyproject.toml allows, without dependencies."""
+    """Return each file's packages with the versions that pyproject.toml allows."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     dependencies = _by_name(pyproject["project"]["dependencies"])
     allowed = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies

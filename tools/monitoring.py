@@ -1,8 +1,7 @@
 """Generates the tables in docs/monitoring.md and Grafana's dashboard.
 
-The tables are of metrics and alerts. The metrics are :data:`superdl.coordinator.server.metrics.METRICS`, the
-alerts are in infra/monitoring/alerts.yaml. With ``--check`` it only checks that the files are up to date.
-Exit codes: 0 fine, 1 a file is out of date.
+With ``--check`` it only checks that the files are up to date. Exit codes: 0 fine, 1 a file is out
+of date.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""mkdocs hook: copies linked files into the site, and shows doctests as code.
-
-mkdocs.yml loads it (``hooks``). A link such as ``../examples/audio.py`` leads to a copy of that file. The
-repository's own pages, such as SECURITY.md, become pages of the site.
-"""
+"""mkdocs hook: copies linked files into the site, and shows doctests as code."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+# Folder of the site for files from outside docs/.
 COPIES = "repository"
-"""Folder of the site for files from outside ``docs/``."""
 
 _EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.MULTILINE | re.DOTALL)
 _ROLE = re.compile(r":\w+:(?=`)")
@@ -67,10 +63,11 @@ def _uri(target: Path) -> str:
 
 
 class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
-    """Fences the doctests of docstrings, which Markdown would read as text, and drops the roles of Sphinx."""
+    """Fences the doctests of docstrings, and drops the roles of Sphinx."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring is not None:
+            # Markdown would read a doctest as text.
             fenced = r"```pycon\n\g<0>\n```\n"
             obj.docstring.value = _EXAMPLE.sub(fenced, _ROLE.sub("", obj.docstring.value))

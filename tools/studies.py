@@ -1,13 +1,13 @@
 """Runs the studies' quick variants, records figures, and writes them into their pages.
 
-``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all, records each figure of
-each repeat in ``docs/experiments/studies.json``, and writes the pages. ``--pages`` only writes the pages,
-``--check`` checks that they match that file. Comments mark the generated parts of a page:
+``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all, records each
+figure of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark
+the generated parts of a page:
 
 - ``<!-- figures of NAME -->`` to ``<!-- end -->``: the table of a study's arms; ``<!-- figures -->``: of all;
 - ``<!-- =NAME FIGURE ARM -->1.23<!-- -->``: one figure, and with ``ARM/ARM`` the ratio of two.
 
-:mod:`superdl.experiments.comparing` defines figures. Exit codes: 0 fine, 1 a study failed or a page is old.
+Exit codes: 0 fine, 1 a study failed or a page is old.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ FIGURES_FILE = PAGES / "studies.json"
 
 _TABLE = re.compile(r"(<!-- figures(?: of (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _CELL = re.compile(r"(<!-- =(\w+) (\w+) (\w+)(?:/(\w+))? -->).*?(<!-- -->)", re.DOTALL)
+# The figures in the table of all studies.
 _OF_ALL = ("step_ms", "wait_percent", "cpu_s", "decodes_per_image", "accuracy")
-"""The figures in the table of all studies."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str) -> dict[str, Any] | None:
-    """Compare the arms of a study with the user's own command; return ``None`` after a logged failure."""
+    """Compare a study's arms with the user's own command; ``None`` after a logged failure."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as output:
         command = ("compare", name, "--quick", "--set", f"output={output}")
@@ -133,11 +133,7 @@ def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
 
 
 def regenerated(page: str, studies: Mapping[str, Any]) -> str:
-    """Return the page with its generated parts made from ``studies``.
-
-    Raises:
-        KeyError: it names a study, an arm or a figure that was not measured.
-    """
+    """Return the page with its generated parts made from ``studies``."""
     page = _TABLE.sub(lambda at: at[1] + (_study(studies[at[2]]) if at[2] else _all(studies)) + at[3], page)
     return _CELL.sub(lambda at: f"{at[1]}{_cell(studies[at[2]]['arms'], *at.group(3, 4, 5))}{at[6]}", page)
 
@@ -168,7 +164,6 @@ def _study(study: Mapping[str, Any]) -> str:
 
 
 def _all(studies: Mapping[str, Any]) -> str:
-    """Return the table of all studies, one row for each arm."""
     shown = [figure for figure in FIGURES if figure.key in _OF_ALL]
     rows = [
         (

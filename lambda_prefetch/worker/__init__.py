@@ -1,8 +1,6 @@
-"""The worker: a process that connects to a coordinator and runs functions in slots, its child processes.
-
-``superdl worker`` starts one. Only this package speaks gRPC; the function in a slot does not.
-"""
+"""The worker: it connects to a coordinator and runs functions in slots, child processes."""
 
 from __future__ import annotations
 
+# Only this package speaks gRPC; the function in a slot does not.
 __all__: list[str] = []

@@ -1,10 +1,4 @@
-"""A worker's call to its coordinator: one stream, reopened whenever it breaks.
-
-The hello describes what the worker can do. Requests arrive on the stream and answers go back; heartbeats in
-both directions detect a vanished peer, and keep a NAT from dropping the connection. When a stream breaks,
-running requests are finished, since their records serve the next request for them, but their answers are
-lost.
-"""
+"""A worker's call to its coordinator: one stream, reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -46,6 +40,7 @@ __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 
+# Heartbeats detect a vanished peer, and keep a NAT from dropping the connection.
 _HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_MESSAGE_BYTES = 8 * 2**20
@@ -80,15 +75,11 @@ async def serve(
     trouble: str,
     connected: asyncio.Event,
 ) -> int:
-    """Connect and run requests until ``stop`` is set or the coordinator says goodbye.
+    """Connect and run requests until ``stop`` is set or the coordinator says goodbye; return its
+    exit code, or 0.
 
-    ``trouble`` is reported if it keeps the slots from starting. ``connected`` is set while the stream is up.
-
-    Returns:
-        The exit code of the coordinator's goodbye; 0 without one.
-
-    Raises:
-        CoordinatorError: the coordinator refuses this worker, or stayed unreachable for ``linger_s``.
+    ``trouble`` is reported if it keeps the slots from starting. ``connected`` is set while the stream
+    is up. CoordinatorError if it refuses this worker, or stayed unreachable for ``linger_s``.
     """
     loop = asyncio.get_running_loop()
     answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
@@ -161,6 +152,7 @@ class _Call:
                 raise
             finally:
                 self._connected.clear()
+                # Running requests are finished, since their records serve the next request for them.
                 stream.cancel()
                 for task in beside:
                     task.cancel()
@@ -245,7 +237,7 @@ class _Call:
 
 
 async def _store_id(address: str) -> str:
-    """Return the identity of the store in a directory; empty if it is in a bucket, or not visible here."""
+    """Return the id of the store in a directory; empty for a bucket, or if not visible here."""
     if not address or is_bucket(address):
         return ""
     threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"

@@ -1,9 +1,4 @@
-"""``superdl worker``: run functions for a coordinator, on this machine or any other that reaches it.
-
-With ``--ray``, workers are actors of a Ray cluster, which places them on its nodes. Ray restarts an actor
-elsewhere when its node dies, and runs its only call again (``max_task_retries``). Each worker has its
-credentials in its own environment: they do not pass through Ray.
-"""
+"""``superdl worker``: run functions for a coordinator, on this machine or as actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -63,11 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Connect and work until SIGTERM, or let a Ray cluster do so; return the exit code.
-
-    Raises:
-        SuperError: the coordinator refuses this worker, or was unreachable for too long.
-    """
+    """Connect and work until SIGTERM, or let a Ray cluster do so; return the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
@@ -102,10 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _work(settings: WorkerSettings) -> int:
-    """Work until SIGTERM or the coordinator's goodbye, whose exit code this returns.
-
-    Token and certificates come from the environment.
-    """
+    """Work until SIGTERM or the coordinator's goodbye, whose exit code this returns."""
+    # An actor has its node's environment: credentials do not pass through Ray.
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
     settings = replace(settings, credentials=credentials)
@@ -169,17 +158,16 @@ class RayWorker:
 
 
 def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) -> int:
-    """Run ``count`` workers of ``cpus`` CPUs each, until they end or this process gets SIGTERM or SIGINT.
-
-    They have these settings, except name and credentials, which are their own.
-    """
+    """Run workers of ``cpus`` CPUs each, until they end or this process gets SIGTERM or SIGINT."""
     ray = _connect_to_ray(address)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda given, _: stopped.append(given))
     try:
+        # Ray restarts an actor elsewhere when its node dies, and runs its only call again.
         actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=cpus)(RayWorker)
         shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        # Each actor reads its own.
         del shared["credentials"]
         actors = [actor_type.remote() for _ in range(count)]
         placing = {actor.host.remote() for actor in actors}
@@ -210,7 +198,6 @@ def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings)
 
 
 def _connect_to_ray(address: str) -> Any:
-    """Connect to the cluster, and return Ray's module."""
     try:
         import ray
     except ImportError as error:

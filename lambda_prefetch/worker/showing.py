@@ -1,9 +1,4 @@
-"""A worker's metrics for Prometheus, and its health for probes, by HTTP.
-
-Metrics are at ``/metrics``, with the same rules as the coordinator's: beyond loopback the port has a
-certificate and requires the worker's token. Health is public, in plain text: ``/healthz`` answers 200 while
-the worker's stream is up, ``/livez`` as long as the worker can answer.
-"""
+"""A worker's metrics for Prometheus, and its health for probes, by HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """Raise :class:`ConfigError` for a bad address, or for metrics beyond this machine without protection."""
+    """Raise :class:`ConfigError` for a bad address, or unprotected metrics beyond this machine."""
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
             raise ConfigError(f"{option} is host:port; not {address!r}")
@@ -56,7 +51,7 @@ def check_listening(settings: WorkerSettings) -> None:
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen at the addresses in the settings until the stack is closed, or raise :class:`ConfigError`."""
+    """Listen at the addresses in the settings until the stack is closed."""
     if address := settings.metrics_listen:
         has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
         page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)
@@ -71,6 +66,8 @@ async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event,
         _log.info("metrics at %s://%s/metrics", "https" if has_certificate else "http", address)
     if address := settings.health_listen:
         pages = {
+            # Public, in plain text: /healthz while the stream is up, /livez as long as the worker
+            # can answer.
             "/healthz": Page(lambda: _healthy if connected.is_set() else None),
             "/livez": Page(lambda: _healthy),
         }

@@ -1,13 +1,8 @@
-"""A slot of a worker: a process that runs one request of the function at a time.
+"""A slot of a worker: a process that runs one request of the function at a time, without asyncio and gRPC.
 
-``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads requests from standard input and
-writes answers to standard output, one per line. Output of the function goes to standard error. The process
-ends when its input ends, even during a request, so no slot outlives its worker. It imports neither asyncio
-nor grpc.
-
-A request is ``NUMBER TIMEOUT_S JSON``. Its answer is ``NUMBER KIND JSON``, where the kind is ``result`` or
-``raised``, followed by ``!`` if the process must be ended. So the worker passes the JSON on without parsing
-it.
+``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads a request
+per line, ``NUMBER TIMEOUT_S JSON``, and writes an answer per line, ``NUMBER KIND JSON``.
+The kind is ``result`` or ``raised``, followed by ``!`` if the process must be ended.
 """
 
 from __future__ import annotations
@@ -30,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ENDS", "MAX_LINE_BYTES", "RAISED", "RESULT", "main"]
 
 MAX_LINE_BYTES = 64 * 2**20
+# Kinds of answer, and a mark if the process must end. The worker passes the JSON on without parsing it.
 RESULT, RAISED, ENDS = b"result", b"raised", b"!"
-"""Kinds of answer: the function's result, or its error; and a mark if the process must end."""
 
 _OVERTIME_S = 5.0  # after which a process over its time ends itself, if its worker has not
 _STDERR = 2
@@ -51,7 +46,8 @@ class InvocationContext:
         self._deadline_s = time.monotonic() + timeout_s
 
     def end_when_answered(self) -> None:
-        """End this process after the answer, the only way to end a thread that hangs in it."""
+        """End this process after the answer."""
+        # A thread that hangs cannot be ended otherwise.
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:

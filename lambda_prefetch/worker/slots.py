@@ -1,7 +1,4 @@
-"""The slots of a worker: child processes that run functions, each replaced when it ends.
-
-A function that crashes, hangs or is killed costs its current request, and its slot is restarted.
-"""
+"""The slots of a worker: child processes that run functions, each replaced when it ends."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
 class RequestFailedError(SuperError):
-    """A request failed after ``ran_s`` seconds.
-
-    Its function ``crashed``, ``timed_out`` or ``raised``, or all slots were ``busy``.
-    """
+    """A request crashed, timed_out or raised after ``ran_s`` seconds, or all slots were busy."""
 
     def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
         super().__init__(message)
@@ -52,10 +46,7 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """``count`` slots that run the function ``module:attribute``, used from one event loop.
-
-    ``nice`` is the niceness of their processes.
-    """
+    """``count`` slots that run ``module:attribute`` at this niceness, used from one event loop."""
 
     def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
         self.function, self.count, self._nice = function, count, nice
@@ -72,15 +63,12 @@ class Slots:
     @property
     def cpu_s(self) -> float:
         """CPU seconds of this process and its slots, including ended ones."""
+        # It counts children that have ended.
         own = os.times()
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
 
     async def start(self) -> None:
-        """Start all slots, and wait for the first to be warm.
-
-        Raises:
-            SuperError: as many failed as there are slots, and none became warm.
-        """
+        """Start all slots and wait for the first warm one; SuperError if as many failed before."""
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
@@ -88,7 +76,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Return the result of a request, both JSON on a line, or raise :class:`RequestFailedError`."""
+        """Return a request's result, both JSON on a line, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:

@@ -1,7 +1,4 @@
-"""The cache client: addresses and credentials, the protocol, one connection, the nodes of a cluster.
-
-Readers, functions and warming share it; the coordinator takes addresses, credentials and slot maps from it.
-"""
+"""The cache client: addresses, credentials, protocol, one connection, a cluster's nodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A cache's address and credentials: addresses parsed and checked, credentials from the environment.
-
-An address is ``redis://host:port/db``, ``rediss://host:port/db`` (TLS) or ``unix:///path/redis.sock?db=N``.
-It has no credentials, since it travels in every request and ``BatchRef``: each side has its own.
-"""
+"""A cache's address and credentials: ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ _FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
 _log = logging.getLogger(__name__)
 
+# An address travels in every request and BatchRef; each side has its own credentials.
 _CREDENTIALS_IN_ADDRESS = (
     "the cache's address holds credentials; leave them out and set SUPER_CACHE_USERNAME and "
     "SUPER_CACHE_PASSWORD"
@@ -123,7 +120,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Refuse an address to which traffic would leave this machine in plain text, unless ``insecure``."""
+        """Refuse an address beyond this machine in plain text, unless ``insecure``."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "

@@ -1,9 +1,8 @@
 """Commands to the nodes that have their keys, all nodes at once, and the answer to each.
 
-Redirections are followed, a bounded number of times, and a node that is down fails only its own commands. A
-command whose connection breaks is sent once more over a new one, so it must be repeatable: a GET, a SET of a
-record (equal ids, equal bytes), an XADD whose duplicates are dropped. Payloads are gathered by ``sendmsg``
-and never copied: a SET takes a sixth of redis-py's CPU time.
+A command whose connection breaks is sent once more, so it must be repeatable: a GET, a
+SET of a record (equal ids, equal bytes), an XADD whose duplicates are dropped. A node
+that is down fails only its own commands.
 """
 
 from __future__ import annotations
@@ -43,15 +42,12 @@ class Command(NamedTuple):
 
 class _Destination(NamedTuple):
     node: Node
+    # The slot is still migrating to the node.
     asking: bool = False
-    """Whether the slot is still migrating to the node, which needs ASKING."""
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands, and return the answer to each.
-
-    If the cache is one server and its connection breaks, the second attempt gets another ``timeout_s``.
-    """
+    """Send commands, and return the answer to each."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
@@ -80,6 +76,7 @@ class _Exchange:
             if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
+                # One server whose connection broke: the second attempt gets the whole time again.
                 self._until_s = time.monotonic() + self._timeout_s
         return self._answers
 
@@ -117,6 +114,7 @@ class _Exchange:
         prefix = (_ASKING,) if to.asking else ()
         buffers = [buffer for index in group for buffer in (*prefix, *self._commands[index].buffers)]
         try:
+            # sendmsg() gathers payloads without a copy: a SET takes a sixth of redis-py's CPU time.
             connection.send_gathered(buffers, self._deadline_s())
         except CacheError as error:
             self._fail(group, error, to.node)

@@ -1,9 +1,4 @@
-"""One socket to one cache node: connecting, greeting, sending, receiving into given memory.
-
-It is a raw socket, since a client library's objects and copies cost more than the transfer. Network failures
-become :class:`~superdl.super_wire.errors.CacheUnreachableError`. Refusals by the cache, and faults that only
-a setting can fix, become :class:`~superdl.super_wire.errors.CacheError`.
-"""
+"""One socket to one cache node: connecting, greeting, sending, receiving into given memory."""
 
 from __future__ import annotations
 
@@ -52,14 +47,9 @@ class ProtocolDoubtError(CacheUnreachableError):
 class CacheConnection:
     """An open, authenticated connection. Close it after any exception: its stream is in an unknown state.
 
-    ``owed`` counts replies that were not waited for. The next reader skips them first, and leaves those that
-    were errors in ``late_errors``.
-
-    Args:
-        address: where the node is.
-        credentials: sent by AUTH if there is a password.
-        timeout_s: bound of the connect, the handshake and, until :meth:`limit_wait`, each wait for bytes.
-        context: for TLS; made from the credentials by default.
+    ``owed`` counts replies that were not waited for. The next reader skips them first, and leaves
+    those that were errors in ``late_errors``. ``timeout_s`` bounds the connect, the handshake
+    and, until :meth:`limit_wait`, each wait for bytes.
 
     Raises:
         CacheUnreachableError: no answer, or not in time.
@@ -85,6 +75,7 @@ class CacheConnection:
         if address.tls and context is None:
             context = credentials.tls_context()
         try:
+            # A raw socket, since a client library's objects and copies cost more than the transfer.
             self._socket = _connect(address, max(timeout_s, _MIN_TIMEOUT_S))
         except OSError as error:
             raise self._failure(error) from error
@@ -103,13 +94,11 @@ class CacheConnection:
             raise
 
     def limit_wait(self, timeout_s: float) -> None:
-        """Bound each further wait for bytes, to at most :data:`IO_TIMEOUT_S`.
-
-        It is a kernel timeout on a blocking socket: Python's own would cost a ``poll`` before every receive.
-        """
+        """Bound each further wait for bytes, to at most :data:`IO_TIMEOUT_S`."""
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
+        # A kernel timeout on a blocking socket: Python's own costs a poll() before every receive.
         timeval = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
@@ -175,9 +164,8 @@ class CacheConnection:
         return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Send commands in one go; return the answer to each, as :meth:`answers` does.
-
-        ``timeout_s`` bounds the wait for all answers; by default :meth:`limit_wait` does.
+        """Send commands in one go; return the answer to each, within ``timeout_s`` or
+        :meth:`limit_wait`'s bound.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
@@ -216,15 +204,12 @@ class CacheConnection:
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """Return the received bytes and at least one piece more.
-
-        Read as much again if it is there already, since an incomplete reply is parsed from its start each
-        time.
-        """
+        """Return the received bytes and at least one piece more."""
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        # An incomplete reply is parsed from its start each time, so double what there is.
         while size < len(received) and (self.pending or poll.poll(0)):
             pieces.append(self._next_piece(began_s, until_s))
             size += len(pieces[-1])
@@ -255,7 +240,6 @@ class CacheConnection:
                 self._wait(select.POLLOUT, began_s, until_s)
 
     def _wait(self, event: int, began_s: float, until_s: float) -> None:
-        """Wait for the socket, at most until ``until_s``."""
         poll = select.poll()
         poll.register(self._socket, event)
         left_s = until_s - time.monotonic()
@@ -263,7 +247,6 @@ class CacheConnection:
             raise self._failure(TimeoutError(), waited_s=until_s - began_s)
 
     def _greet(self, credentials: Credentials) -> None:
-        """Send AUTH and SELECT, if needed, in one go."""
         commands: list[tuple[bytes, ...]] = []
         if credentials.password:
             words = [word.encode() for word in (credentials.username, credentials.password) if word]
@@ -275,7 +258,6 @@ class CacheConnection:
                 raise self.refused(answer.text)
 
     def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
-        """Return the error for a failure of network or TLS."""
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
         hung_up = isinstance(error, EOFError | ConnectionResetError)

@@ -1,9 +1,4 @@
-"""The nodes of one cache: the slot of a key, the node of a slot, and the connections to nodes in use.
-
-The cache itself reports whether it is a cluster, by its answer to ``CLUSTER SLOTS``. A server without cluster
-support, or one that does not let this user call it, is a single node that has every key. Replicas are
-skipped, since the latest writes may not have reached them.
-"""
+"""The nodes of one cache: a key's slot, a slot's node, and the connections to nodes in use."""
 
 from __future__ import annotations
 
@@ -35,13 +30,11 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-# Bound on a command's sends within an exchange or attempt, with redirections.
+# Bound on a command's sends within an exchange, with redirections.
 MAX_ROUNDS = 6
-# Default timeout of a connect.
 CONNECT_TIMEOUT_S = 5.0
 _NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
 _SLOTS_TIMEOUT_S = 5.0
-# Number of slots of every cluster.
 SLOTS = 16384
 _MAX_PORT = 65535
 _MAX_HOST = 253
@@ -61,8 +54,9 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The masters, in the order of their first slots, and of each slot its master's index, or -1."""
+    """The masters, in the order of their first slots, and each slot's master by index, or -1."""
 
+    # No replicas: the latest writes may not have reached them.
     nodes: tuple[Node, ...]
     owners: array[int]
 
@@ -81,10 +75,8 @@ class Redirection(NamedTuple):
 
 
 def key_slot(key: bytes) -> int:
-    """Return the slot of a key: CRC-16/XMODEM modulo 16384, over only the hash tag if the key has one.
-
-    The hash tag is the text between the first ``{`` and the first ``}`` after it, if that is not empty.
-    """
+    """Return a key's slot: CRC-16/XMODEM modulo 16384, over only the hash tag if it has one."""
+    # The tag is the text between the first { and the first } after it, if not empty.
     start = key.find(b"{")
     if start >= 0:
         end = key.find(b"}", start + 1)
@@ -94,10 +86,7 @@ def key_slot(key: bytes) -> int:
 
 
 def parse_slots(reply: Reply, asked: Node) -> SlotMap:
-    """Parse an answer to ``CLUSTER SLOTS``; ``ValueError`` if it is anything else.
-
-    A node without a host of its own in the answer has the host of the ``asked`` node.
-    """
+    """Parse the ``asked`` node's ``CLUSTER SLOTS``; ``ValueError`` for anything else."""
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
         raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
@@ -112,10 +101,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
 
 
 def parse_redirection(text: str, asked: Node) -> Redirection | None:
-    """Parse an error reply such as ``MOVED 3999 10.0.0.1:6381``; ``None`` if it is no redirection.
-
-    A redirection without a host means the host of the ``asked`` node.
-    """
+    """Parse the ``asked`` node's error, as ``MOVED 3999 10.0.0.1:6381``; ``None`` if another."""
     kind, slot, place = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
         return None
@@ -145,6 +131,7 @@ def _master(item: Reply, asked: Node) -> Node | None:
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
+                # No host means the host of the node that answered.
                 return Node(name or asked.host, port)
     raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
 
@@ -158,11 +145,11 @@ def _is_number(text: str, limit: int) -> bool:
 
 
 class NodeConnections:
-    """Connections to the nodes of one cache, opened on demand, and the slot map.
+    """Connections to the nodes of one cache, opened on demand, and the slot map. One thread uses
+    it at a time.
 
-    It outlives its connections: with its knowledge of a cluster it finds the nodes that took over. One thread
-    uses it at a time. ``address`` is that of any node. ``renewed`` is called with the refused credentials and
-    the cache's error; it returns others to try once, or raises.
+    ``renewed`` is called with the refused credentials and the cache's error; it returns others to
+    try once, or raises.
     """
 
     def __init__(
@@ -172,14 +159,14 @@ class NodeConnections:
         renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
     ) -> None:
         self.address = address
+        # The node that the user named; without a host for a unix socket.
         self.home = Node(address.host, address.port)
-        """The node that the user named; without a host for a unix socket."""
+        # None for a single server, and before the first answer.
         self.slots: SlotMap | None = None
-        """The master of each slot; ``None`` for a single server, and before the first answer."""
+        # The slot map must be refreshed before it is used.
         self.stale = True
-        """Whether the slot map must be refreshed before it is used."""
+        # Nodes that are not tried again until renew(), and why.
         self.broken: dict[Node, SuperError] = {}
-        """Nodes that are not tried again until :meth:`renew`, and why."""
         self._lost_once: set[Node] = set()
         self._open: dict[Node, CacheConnection] = {}
         self._told_by = self.home
@@ -200,9 +187,8 @@ class NodeConnections:
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to the node that the user named, and learn the other nodes.
-
-        It raises the errors of :class:`CacheConnection`.
+        """Connect to the node that the user named, and learn the other nodes; raises as
+        CacheConnection does.
         """
         connection = self.connection(self.home, timeout_s)
         try:
@@ -213,7 +199,7 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """Return the open connection to a node, or a new one; after a failure, not until :meth:`renew`."""
+        """Return a node's open connection, or a new one; after a failure, not until :meth:`renew`."""
         if node in self._open:
             return self._open[node]
         if node in self.broken:
@@ -245,13 +231,10 @@ class NodeConnections:
         return node if node.host else self.home
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Request the slot map from the nodes one by one until one returns it; else keep the old one.
-
-        ``first`` comes before all others, then nodes with a connection. The source of the current map comes
-        last: if it was cut off from the others, its map is still outdated. ``timeout_s`` bounds all of it.
-        """
+        """Request the slot map from node after node, within ``timeout_s``; else keep the old one."""
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
+        # The source of the current map last: if it was cut off, its map is still outdated.
         order = sorted(known, key=lambda node: (node not in self._open, node == self._told_by))
         for node in dict.fromkeys((first, *order) if first is not None else order):
             left_s = until_s - time.monotonic()
@@ -330,6 +313,7 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
             raise connection.refused(answer.text)
+        # No cluster support, or no right to ask: a single node that has every key.
         return None
     try:
         return parse_slots(answer, asked)

@@ -1,9 +1,4 @@
-"""The Redis protocol, RESP2, and the meaning of a cache's refusals. It does no I/O.
-
-The many large replies to a batch's GETs have their own parser (:mod:`superdl.super_dataset.reading.scatter`).
-Strings become ``bytes``, integers ``int``, arrays ``list``, nulls ``None``, errors :class:`ErrorReply`. Of
-error replies and failed connections, temporary ones make a client wait, others make it give up.
-"""
+"""The Redis protocol, RESP2, and the meaning of a cache's refusals. It does no I/O."""
 
 from __future__ import annotations
 
@@ -21,11 +16,9 @@ if TYPE_CHECKING:
 CRLF = b"\r\n"
 # The largest value that Redis holds.
 MAX_BULK_BYTES = 512 * 2**20
-# The longest line, without a bulk's bytes, whose end is awaited.
+# Longest line, without a bulk's bytes, whose end is awaited.
 MAX_LINE_BYTES = 65536
-# Bound on the nesting of arrays; an outermost one is at depth 1.
 MAX_DEPTH = 16
-# Bound on the number of elements of one array.
 MAX_ELEMENTS = 2**20
 
 
@@ -60,8 +53,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
 
-    Raises:
-        MalformedReplyError: no further bytes can make it a reply.
+    MalformedReplyError if no further bytes can make it a reply.
     """
     try:
         return _reply(bytes(data), at, 1)  # a memoryview has no find
@@ -202,7 +194,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that sent nothing or hung up, also after a TLS handshake (``encrypted``)."""
+    """Return a hint for a peer that sent nothing or hung up, perhaps after a TLS handshake."""
     if encrypted:
         return (
             " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"

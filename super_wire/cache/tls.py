@@ -1,8 +1,4 @@
-"""TLS over a connected socket, decrypting into given memory.
-
-The socket stays plain and blocking, with the kernel's own timeouts, and is read in large pieces: one system
-call for each, while a wrapped socket takes two for every 16 KiB, and 5% more CPU.
-"""
+"""TLS over a connected socket, decrypting into given memory."""
 
 from __future__ import annotations
 
@@ -15,27 +11,23 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+# One system call per piece. A wrapped socket takes two for every 16 KiB, and 5% more CPU.
 _PIECE_BYTES = 256 * 1024
 
 
 class TlsStream:
-    """An encrypted stream; construction includes the handshake.
+    """An encrypted stream over a blocking socket, which it does not close; construction includes
+    the handshake.
 
-    Args:
-        connected: a blocking socket, whose timeouts apply to every wait. It is not closed here.
-        context: verifies the peer.
-        host: the name or address that the peer's certificate must be for.
-        timeout_s: bound of the whole handshake, to within one of the socket's waits.
-
-    Raises:
-        OSError: the connection was lost, the handshake failed (``ssl.SSLError``) or took too long.
+    ``timeout_s`` bounds the whole handshake, to within one of the socket's waits. OSError: the
+    connection was lost, or the handshake failed (``ssl.SSLError``) or took too long.
     """
 
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
+        # Bytes may be buffered here, so that waiting for the socket could be futile.
         self.pending = False
-        """Whether bytes may be buffered here, so that waiting for the socket could be futile."""
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
@@ -50,12 +42,10 @@ class TlsStream:
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Wait for the socket at most once; return the number of bytes put into ``buffers``, in order.
+        """Wait for the socket at most once; return the number of bytes put into ``buffers``,
+        EOFError at the end.
 
         It is 0 if an encrypted record is still incomplete.
-
-        Raises:
-            EOFError: the peer closed the stream.
         """
         if not self.pending:
             self._take()

@@ -1,10 +1,4 @@
-"""The one object client: functions, listing, stores and commands read and write objects through it.
-
-Every kind of :class:`Bucket` has the same interface: S3 (:mod:`superdl.super_wire.objects.s3`), Google's and
-Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the Hugging Face Hub
-(:mod:`superdl.super_wire.objects.hub`), web servers (:mod:`superdl.super_wire.objects.web`), directories
-(:mod:`superdl.super_wire.objects.directory`).
-"""
+"""The one object client: functions, listing, stores and commands use it for all objects."""
 
 from __future__ import annotations
 
@@ -38,17 +32,15 @@ __all__ = [
 
 
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
-    """Return this process's client of a bucket, such as ``s3://name``, with the settings of its environment.
+    """Return this process's client of a bucket, such as ``s3://name``, with the settings of its
+    environment.
 
-    Args:
-        bucket: its name.
-        hosts: the web servers that may be read, each as ``https://host``; for ``None`` see
-            :mod:`superdl.super_wire.objects.web`.
-        roots: the directories to which links in a ``file://`` bucket may lead; by default only itself.
+    ``hosts`` are the web servers that may be read, each as ``https://host``; for ``None`` see
+    :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links
+    in a ``file://`` bucket may lead; by default only itself.
 
     Raises:
-        ConfigError: the kind of bucket is unknown, the package that reads it is not installed, or it is a
-            directory outside all ``roots``.
+        ConfigError: an unknown kind, a missing package, or a directory outside all ``roots``.
         ObjectError: the environment lacks a setting that the client needs.
     """
     # Clients are imported on demand: their packages may be missing, or slow to import.
@@ -79,12 +71,7 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
 
 def pinned_bucket(bucket: str) -> str:
-    """Return the bucket in its current state: for a branch or tag of the Hub its commit, else unchanged.
-
-    Raises:
-        ConfigError: the environment has an invalid setting.
-        ObjectError: the commit cannot be found out.
-    """
+    """Return the bucket in its current state: for a branch or tag of the Hub, its commit."""
     if not bucket.startswith("hf://"):
         return bucket
     from superdl.super_wire.objects.hub import open_dataset

@@ -1,8 +1,4 @@
-"""The interface of every kind of bucket, and the one table of what its failures mean to SUPER.
-
-Requests with temporary failures are retried a bounded number of times; after that they raise
-:class:`ObjectError`.
-"""
+"""The interface of every kind of bucket, and the one table of what its failures mean to SUPER."""
 
 from __future__ import annotations
 
@@ -28,12 +24,12 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Maximum number of attempts per request.
+# Attempts of a request with temporary failures, before it raises ObjectError.
 ATTEMPTS = 3
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request: the name of an ``Outcome``, and the errors of a source and a store."""
+    """The cause of a failed request: an ``Outcome``'s name, and the errors of source and store."""
 
     MISSING = "missing", SourceNotFoundError, StoreGoneError
     CHANGED = "changed", SourceError, StoreGoneError  # also: it ends before the requested span
@@ -68,16 +64,13 @@ def fault_of(status: int) -> Fault:
 
 
 class ObjectError(Exception):
-    """A request failed; the text gives reason and remedy, and leaves the object's name to the caller.
-
-    ``unreachable`` is set if there is no route to the server, ``full`` if there is no room to write.
-    """
+    """A request failed; the text gives reason and remedy, without the object's name."""
 
     def __init__(self, fault: Fault, why: str, *, unreachable: bool = False, full: bool = False) -> None:
         super().__init__(why)
         self.fault = fault
-        self.unreachable = unreachable
-        self.full = full
+        self.unreachable = unreachable  # there is no route to the server
+        self.full = full  # there is no room to write
 
     def of_source(self, what: str) -> SourceError:
         """Return the error of the source whose object or bucket is ``what``."""
@@ -118,15 +111,12 @@ class Span(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An object in a listing; its ``version`` is empty if the server gives none.
-
-    ``modified`` is a time in ISO 8601, only set by S3.
-    """
+    """An object in a listing."""
 
     key: str
-    version: str
+    version: str  # empty if the server gives none
     size: int
-    modified: str = ""
+    modified: str = ""  # a time in ISO 8601, only set by S3
 
 
 class Page(NamedTuple):
@@ -147,28 +137,18 @@ class Pending(Protocol):
 
 
 class Bucket(ABC):
-    """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`.
+    """The objects of one bucket, for any threads. Each method raises :class:`ObjectError`."""
 
-    Attributes:
-        name: as in sources.
-        threads: the best number of threads for reading.
-        in_flight: the number of objects that each of them should request at a time.
-        lists_folders: whether each folder is best listed separately.
-        page_lock: held while a page of a listing is parsed. Many computing threads would keep the interpreter
-            from all others, and are no faster.
-    """
-
-    name: str
+    name: str  # as in sources
     threads: int = 16  # each waits for one answer
-    in_flight: int = 1
-    lists_folders: bool = True
+    in_flight: int = 1  # objects that each thread should request at a time
+    lists_folders: bool = True  # each folder is best listed separately
+    # Held while a page of a listing is parsed: many computing threads would keep the interpreter
+    # from all others, and are no faster.
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
-        """Request an object, or a span of it, whose bytes :meth:`read` returns later.
-
-        Return ``None`` if it cannot be requested ahead.
-        """
+        """Request an object, or a span of it, for :meth:`read`; ``None`` if that cannot be done."""
         return None
 
     def read(
@@ -180,14 +160,11 @@ class Bucket(ABC):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it.
+        """Return the bytes of an object, or of a span of it; fewer if it ends earlier.
 
-        Args:
-            key: the object's.
-            version: the expected version, else the fault is ``CHANGED``; empty means any.
-            span: fewer bytes are returned if the object ends earlier; ``None`` means all.
-            before: called once with the number of bytes, before they are received. Its errors pass through.
-            begun: the result of :meth:`begin` for this key, version and span; it is consumed.
+        An object of another ``version`` is the fault ``CHANGED``; empty means any. ``before`` is
+        called once with the number of bytes, before they are received; its errors pass through.
+        ``begun`` is the result of :meth:`begin` for the same arguments, and consumed.
         """
         return self._fetch(key, version, span, before)
 
@@ -209,13 +186,9 @@ class Bucket(ABC):
         raise ConfigError(f"{self.name} cannot be listed by this client")
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:  # noqa: ARG002
-        """Write an object, whole or not at all.
+        """Write an object, whole or not at all: bytes, or a file that is read from its beginning.
 
-        Args:
-            key: the object's.
-            body: its bytes, or a file that is read from its beginning.
-            content_type: for HTTP readers.
-            md5: the digest of the bytes in base64, which the server verifies.
+        The server verifies ``md5``, the digest in base64; ``content_type`` is for HTTP readers.
         """
         raise self._read_only()
 
@@ -228,7 +201,8 @@ class Bucket(ABC):
 
 
 def check_version(found: str, version: str) -> None:
-    """Refuse an object of another version than listed: its id would be wrong."""
+    """Refuse an object of another version than listed."""
+    # Its id would be wrong.
     if found != version:
         raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
 

@@ -1,7 +1,4 @@
-"""Google's and Azure's buckets, read through obstore, a library in Rust that needs the extra ``clouds``.
-
-Endpoints and credentials come from this process's environment, in the variables of each cloud's tools.
-"""
+"""Google's and Azure's buckets, read through obstore, which needs the extra ``clouds``."""
 
 from __future__ import annotations
 
@@ -50,6 +47,7 @@ _REMEDIES = {
     "its machine an identity that may list and read the container (Storage Blob Data Reader); "
     "AZURE_SKIP_SIGNATURE=true reads public containers",
 }
+# Endpoints and credentials come from the variables of each cloud's tools.
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's messages for a broken connection
@@ -68,8 +66,6 @@ def _opened(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -
 
 
 class _Cloud(Bucket):
-    """One bucket."""
-
     def __init__(self, bucket: str) -> None:
         self.name = bucket
         self._scheme, _, name = bucket.partition("://")
@@ -114,13 +110,11 @@ class _Cloud(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of an object."""
         with self._failures():
             meta = self._obstore.head(self._store, key)
         return _version(meta), int(meta["size"])
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """Yield all objects below a prefix, or only those directly in it and its folders."""
         with self._failures():
             if folders:
                 listing = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
@@ -132,11 +126,6 @@ class _Cloud(Bucket):
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Turn obstore's errors into ours.
-
-        Refusals get a remedy, and so do failures without any server: without credentials, obstore asks a
-        server that only the cloud's own machines have.
-        """
         from obstore.exceptions import BaseError
 
         try:
@@ -147,6 +136,8 @@ class _Cloud(Bucket):
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
+            # Failures without any server get one too: without credentials, obstore asks a server
+            # that only the cloud's own machines have.
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise ObjectError(fault, f"{message}{remedy}") from error
 
@@ -156,5 +147,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    """Return the object's version: every cloud gives each version its own ETag."""
+    # Every cloud gives each version its own ETag.
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

@@ -1,9 +1,4 @@
-"""Directories as buckets: ``file://`` and a path that no key can leave.
-
-A file's key is a relative path without ``..``. Symbolic links are followed as far as the roots allow: the
-given ones, or by default the directory itself. A path is first opened by ``O_PATH``, and the kernel reports
-where it leads, so that swapping a directory for a link in between gains nothing.
-"""
+"""Directories as buckets: ``file://`` and a path that no key can leave, by ``..`` or a link."""
 
 from __future__ import annotations
 
@@ -31,8 +26,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 class Directory(Bucket):
     """One directory; links in it may lead to ``allowed_roots``, by default only within it.
 
-    Raises:
-        ConfigError: ``root`` is relative, or outside all ``allowed_roots`` (if there are any).
+    ConfigError if ``root`` is relative, or outside all ``allowed_roots`` (if there are any).
     """
 
     threads = 2  # enough to read ahead of a decoder; more only contend for the GIL
@@ -118,6 +112,7 @@ class Directory(Bucket):
     def _resolve(self, path: str, flags: int = 0) -> int:
         """Open a path that leads below a root by ``O_PATH``, which cannot read it."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
+        # The kernel reports where it led: swapping a directory for a link in between gains nothing.
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
             os.close(descriptor)
@@ -156,7 +151,6 @@ def _check_status(status: os.stat_result, version: str) -> None:
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
-    """Read up to ``size_bytes`` from ``begin`` on; fewer if the file ends before."""
     data = os.pread(descriptor, size_bytes, begin)
     while len(data) < size_bytes and (
         piece := os.pread(descriptor, size_bytes - len(data), begin + len(data))

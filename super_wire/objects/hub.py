@@ -1,9 +1,4 @@
-"""Datasets of the Hugging Face Hub as buckets: ``hf://datasets/OWNER/NAME``, mostly with ``@COMMIT``.
-
-A file's version is git's id of its content (its oid; for large files their SHA-256), so that files unchanged
-by a commit keep their samples. The Hub redirects to a file's bytes, often at a CDN with a URL signed for an
-hour: the token is sent only to the Hub, and these URLs appear in no message.
-"""
+"""Datasets of the Hugging Face Hub: ``hf://datasets/OWNER/NAME``, mostly with ``@COMMIT``."""
 
 from __future__ import annotations
 
@@ -91,6 +86,8 @@ class Dataset(Bucket):
                 check_version(place.version, version)
             bounded = span.within(place.size) if span is not None and span.begin < 0 else span
             of_hub = self._is_hubs(place.url)
+            # A CDN's URLs are signed for an hour: the token goes only to the Hub, and they appear
+            # in no message.
             own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
             with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
@@ -127,6 +124,8 @@ class Dataset(Bucket):
             if not (answer.good or answer.target):
                 raise self._failure(answer)
             linked = "X-Linked-" if answer.target else ""  # for files at a CDN
+            # Git's id of the content (of large files their SHA-256): files that a commit leaves
+            # unchanged keep their samples.
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
                 raise ObjectError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
@@ -164,7 +163,6 @@ class Dataset(Bucket):
         raise ObjectError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
 
     def _failure(self, answer: Answer) -> ObjectError:
-        """Return the error for a refusal, with the Hub's own message and a remedy."""
         code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
         remedy = f" ({code} {shown(words)})" if code else ""
         if code == "GatedRepo":
@@ -179,7 +177,6 @@ class Dataset(Bucket):
 
 
 def _file_in(entry: Any) -> Iterator[Listed]:
-    """Yield a file in a listing; nothing for a folder."""
     try:
         if entry["type"] != "file":
             return

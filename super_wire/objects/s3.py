@@ -1,9 +1,8 @@
 """S3 and compatible servers: objects of one bucket over kept connections.
 
-A GET takes the fast path: one request, repeated once on a new connection if a kept one turned out to be
-closed. All other answers, and every other request, take the general path by urllib3: it retries, follows a
-bucket to its region, and turns refusals into :class:`ObjectError`. All requests take it behind a proxy, and
-with servers that answer GETs differently.
+A GET takes the fast path; the general path by urllib3 retries, follows a bucket to its region,
+and turns refusals into :class:`ObjectError`. All requests take it behind a proxy, and with
+servers that answer GETs differently.
 """
 
 from __future__ import annotations
@@ -258,12 +257,9 @@ class S3Bucket(Bucket):
         *,
         attempts: int = 0,
     ) -> T:
-        """Return the result of ``receive`` for the answer to a request; its errors pass through.
+        """Return the result of ``receive`` for the answer to a request, whose body is still unread.
 
-        Args:
-            request: the request to send.
-            receive: called with each good answer, whose body is still unread.
-            attempts: the maximum, plus one if the bucket is in another region; 0 means the default.
+        The errors of ``receive`` pass through. ``attempts`` is the maximum; 0 means the default.
         """
         attempts = attempts_left = attempts or self._patience.attempts
         followed = False
@@ -328,7 +324,6 @@ class S3Bucket(Bucket):
                 ended()
 
     def _unanswered(self, error: Exception) -> ObjectError:
-        """Return the error for a failed connection."""
         way = self._way
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"

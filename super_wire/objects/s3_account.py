@@ -1,9 +1,4 @@
-"""The account that reads S3 buckets: settings, credentials, endpoints, and requests signed by it.
-
-Settings are those of boto3 (variables, profiles), and ``SUPER_S3_ENDPOINT_URL``, ``SUPER_S3_ANONYMOUS`` and
-``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire. Signatures
-are AWS's Version 4; their common part within one second is computed once.
-"""
+"""The account that reads S3: settings, credentials, endpoints, and signed requests."""
 
 from __future__ import annotations
 
@@ -88,6 +83,7 @@ class Account:
     """Settings and credentials, from the environment at construction; threads may share it."""
 
     def __init__(self) -> None:
+        # All other settings are those of boto3: variables and profiles.
         self.endpoint_url = os.environ.get("SUPER_S3_ENDPOINT_URL", "")
         self.anonymous = os.environ.get("SUPER_S3_ANONYMOUS", "").lower() in _ON
         self.requester_pays = os.environ.get("SUPER_S3_REQUESTER_PAYS", "").lower() in _ON
@@ -158,13 +154,13 @@ class Account:
                         self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
+            # boto3's chain refreshes them before they expire.
             frozen: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
             return frozen
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn botocore's errors into ours; those of a server may be temporary."""
     from botocore import exceptions
 
     try:
@@ -209,7 +205,6 @@ def _checked_url(url: str) -> SplitResult:
 
 
 def _tls(session: Any) -> ssl.SSLContext:
-    """Return a context that trusts the same CAs as boto3."""
     import ssl
 
     from botocore.httpsession import get_cert_path
@@ -261,13 +256,10 @@ class _Moment:
 
 
 class Signer:
-    """A builder of signed requests' header lines; threads may share it.
+    """A builder of signed requests' header lines, AWS's Version 4; threads may share it.
 
-    Args:
-        credentials: called once a second for the currently valid ones; ``None`` means no signatures.
-        region: AWS's name of the region, such as ``us-east-1``.
-        host: the value of the Host header, with the port if it is not the scheme's default.
-        requester_pays: whether the account of the credentials pays for requests and traffic.
+    ``credentials`` is called once a second for the currently valid ones; ``None`` means no signatures.
+    ``host`` is the value of the Host header, with the port if it is not the scheme's default.
     """
 
     def __init__(
@@ -294,19 +286,12 @@ class Signer:
         before_host: Sequence[str] = (),
         digest: str = NO_BODY,
     ) -> list[str]:
-        """Return the lines of the request's headers, including the signature.
+        """Return the lines of the request's headers, including the signature; ObjectError without
+        credentials.
 
-        Args:
-            method: the HTTP method.
-            path: the result of :func:`object_path`.
-            query: the result of :func:`query_of`.
-            headers: more lines such as ``range:bytes=0-9``, sorted, whose names come after ``host`` and
-                before ``x-amz``.
-            before_host: such lines whose names come before ``host``.
-            digest: SHA-256 of the body.
-
-        Raises:
-            ObjectError: there are no credentials, or they could not be refreshed.
+        ``path`` and ``query`` are of :func:`object_path` and :func:`query_of`. ``headers`` are
+        more lines such as ``range:bytes=0-9``, sorted, whose names come after ``host`` and before
+        ``x-amz``, ``before_host`` those before ``host``. ``digest`` is the body's SHA-256.
         """
         if self._credentials is None:
             return [*before_host, self._host_line, *headers, *self._payer]

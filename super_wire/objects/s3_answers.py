@@ -46,11 +46,7 @@ class ListPage(NamedTuple):
 
 
 def parse_page(content: bytes) -> ListPage:
-    """Parse the answer to a ListObjectsV2 request.
-
-    Raises:
-        ObjectError: the answer is something else.
-    """
+    """Parse the answer to a ListObjectsV2 request; ObjectError if it is something else."""
     objects: list[Listed] = []
     # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
@@ -110,10 +106,8 @@ def fields_of(content: bytes) -> dict[str, str]:
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with the name of each element at its end; the last of ``texts`` is its content.
-
-    Only one Python function is called per element: a listing has seven elements per key.
-    """
+    """Call ``end`` with each element's name at its end; the last of ``texts`` is its content."""
+    # Only one Python function is called per element: a listing has seven elements per key.
     parser = expat.ParserCreate()
     parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
     parser.StartElementHandler = dict[str, object]().setdefault  # splits the texts at start tags

@@ -1,10 +1,4 @@
-"""Web servers as buckets, ``https://host``; and requests to a server, which :mod:`hub` also uses.
-
-A user who names a web server could direct this process to internal addresses. So there may be a list of
-hosts, and requests go nowhere else. Without a list, any server is allowed that has a certificate for its
-name, which internal services such as a cloud's metadata lack, and servers on this machine by plain HTTP.
-Redirects are followed one by one, each by the same rule, and never from TLS to plain HTTP.
-"""
+"""Web servers as buckets, ``https://host``; and requests to a server, as for :mod:`hub`."""
 
 from __future__ import annotations
 
@@ -52,6 +46,8 @@ _SHOWN = 200
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
     """Report whether ``https://host`` is one of ``hosts``, or allowed without them."""
+    # A named server could be an internal address. Internal services, such as a cloud's metadata,
+    # lack a certificate for their name; this machine's may go without TLS.
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -59,11 +55,7 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
 
 
 class Site(Bucket):
-    """One web server.
-
-    An object's version is its ETag; if the server gives none, its size and modification time (in whole
-    seconds: a server with ETags is safer).
-    """
+    """One web server. A version is an ETag, else size and modification time in whole seconds."""
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
         self.name, self._hosts = bucket, hosts
@@ -190,8 +182,8 @@ def answered(
 ) -> Iterator[Answer]:
     """Send a request and yield its answer, whose body is still unread.
 
-    ``follow`` decides for the URL of each redirect whether to follow it, with the same headers; a redirect
-    that is not followed is the answer. Connection failures, even in the block, become ``ObjectError``.
+    ``follow`` decides whether to follow a redirect's URL, with the same headers; if not, the
+    redirect is the answer. Connection failures, even in the block, become ``ObjectError``.
     """
     # No compression: ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}

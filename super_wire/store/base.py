@@ -1,8 +1,4 @@
-"""The interface of every kind of store, and a pack that is being written.
-
-A store keeps and lists packs; others decide which ones stay. Each operation is tried once (the S3 client has
-its own bounded retries) and fails by a :class:`~superdl.super_wire.errors.StoreError`.
-"""
+"""The interface of every kind of store, and a pack that is being written."""
 
 from __future__ import annotations
 
@@ -45,18 +41,12 @@ class Store(abc.ABC):
     """A directory or an S3 prefix with packs in it. Times are unix times, names are those that it gave.
 
     Methods that write raise ``StoreRefusedError`` if the store was opened read-only.
-
-    Attributes:
-        address: the directory's absolute real path, or ``s3://bucket/prefix``.
-        id: 32 hexadecimal digits: the same for every process with this store open, by whatever address.
-        read_only: whether it was opened for reading only.
-        requests: the number of requests sent so far; a directory sends none.
     """
 
-    address: str
-    id: str
+    address: str  # the directory's absolute real path, or s3://bucket/prefix
+    id: str  # 32 hex digits, the same for every process with this store open, by whatever address
     read_only: bool
-    requests: int = 0
+    requests: int = 0  # sent so far; a directory sends none
 
     def packs(self) -> dict[str, int]:
         """Return the length of each pack, by name."""
@@ -68,10 +58,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack; neighbours in S3 share a request.
-
-        Spans may be cut off, as by :meth:`read`.
-        """
+        """Read (offset, length) spans of one pack, which may be cut off, as by :meth:`read`."""
 
     def read_index(self, pack: str, size: int) -> PackIndex:
         """Read the index of a pack that has ``size`` bytes."""
@@ -164,7 +151,6 @@ class Store(abc.ABC):
 
     @contextlib.contextmanager
     def _naming(self, folder: str, name: str) -> Iterator[None]:
-        """Name the file in errors of format."""
         try:
             yield
         except StoreFormatError as error:
@@ -174,7 +160,7 @@ class Store(abc.ABC):
 class PackInProgress:
     """A pack that is being written. By :meth:`commit` it appears in the store, whole, or not at all.
 
-    As a context it abandons an uncommitted pack. Created by :meth:`Store.begin_pack`.
+    As a context it abandons an uncommitted pack.
     """
 
     def __init__(
@@ -203,12 +189,7 @@ class PackInProgress:
         return self._writer.count
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset in the pack.
-
-        Raises:
-            StoreError: it cannot be written, and the pack is abandoned.
-            ValueError: packs do not hold such records, or the pack was committed or abandoned.
-        """
+        """Write a record; return its offset. After a StoreError the pack is abandoned."""
         self._check_open()
         try:
             return self._writer.add(sample_id, header, payload)
@@ -218,11 +199,8 @@ class PackInProgress:
                 raise
 
     def commit(self) -> str:
-        """Let the pack appear; return its name.
-
-        Raises:
-            StoreError: it does not appear, unless only S3's answer was lost.
-            ValueError: the pack was committed or abandoned.
+        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
+        answer was lost.
         """
         self._check_open()
         try:

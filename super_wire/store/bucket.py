@@ -1,7 +1,4 @@
-"""A store under an S3 prefix: one PUT for a pack, ranged GETs for records, one for neighbours.
-
-Objects appear whole or not at all.
-"""
+"""A store under an S3 prefix: one PUT for a pack, ranged GETs for records, one for neighbours."""
 
 from __future__ import annotations
 
@@ -58,8 +55,6 @@ class BucketStore(Store):
         Raises:
             StoreGoneError: there is none, and it may not be created, or there is no such bucket.
             StoreFormatError: the prefix holds other things, or a store of another version.
-            StoreRefusedError: permissions forbid it.
-            StoreBusyError: S3 does not answer.
         """
         store = cls(bucket, prefix, read_only=read_only)
         try:
@@ -168,7 +163,6 @@ class BucketStore(Store):
 
     @contextlib.contextmanager
     def _failures(self, key: str) -> Iterator[None]:
-        """Turn errors of the bucket, and those of the temporary file, into ours."""
         address = f"{self.address}/{key}"
         try:
             yield

@@ -1,9 +1,4 @@
-"""A store in a directory: a local disk, or a filesystem that hosts share.
-
-It needs only exclusive creation and rename: each file is written in ``tmp/`` and renamed into place, so that
-a visible file is whole. Nothing depends on inodes or on packs' times: packs may be copied. Data is not synced
-to disk: files cut off by a power failure are detected as broken, and rebuilt.
-"""
+"""A store in a directory: a local disk, or a filesystem that hosts share. Packs may be copied."""
 
 from __future__ import annotations
 
@@ -92,6 +87,8 @@ class DirectoryStore(Store):
         with self._folder(TEMPORARY, writing=True) as folder:
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
+        # Renamed into place, so that a visible file is whole. It is not synced to disk: files cut
+        # off by a power failure are detected as broken, and rebuilt.
         def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)
@@ -107,10 +104,7 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
-        """Yield a descriptor of a folder that contains ``name``. It is no link, which could lead out.
-
-        The first process that writes into a folder creates it.
-        """
+        """Yield a descriptor of a folder that contains ``name``; the first writer creates it."""
         if writing:
             self._check_writing()
         path = _below(self.address, folder)
@@ -118,6 +112,7 @@ class DirectoryStore(Store):
             if writing and not os.path.lexists(path) and self._is_there():
                 with contextlib.suppress(FileExistsError):
                     Path(path).mkdir()
+            # Its O_NOFOLLOW refuses a link, which could lead out.
             descriptor = os.open(path, _READ | os.O_DIRECTORY)
             try:
                 yield descriptor
@@ -231,14 +226,13 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    """Read ``length`` bytes, or fewer if the file ends or the disk cannot read; a record's check detects
-    both.
-    """
+    """Read ``length`` bytes, or fewer if the file ends or the disk cannot read."""
     parts, size = [], 0
     while size < length:
         try:
             data = os.pread(descriptor, length - size, offset + size)
         except OSError as error:
+            # A record's check detects that bytes are missing.
             if error.errno != errno.EIO:
                 raise
             break
@@ -251,7 +245,6 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
 
 @contextlib.contextmanager
 def _failures(path: str) -> Iterator[None]:
-    """Turn the system's errors into ours."""
     try:
         yield
     except OSError as error:

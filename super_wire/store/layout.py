@@ -1,7 +1,4 @@
-"""A store's address, and the names within it: the same in a directory and below an S3 prefix.
-
-Names come over networks and from shared disks, so each is checked before it becomes part of a path.
-"""
+"""A store's address, and the names within it: the same in a directory and below an S3 prefix."""
 
 from __future__ import annotations
 
@@ -44,6 +41,7 @@ _S3 = "s3://"
 _FORMS = "a store is a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
+# Names come over networks and from shared disks: each is checked before it joins a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
     INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.index"),
@@ -61,9 +59,8 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 
 
 def parse_store(text: str) -> str:
-    """Return the normal form of an address: ``s3://bucket/prefix``, or a directory's absolute real path.
-
-    ``~`` is the user's home. Raises ``ConfigError`` for anything else.
+    """Return an address's normal form: ``s3://bucket/prefix``, or the real path of a directory
+    (``~`` is home).
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"{_FORMS}; not {text[:80]!r}")

@@ -1,10 +1,4 @@
-"""Packs: immutable files of many records with an index at their end. docs/store.md describes the format.
-
-Writing copies no payload, and reading an index takes at most two reads. Anything but a whole pack of this
-version raises a :class:`~superdl.super_wire.errors.StoreFormatError`; :func:`check_record` checks a record
-from a pack, like one from the cache. Segments, at the end of this module, are parts of a store's index: each
-lists the contents of some packs, which saves opening them.
-"""
+"""Packs: immutable files of many records with an index at their end (docs/store.md)."""
 
 from __future__ import annotations
 
@@ -33,14 +27,12 @@ if TYPE_CHECKING:
 
 
 PACK_VERSION = 1
-# Maximum number of records in one pack.
 MAX_RECORDS = 2**20
 # A record in a pack's index: its sample, header's offset, whole length, and kind.
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
 
-# Kinds of records that packs hold.
 DATA_KINDS = frozenset({RecordKind.DATA, RecordKind.ARRAYS})
 _MAGIC = b"SPAK"
 _HEAD = struct.Struct("<4sI56x")
@@ -58,17 +50,13 @@ _TAIL = 65536  # the first read of an index: all of it, in a usual pack
 
 @dataclass(frozen=True, slots=True)
 class PackMeta:
-    """The common properties of a pack's records.
-
-    ``bucket`` is that of their samples, ``recipe`` the recipe's canonical JSON, ``fingerprint`` the
-    decoder's, ``version`` that of the SUPER that wrote the pack, for people.
-    """
+    """The common properties of a pack's records."""
 
     collection: str
-    bucket: str
-    recipe: str
-    fingerprint: str
-    version: str
+    bucket: str  # of their samples
+    recipe: str  # as canonical JSON
+    fingerprint: str  # the decoder's
+    version: str  # of the SUPER that wrote the pack, for people
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
@@ -103,10 +91,7 @@ def new_pack_name(collection: str) -> str:
 
 
 class PackWriter:
-    """A writer of one pack from the beginning of ``file``, whose writes must be complete.
-
-    It raises the file's own errors; then the pack must be abandoned.
-    """
+    """A writer of one pack to a new ``file``. After an error of the file, abandon the pack."""
 
     def __init__(self, file: BinaryIO, meta: PackMeta) -> None:
         self._file = file
@@ -121,10 +106,8 @@ class PackWriter:
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset in the pack.
-
-        Raises:
-            ValueError: packs do not hold such records, or the pack is full.
+        """Write a record; return its offset. ValueError if packs do not hold such records, or the
+        pack is full.
         """
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
@@ -167,12 +150,8 @@ class PackWriter:
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     """Read the index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
 
-    Args:
-        read: returns bytes by offset and length, or fewer if the pack ends before.
-        size: of the whole pack.
-
-    Raises:
-        StoreFormatError: it is no pack of this version, cut off, or its index is broken.
+    ``read`` returns bytes by offset and length, or fewer if the pack ends before.
+    StoreFormatError if it is no pack of this version, cut off, or its index is broken.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack has at least {_HEAD.size + _FOOTER.size} bytes; this one has {size}")
@@ -213,11 +192,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Check id and hash of a whole record from a pack; return its header.
-
-    Raises:
-        RecordError: any of its kinds: it is cut off, broken, another sample's, or no data.
-    """
+    """Check id and hash of a pack's whole record; return its header, or raise RecordError."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:
@@ -225,7 +200,8 @@ def check_record(record: Bytes, sample_id: bytes) -> Header:
     return header
 
 
-# Segments. Several may list one pack, some list packs that are gone, and packs in none have their own index.
+# Segments: parts of a store's index, each with the contents of some packs, which saves opening them.
+# Several may list one pack, some list packs that are gone, and packs in none have their own index.
 SEGMENT_VERSION = 1
 # A record: its sample, header's offset, whole length, and its pack's index.
 SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
@@ -245,10 +221,7 @@ class SegmentPack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A parsed segment.
-
-    ``entries`` is an array of :data:`SEGMENT_DTYPE`, whose ``pack`` is an index into ``packs``.
-    """
+    """A parsed segment; ``entries`` is an array of :data:`SEGMENT_DTYPE`."""
 
     packs: tuple[SegmentPack, ...]
     entries: NDArray[np.void]
@@ -267,11 +240,7 @@ def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
 def segment_of(
     pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Segment:
-    """Build the segment of a pack that was just written, from the ids and places of its records.
-
-    Raises:
-        StoreFormatError: these are inconsistent.
-    """
+    """Build the segment of a pack just written, from the ids and places of its records."""
     if not checked_name(PACKS, pack.name).startswith(f"{pack.meta.collection}-"):
         raise StoreFormatError(f"the pack is not of the collection {pack.meta.collection}")
     entries = np.zeros(offsets.size, SEGMENT_DTYPE)
@@ -305,11 +274,7 @@ def pack_segment(segment: Segment) -> bytes:
 
 
 def read_segment(data: Bytes) -> Segment:
-    """Parse a segment; its entries are a view of the bytes.
-
-    Raises:
-        StoreFormatError: it is no segment of this version, cut off or broken.
-    """
+    """Parse a segment; its entries are a view of the bytes. StoreFormatError if broken."""
     if len(data) < _SEGMENT_HEAD.size:
         raise StoreFormatError(f"a segment has at least {_SEGMENT_HEAD.size} bytes; this one has {len(data)}")
     magic, version, table_bytes, count, stated_hash, zeros = _SEGMENT_HEAD.unpack_from(data)
