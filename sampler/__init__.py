@@ -1,9 +1,4 @@
-"""The sampler, which plans batches, and the embedded coordinator that serves them by default.
-
-``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`. If no
-coordinator is configured, it starts one. ``describe`` and the listing functions query the coordinator without
-opening a job. Names are imported on first use, so that modules that do not need torch do not pay for it.
-"""
+"""The sampler, which plans batches, and the embedded coordinator."""
 
 from __future__ import annotations
 
@@ -21,6 +16,7 @@ __all__ = ["PlanIterator", "SamplerStats", "SuperSampler", "describe", "list_lab
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
+    # On first use, so that modules that do not need torch do not pay for it.
     from superdl.sampler import plan_iterator, registration, sampler, stats
 
     homes = {"PlanIterator": plan_iterator, "SamplerStats": stats, "SuperSampler": sampler}

@@ -1,9 +1,4 @@
-"""Validation of a sampler's arguments, and the plan they describe, or the plans of a mix.
-
-What an epoch draws comes from arguments, or from torch objects in their place: a ``Subset`` (also one made by
-``random_split``), a ``SubsetRandomSampler``, or a ``WeightedRandomSampler`` with its weights and number of
-draws. Where torch would use its generator, the sampler's seed and epoch are used.
-"""
+"""Validation of a sampler's arguments, and the plans they describe."""
 
 from __future__ import annotations
 
@@ -48,20 +43,17 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The validated arguments of a sampler, for the dataset itself, also if a Subset of it was passed.
-
-    ``spec`` is the plan, as sent to the coordinator; ``order`` draws each epoch if the user passed a sampler.
-    """
+    """The validated arguments of a sampler; ``dataset`` is whole, also for a Subset."""
 
     dataset: Any
     spec: JobSpec
     rank: int
     num_replicas: int
-    order: UserOrder | None = None
+    order: UserOrder | None = None  # draws each epoch if the user passed a sampler
 
 
 def shuffle_or_default(*, shuffle: bool | None, given: bool) -> bool:
-    """Return ``shuffle``, or if it is None torch's default; log that it is new unless an order is given."""
+    """Return ``shuffle``, else torch's default, which is logged unless an order is ``given``."""
     if shuffle is None and not given:
         _LOG.warning(
             "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "
@@ -87,13 +79,9 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     batch_sampler: Iterable[Any] | None = None,
     mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
 ) -> Description:
-    """Validate the arguments of a ``SuperSampler``, where they are documented.
+    """Validate the arguments of a ``SuperSampler``, where they and the errors are documented.
 
-    ``mix`` has the samples of each dataset of a mix in an epoch, the place of this one, samples in a row.
-
-    Raises:
-        ConfigError: an argument is invalid, or two contradict each other.
-        UsageError: ``dataset`` is not a SuperDataset.
+    ``mix``: samples of each dataset of a mix in an epoch, the place of this one, samples in a row.
     """
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):
@@ -144,11 +132,7 @@ def described_mix(
     batching: str,
     **arguments: Any,
 ) -> list[Description]:
-    """Validate the arguments of a ``SuperSampler`` of a mix, and return the plan of each dataset.
-
-    Queries the size of each dataset, and so may start a coordinator. Raises as
-    :func:`described`.
-    """
+    """Validate a mix's arguments, return each dataset's plan; raises as :func:`described`."""
     given = ["repeats"] * (repeats != 1)
     given += [name for name in _OF_ONE_DATASET if arguments.pop(name) is not None]
     if given:
@@ -160,6 +144,7 @@ def described_mix(
         raise ConfigError(f"batching is one of {', '.join(_BATCHINGS)}; not {batching!r}")
     members: list[Any] = list(mix.datasets)
     _look_at(members, coordinator)
+    # This may start a coordinator.
     sizes = [len(member) for member in members]
     counts = tuple(getattr(mix, "samples_of_each", tuple)(sizes))
     run = 1
@@ -183,7 +168,6 @@ def described_mix(
 
 
 def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
-    """Make each dataset query its size, as a sampler created now will see it."""
     datasets = {}
     for member in members:
         dataset = member
@@ -195,6 +179,7 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
     for dataset in datasets.values():
         if coordinator is not None:
             dataset.coordinator = coordinator
+        # The listing that a sampler created now will see.
         dataset.bind(describe(dataset, renew=True))
 
 
@@ -261,13 +246,8 @@ def _order_from(
 def _drawn_from(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """Return the dataset itself and what an epoch draws from it; ``None`` means each sample once.
-
-    ``indices``, and weights without indices, refer to places in the dataset as it was passed.
-
-    Raises:
-        ConfigError: an argument is invalid, or two contradict each other.
-    """
+    """Return the whole dataset and what an epoch draws; ``None``: each sample once."""
+    # Indices, and weights without them, refer to places in the dataset as it was passed.
     if isinstance(indices, SubsetRandomSampler):
         indices = indices.indices
     if isinstance(weights, WeightedRandomSampler):
@@ -287,6 +267,7 @@ def _drawn_from(
             "a part of a ConcatDataset is no single set of samples: split each dataset, and give "
             "ConcatDataset([part, other_part])"
         )
+    # Where torch would use its generator, the sampler's seed and epoch are used.
     if indices is None and weights is None and draws is None and repeats == 1:
         return dataset, None
     return dataset, Draws.of(indices, weights, count=draws, repeats=repeats, shuffle=shuffle)
@@ -337,7 +318,7 @@ def samples_of_a_rank(size: int, spec: JobSpec) -> int:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return ``value``, also numpy's or torch's, as an int in ``[low, high)``; no booleans."""
+    """Return ``value`` (Python's, numpy's, torch's) as an int in ``[low, high)``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:

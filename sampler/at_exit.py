@@ -1,8 +1,4 @@
-"""Cleanup of samplers that are still open when the interpreter exits: end their threads, close their jobs.
-
-A shared coordinator would otherwise keep their jobs for as long as it remembers a vanished job. Closing is
-best effort: one attempt, within a second for all jobs. A forked child sends nothing.
-"""
+"""Cleanup of open samplers when the interpreter exits: end threads, close jobs."""
 
 from __future__ import annotations
 
@@ -35,21 +31,17 @@ class _Stoppable(Protocol):
 
 
 class _OpenJobs:
-    """Open jobs, keyed by coordinator, job and rank, with the process that opened each."""
-
     def __init__(self) -> None:
+        # The process that opened each job, by coordinator, job and rank. A forked child sends nothing.
         self._open: dict[tuple[str, str, int], int] = {}
 
     def add(self, address: str, job: str, rank: int) -> None:
-        """Record that this rank of a job is open at the coordinator at ``address``."""
         self._open[address, job, rank] = os.getpid()
 
     def discard(self, address: str, job: str, rank: int) -> None:
-        """Remove a job that was closed."""
         self._open.pop((address, job, rank), None)
 
     def close_all(self) -> None:
-        """Close this process's jobs within a second, without retrying a silent coordinator."""
         if not self._open:
             return
         from superdl.super_wire import coordinator_pb2 as pb
@@ -60,6 +52,7 @@ class _OpenJobs:
             left_s = until_s - time.monotonic()
             if pid != os.getpid() or address in deaf or left_s <= 0:
                 continue
+            # Best effort: a shared coordinator would keep the job as long as it remembers a vanished one.
             single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
             try:
                 Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)

@@ -1,9 +1,4 @@
-"""Sampler states: a place in the plan as a small JSON-compatible dict, and the check whether it fits a
-sampler.
-
-A plan is a pure function of the values in a state. Any number of ranks that form the same global batches can
-therefore resume from it in constant time.
-"""
+"""Sampler states: a place in the plan as a small JSON-compatible dict."""
 
 from __future__ import annotations
 
@@ -45,10 +40,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writer and reader of the states of one sampler, whose epochs have ``batches``.
-
-    If a sampler of the user's draws the ``order``, the length of an epoch is that of its draw.
-    """
+    """Writer and reader of the states of one sampler, whose epochs have ``batches``."""
 
     def __init__(
         self,
@@ -59,6 +51,7 @@ class Checkpoint:
         in_order: bool,
         order: UserOrder | None = None,
     ) -> None:
+        # If a user's sampler draws the order, an epoch is as long as its draw.
         self._batches, self._order = batches if order is None else _MAX_EPOCH, order
         self._facts: dict[str, Any] = {
             "version": STATE_VERSION,
@@ -86,12 +79,7 @@ class Checkpoint:
         return state if self._order is None else state | self._order.state_of(place.epoch)
 
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the place that ``state`` describes.
-
-        Raises:
-            ConfigError: it is not a state of this version, or belongs to another plan; the message names the
-                difference.
-        """
+        """Return the place in ``state``; ``ConfigError`` names how another plan differs."""
         _check_kinds(state)
         self._check_plan(state)
         position, ahead = state["position"], state["given_ahead"]
@@ -125,6 +113,7 @@ class Checkpoint:
             )
         if state.get("mix") != here.get("mix"):
             differ.append("the mix has other datasets, sizes or proportions in the state than here")
+        # Any number of ranks that form the same global batches can resume.
         saved, current = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
         if saved != current:
             differ.append(
@@ -179,11 +168,7 @@ def _shown(value: object) -> str:
 
 
 def sampler_state_in(state: Any) -> Any:
-    """Return the sampler's state within that of a ``StatefulDataLoader``; return any other state unchanged.
-
-    Raises:
-        ConfigError: it was taken between two snapshots of the sampler.
-    """
+    """Return the sampler's state within a ``StatefulDataLoader``'s, or ``state`` itself."""
     own = _main_of(state).get("_sampler_iter_state") if isinstance(state, Mapping) else None
     if not isinstance(own, Mapping):
         return state
@@ -197,16 +182,11 @@ def sampler_state_in(state: Any) -> Any:
 
 
 def check_workers() -> None:
-    """Check that no ``StatefulDataLoader`` is about to load a state of a different number of workers.
-
-    The loader itself merely asserts that the numbers are equal.
-
-    Raises:
-        ConfigError: the number differs; the message explains how to resume.
-    """
+    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads another number of workers."""
     loader = _loader_that_asks()
     if loader is None or loader.next_iter_state is None:
         return
+    # The loader itself merely asserts that the numbers are equal.
     saved = _main_of(loader.next_iter_state).get("_num_workers", 0)
     if saved != loader.num_workers:
         raise ConfigError(

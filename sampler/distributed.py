@@ -1,4 +1,4 @@
-"""Facts about the training run that a process belongs to: rank, replicas, run id, use of Accelerate."""
+"""Facts about the training run: rank, replicas, run id, use of Accelerate."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ _run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 
 
 def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    """Return rank and number of replicas: the arguments, else torch.distributed, else ``RANK`` and
-    ``WORLD_SIZE``, else 0 and 1.
+    """Return rank and replicas: the arguments, else torch.distributed, else ``RANK`` and ``WORLD_SIZE``.
 
-    Raises:
-        ConfigError: a variable is not a number, the rank is not below the number of replicas, or there are
-            several replicas and no rank is known.
+    ``ConfigError`` if one is invalid, or there are several replicas and no rank is known.
     """
     if rank is None or num_replicas is None:
         detected = _place_in_group() or _place_in_environment(
@@ -40,15 +37,11 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 
 def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Raise ``UsageError`` if torch.distributed was initialized later and contradicts the detected rank or
-    replicas.
-
-    ``by_default`` holds, for rank and replicas, whether they were detected. Explicit arguments may differ:
-    ranks that share a model may all want the same samples.
-    """
+    """Raise ``UsageError`` if torch.distributed contradicts values detected ``by_default``."""
     group = _place_in_group()
     if group is None:
         return
+    # Explicit arguments may differ: ranks that share a model may all want the same samples.
     place = tuple(
         detected if default else own
         for detected, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
@@ -63,11 +56,9 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
 
 
 def check_schedules(num_replicas: int) -> None:
-    """Raise ``UsageError`` if Accelerate would step a learning-rate schedule once per rank.
-
-    Accelerate's own loaders count the batches of all ranks, SUPER's those of one.
-    """
+    """Raise ``UsageError`` if Accelerate would step a schedule once per rank."""
     accelerate = sys.modules.get("accelerate.scheduler")
+    # Accelerate's own loaders count the batches of all ranks, SUPER's those of one.
     if num_replicas == 1 or accelerate is None:
         return
     # Accelerate keeps no list of its schedules, so look through all objects of the process.
@@ -114,9 +105,7 @@ def _number_from_environment(name: str, default: int) -> int:
 
 
 def run_id() -> str:
-    """Return the run id: torchelastic's, else ``MASTER_ADDR:MASTER_PORT``, else one generated for this
-    process.
-    """
+    """Return torchelastic's run id, else ``MASTER_ADDR:MASTER_PORT``, else this process's."""
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != _NO_RUN_ID:
         return f"elastic:{elastic}"

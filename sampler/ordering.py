@@ -1,9 +1,4 @@
-"""The order of an epoch, drawn by a torch sampler or any other iterable of indices or of lists of indices.
-
-It is drawn in the main process when the epoch begins. A state records the sampler as it was before the draw,
-so that the draw can be repeated: its own ``state_dict`` if it has one, else the state of its ``generator``
-and of torch's global one.
-"""
+"""The order of an epoch, drawn by a torch sampler or another iterable."""
 
 from __future__ import annotations
 
@@ -25,8 +20,8 @@ __all__ = ["UNDRAWN", "UserOrder"]
 
 _LOG = logging.getLogger(__name__)
 
+# The order of a job before any epoch was drawn: a single sample, at its end.
 UNDRAWN = Draws.in_order([0], [1])
-"""The order of a job before any epoch was drawn: a single sample, at its end."""
 
 _CHUNK = 2**16
 _EPOCHS_KEPT = 2
@@ -35,21 +30,18 @@ _OWN, _GENERATOR, _GLOBAL = "state_dict", "generator", "torch"
 
 class _Drawn(NamedTuple):
     draws: Draws
+    # The state of the sampler before this draw.
     before: dict[str, Any]
-    """The state of the sampler before this draw."""
 
 
 class UserOrder:
-    """The order of each epoch, drawn by a user's sampler.
+    """The order of each epoch, drawn by a user's sampler in the main process when the epoch begins.
 
     Args:
         sampler: yields an epoch's indices each time it is iterated; with ``batch_size=None``, lists of them.
         batch_size: samples per batch; ``None``: the sampler yields batches.
-        drop_last: whether to leave out a short last batch.
+        drop_last: leave out a short last batch.
         places: the places in the dataset that can be drawn, int64; ``None``: all of it.
-
-    Attributes:
-        size: samples in the dataset; must be set before an order is drawn.
 
     Raises:
         ConfigError: ``sampler`` is not iterable.
@@ -66,12 +58,13 @@ class UserOrder:
         if not isinstance(sampler, Iterable):
             raise ConfigError(f"a sampler yields the indices of an epoch; not {type(sampler).__name__}")
         self._sampler, self.batch_size, self._drop_last = sampler, batch_size, drop_last
+        # size: samples in the dataset, to be set before an order is drawn.
         self.size, self._places = 0, places
         self._drawn: dict[int, _Drawn] = {}
         self._loaded: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
-        """Return the batches of an epoch, as far as the sampler knows; ``TypeError`` if it has no length."""
+        """Return the batches of an epoch; ``TypeError`` if the sampler has no length."""
         count = len(self._sampler)  # type: ignore[arg-type]  # torch's samplers have one, mostly
         if self.batch_size is None:
             return count
@@ -96,6 +89,7 @@ class UserOrder:
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(epoch)
         with self._as_before(loaded.get("sampler", {})):
+            # A state records the sampler before the draw, so that the draw can be repeated.
             before = self._state()
             draws = self._drawn_now()
         if expected and draws.digest.hex() != expected:
@@ -134,6 +128,7 @@ class UserOrder:
                 getattr(part, "load_state_dict", None)
             ):
                 return {_OWN: part.state_dict()}
+        # torch's samplers without a generator draw from the global one.
         states = {_GLOBAL: _hex(torch.get_rng_state())}
         for part in self._parts():
             if isinstance(generator := getattr(part, "generator", None), torch.Generator):
@@ -171,6 +166,7 @@ class UserOrder:
 
     def _indices(self, yielded: Any) -> torch.Tensor:
         """Return the indices from a sampler as places in the whole dataset, int64."""
+        # In chunks, and bounded: a sampler may be endless.
         chunks, remaining = [torch.empty(0, dtype=torch.int64)], iter(islice(yielded, NUMBERS_MAX + 1))
         while chunk := list(islice(remaining, _CHUNK)):
             try:
@@ -191,7 +187,6 @@ class UserOrder:
 
 @contextmanager
 def _global_generator(state: torch.Tensor) -> Iterator[None]:
-    """Set the state of torch's global generator until the block ends."""
     outer = torch.get_rng_state()
     torch.set_rng_state(state)
     try:

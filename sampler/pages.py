@@ -1,9 +1,4 @@
-"""The background thread of a sampler, which fetches pages ahead so that the trainer waits for no RPC.
-
-It fetches pages while there is room, refreshes the statuses of the next few batches where their order may
-change, and otherwise sends heartbeats. These keep the job's lease, and make the job known to a restarted
-coordinator while workers still read.
-"""
+"""The thread that fetches a sampler's pages ahead, so that the trainer waits for no RPC."""
 
 from __future__ import annotations
 
@@ -34,13 +29,13 @@ __all__ = ["Pager"]
 
 _LOG = logging.getLogger(__name__)
 
+# Positions from which in_order=False chooses the next batch.
 REORDER_BATCHES = 8
-"""Positions from which ``in_order=False`` chooses the next batch."""
 
 HEARTBEAT_S = 2.0
 REFRESH_S = 0.25
+# Delay after loading a state: StatefulDataLoader loads two in a row.
 PREPARE_DELAY_S = 0.05
-"""Delay after loading a state: StatefulDataLoader loads two in a row."""
 
 _ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
 _JOIN_S = 5.0
@@ -48,10 +43,7 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """The single thread that feeds the iterations of one sampler; it starts with the first iteration.
-
-    ``client`` belongs to the session's coordinator. Its channel stays open while the thread lives.
-    """
+    """The single thread that feeds a sampler's iterations; it starts with the first."""
 
     def __init__(
         self,
@@ -178,6 +170,7 @@ class Pager:
             raise UsageError("this sampler is closed: make a new one to iterate again")
 
     def _run(self) -> None:
+        # The channel stays open while the thread lives.
         with self._client.hold(), contextlib.suppress(CallStoppedError):
             while True:
                 task = self._next_task()
@@ -212,6 +205,8 @@ class Pager:
                 if buffer.refresh_at_s <= now_s:
                     return partial(self._refresh, buffer), 0.0
                 due_s = min(due_s, buffer.refresh_at_s)
+        # Heartbeats keep the job's lease, and make the job known to a restarted coordinator
+        # while workers still read.
         if self._spoken_s + self._heartbeat_s <= now_s:
             return self._show_life, 0.0
         return None, due_s - now_s

@@ -1,8 +1,4 @@
-"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job.
-
-The share of each dataset in a batch is a pure function in the coordinator. So all parts of a mix have equally
-many batches and advance together, and each batch of the mix combines one of each.
-"""
+"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job."""
 
 from __future__ import annotations
 
@@ -38,10 +34,7 @@ _MIX_VERSION = 1
 
 
 class Part:
-    """The job of one dataset on this rank, the thread that fetches its pages, and its states.
-
-    The constructor raises as that of ``SuperSampler``.
-    """
+    """One dataset's job on this rank, its thread and states; raises as ``SuperSampler``."""
 
     def __init__(
         self, plan: Description, *, coordinator: str | None, job: str | None, in_order: bool
@@ -74,6 +67,7 @@ class Part:
             order=self.order,
         )
         self.pager = Pager(session, client, rank=spec.rank, in_order=in_order)
+        # A dropped sampler must not leave its thread behind.
         weakref.finalize(self, self.pager.stop_soon)
 
     @property
@@ -90,7 +84,7 @@ class Part:
         return f"{self.dataset.source} (job {self.job}): {drawn}{len(self)} batches of {self.spec.batch_size}"
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place; if a sampler of the user's gives the order, draw it first."""
+        """Start an iteration at a place; draw a user's order first."""
         if self.order is not None:
             self.session.begin_epoch(place.epoch, place.position, self.order.draw(place.epoch))
         return self.pager.begin(place)
@@ -131,6 +125,7 @@ class Parts(list[Part]):
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
         """Return the place that ``state`` describes; raises as a Checkpoint."""
         states = self._states_in(state) if self.mixes else [state]
+        # All parts of a mix have equally many batches and advance together.
         places = [part.checkpoint.place_in(own) for part, own in zip(self, states, strict=True)]
         return places[0]
 
@@ -145,6 +140,6 @@ class Parts(list[Part]):
         return states
 
     def prepare(self, place: PlanPosition) -> None:
-        """Request the first page of an iteration that begins at a place later, without waiting."""
+        """Request the first page of a later iteration, without waiting."""
         for part in self:
             part.pager.prepare(place)

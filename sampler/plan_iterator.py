@@ -1,7 +1,4 @@
-"""``PlanIterator``: one pass over a rank's batches of an epoch, lazy until its first item is requested.
-
-With ``batch_size=None``, DataLoader creates an iterator that it never uses, so creating one has no effect.
-"""
+"""``PlanIterator``: one pass over a rank's batches of an epoch."""
 
 from __future__ import annotations
 
@@ -27,15 +24,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cursor:
-    """The start of a sampler's next iteration; an iteration that begins moves it to the following epoch.
-
-    Thread-safe. ``named`` is the epoch set since the last iteration began.
-    """
+    """The start of a sampler's next iteration, moved on by each that begins. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = PlanPosition()
-        self.named: int | None = None
+        self.named: int | None = None  # the epoch set since the last iteration began
 
     def peek(self) -> PlanPosition:
         """Return the start of the next iteration without beginning it."""
@@ -77,6 +71,7 @@ class PlanIterator(Iterator[BatchRef]):
     def __init__(self, cursor: Cursor, parts: Parts) -> None:
         self._cursor = cursor
         self._parts = parts
+        # With batch_size=None, DataLoader creates an iterator that it never uses, so nothing begins here.
         self._pid = os.getpid()
         self._loaded: PlanPosition | None = None
         self._buffers: list[PrefetchBuffer] = []  # of each part, once the pass has begun

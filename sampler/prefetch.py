@@ -1,10 +1,4 @@
-"""The batches of one iteration on their way to the trainer: requested, waiting, delivered.
-
-In order, the next batch is the head: the lowest position. With ``reorder`` above 1, a batch whose samples are
-all in the cache (or failed) may overtake a head that still waits, if it is among the first ``reorder``
-positions from the head. A position in the plan then also needs the batches beyond it that were already
-delivered. No I/O and no threads: :mod:`superdl.sampler.pages` adds both.
-"""
+"""The batches of one iteration: requested, waiting, delivered. No I/O, no threads."""
 
 from __future__ import annotations
 
@@ -29,17 +23,15 @@ __all__ = [
     "planned_batch",
 ]
 
+# A page is requested once there is room for this many batches.
 PAGE_BATCHES = 32
-"""A page is requested once there is room for this many batches."""
+# Maximum number of batches that an iteration has received but not delivered.
 BUFFER_BATCHES = 2 * PAGE_BATCHES
-"""Maximum number of batches that an iteration has received but not delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPosition:
-    """A place in the plan: of ``epoch``, all batches before ``position`` and those in ``delivered_ahead``
-    were delivered.
-    """
+    """A place in an epoch: all before ``position``, and ``delivered_ahead``, are delivered."""
 
     epoch: int = 0
     position: int = 0
@@ -47,16 +39,13 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches that an iteration has delivered since ``start``, and the place after any number of them.
-
-    In order, a count suffices. Otherwise the positions are kept, 8 bytes each. No batch goes more than
-    ``reorder - 1`` positions early.
-    """
+    """The batches delivered since ``start``, and the place after any number of them."""
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
         self.start = start
         self.count = 0
         self._span = max([reorder, *(position - start.position + 1 for position in start.delivered_ahead)])
+        # In order, a count suffices. Otherwise the positions are kept, 8 bytes each.
         self._order = array("Q") if self._span > 1 else None
 
     def add(self, position: int) -> None:
@@ -82,24 +71,20 @@ class Delivered:
 
 
 class PrefetchBuffer:
-    """Batches that an iteration has received but not delivered. An abandoned buffer is garbage collected.
+    """Batches that an iteration has received but not delivered.
 
-    Attributes:
-        head: the first position not delivered.
-        tail: the first position not received yet.
-        end: batches in the epoch.
-        delivered: the delivered batches; may outlive the buffer.
-        error: the error of the last page; raised by the next demand, and then cleared.
-        not_before_s: no page is requested before this time, on the monotonic clock.
-        refresh_at_s: when to refresh the statuses of the window, on the monotonic clock.
+    In order, the next batch is the head. With ``reorder`` above 1, a batch whose samples are all in the
+    cache (or failed) may overtake a waiting head, if it is among the first ``reorder`` positions.
     """
 
     def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
         self.epoch = start.epoch
-        self.head = self.tail = start.position
-        self.end = end
-        self.delivered = Delivered(start, reorder=reorder)
+        self.head = self.tail = start.position  # first positions not delivered, not received
+        self.end = end  # batches in the epoch
+        self.delivered = Delivered(start, reorder=reorder)  # may outlive the buffer
+        # Of the last page; raised by the next demand, and then cleared.
         self.error: Exception | None = None
+        # On the monotonic clock: no page is requested before, and statuses are refreshed then.
         self.not_before_s = self.refresh_at_s = 0.0
         self._reorder = reorder
         self._waiting: dict[int, BatchRef] = {}
@@ -117,8 +102,7 @@ class PrefetchBuffer:
         return self.head >= self.end
 
     def add(self, batch: BatchRef, *, ready: bool) -> None:
-        """Add the batch at ``tail``, unless it was delivered before; raise ``ValueError`` if it is a
-        different one.
+        """Add the batch at ``tail``, unless it was delivered before; ``ValueError`` if it is another one.
 
         ``ready``: as far as is known, a reader would find all of its samples at once.
         """
@@ -181,13 +165,10 @@ def planned_batch(
     may_be_empty: bool = False,
     alone: bool = False,
 ) -> BatchRef:
-    """Convert the proto message ``Batch`` to a ``BatchRef``; ``ValueError`` if it does not fit its dataset.
-
-    ``packs`` are the packs that its page names. A part of a mix's batch may be empty. ``alone`` is as in
-    :class:`BatchRef`.
-    """
+    """Convert a proto ``Batch``, whose page names ``packs``, or raise ``ValueError``."""
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     for field, length, right in (
+        # A part of a mix's batch may be empty.
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
@@ -228,5 +209,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would find all samples of the proto ``Batch``, or tombstones."""
+    """Return whether a reader would find all samples of a ``Batch``, or tombstones."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

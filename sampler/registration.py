@@ -1,4 +1,4 @@
-"""Queries about a dataset that need no job: choosing the coordinator, registering, describing, listing."""
+"""Queries about a dataset that need no job: coordinator, registration, listing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _MAX_REGISTRATIONS = 5  # for one query, at a coordinator that forgets
 
 
 def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: bool = False) -> Client:
-    """Return a client of the coordinator at this address, else at ``SUPER_COORDINATOR``, else the embedded
-    one.
+    """Return a client of the coordinator at this address, of ``SUPER_COORDINATOR``, or of the embedded one.
 
     ``alone``: no other process is in the run, so that the embedded one ends with this process.
     ``for_question``: no sampler is created, so that it may end sooner.
@@ -84,7 +83,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
 
 @contextmanager
 def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
-    """Yield a client for a query about the dataset, and the run id under which it is made."""
+    """Yield a client for a query about the dataset, and the run id to use."""
     run = run_id()
     client = client_of(dataset.coordinator, run, alone=False, for_question=True)
     try:
@@ -95,18 +94,14 @@ def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
-    """Return path and label of each sample. Raises as :func:`describe`, and ``SourceError`` if the source has
-    a different fingerprint by now.
-    """
+    """Return each (path, label); ``SourceError`` if the fingerprint differs by now."""
     pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
     return SampleList(pages[0].bucket, keys, lengths, _labels_of(pages, label_dtype))
 
 
 def list_labels(dataset: Bindable, fingerprint: bytes) -> Labels:
-    """Return only the labels, read-only: an array of shape (samples, ...) or ``RaggedLabels``. Raises as
-    :func:`list_samples`.
-    """
+    """Return the labels alone, read-only: (samples, ...) or ``RaggedLabels``."""
     return _labels_of(*_pages(dataset, fingerprint, with_keys=False))
 
 
@@ -115,7 +110,6 @@ def _labels_of(pages: Sequence[Any], label_dtype: str) -> Labels:
 
 
 def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
-    """Return all pages (messages) of the dataset's samples, and the dtype of their labels."""
     with _asking(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
             facts, _end_s = client.register(dataset, run)

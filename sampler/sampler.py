@@ -1,4 +1,4 @@
-"""``SuperSampler``: a torch ``Sampler`` whose items are whole batches, planned by a coordinator."""
+"""``SuperSampler``: a torch ``Sampler`` whose items are planned batches."""
 
 from __future__ import annotations
 
@@ -161,6 +161,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             raise ConfigError("batching says how a mix of datasets fills its batches: leave it out")
         else:
             plans = [described(dataset, **arguments)]
+        # If a part fails, the jobs of those before it are closed.
         with ExitStack() as stack:
             parts = []
             for plan in plans:
@@ -174,8 +175,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         # What frameworks read of a DistributedSampler, whose __init__ counts otherwise.
         spec, size = plans[0].spec, parts[0].size
         self.dataset: Any = dataset if mixes else plans[0].dataset
+        # The dataset, or the part of one, that was passed.
         self.made_of: Any = dataset
-        """The dataset, or the part of one, that was passed."""
         self.rank, self.num_replicas = plans[0].rank, plans[0].num_replicas
         self.seed, self.drop_last = spec.seed, drop_last
         self.num_samples = samples_of_a_rank(spec.length(size), spec)
@@ -196,13 +197,14 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def job(self) -> str:
-        """Return the id of the job, 32 hex digits, shared by the ranks of a run; of a mix, of the first."""
+        """Return the job's id, 32 hex digits, equal on all ranks; of a mix, the first one's."""
         return self.parts[0].job
 
     @property
     def kept(self) -> str:
-        """Return a text for users: where decoded records are kept, and how full that was when the job was
-        opened. Empty without a store.
+        """Return a text for users: where decoded records are kept, and how full that was at the start.
+
+        Empty without a store.
         """
         return self.parts[0].session.kept
 
@@ -244,9 +246,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return PlanIterator(self._cursor, self.parts)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration begins. If a state of that epoch was loaded, its position is
-        kept.
-        """
+        """Set the epoch that the next iteration begins; a place loaded in it is kept."""
         self._cursor.set_epoch(whole_number("epoch", epoch, 0, _INT64))
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
@@ -302,8 +302,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             )
 
     def job_stats(self) -> SamplerStats:
-        """Return the coordinator's counters for this job so far, over all ranks, and the cost of status
-        checks in this process.
+        """Return the coordinator's counters for this job, over all ranks, and this process's status checks.
 
         Raises:
             UsageError: a mix has a job for each dataset.

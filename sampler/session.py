@@ -1,7 +1,4 @@
-"""A sampler's session with the coordinator: dataset registered, job open, both restored if it forgot them.
-
-Reopening is bounded in time and in number, however often the coordinator forgets.
-"""
+"""A sampler's session: dataset registered, job open, both restored if forgotten."""
 
 from __future__ import annotations
 
@@ -46,14 +43,14 @@ __all__ = ["JobSpec", "Session"]
 
 _LOG = logging.getLogger(__name__)
 
+# Times that one call may reopen an unknown job before it fails.
 MAX_REOPENS = 5
-"""Times that one call may reopen an unknown job before it fails."""
 
+# Time limit of such a call, without the time in which a listing makes progress.
 REOPENING_S = 180.0
-"""Time limit of such a call, without the time in which a listing makes progress."""
 
+# Counts of identical samplers, also by process id, since a fork copies them.
 _samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(itertools.count)
-"""Counts of identical samplers, also by process id, since a fork copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +80,20 @@ class JobSpec:
         return size if self.draws is None else self.draws.length(size)
 
     def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
-        """Return the id of a new sampler's job: 32 hex digits, equal on every rank of the run.
-
-        Ranks must find the same job without communicating, so it is a digest of the values that they share.
-        ``run`` is the run id, or the user's ``job`` argument. The second identical sampler of a process gets
-        a different id than the first. Ranks create their samplers in the same order, so they agree on that.
-        """
+        """Return a new sampler's job id: 32 hex digits, equal on every rank of ``run``."""
         numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
+        # Ranks find the same job without communicating, so it is a digest of the values that they share.
         facts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
         facts += [self.draws.digest] if self.draws is not None else []
         facts += [f"{self.mix},{self.member}".encode()] if self.mix else []
         facts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
+        # The second identical sampler gets another id. Ranks create theirs in the same order.
         before = next(_samplers[os.getpid(), digest128(*facts), self.rank])
         return digest128(*facts, *([str(before).encode()] if before else [])).hex()
 
 
 class Session:
     """A registered dataset and an open job; the constructor raises the errors of ``SuperSampler``.
-
-    ``ranks`` is the rank of this process and the number of ranks, by default as in the spec. If a sampler
-    draws the order, each rank has its own job.
 
     ``binding`` holds the facts about the dataset, ``batches_per_epoch`` counts this rank's batches, and
     ``kept`` is a text for users on where records are kept.
@@ -124,13 +115,13 @@ class Session:
         self._dataset = dataset
         self._spec = spec
         self.seed = spec.seed
+        # Whether a batch may be empty, as a part of a mix's batch may be.
         self.may_be_empty = bool(spec.mix)
-        """Whether a batch may be empty, as a part of a mix's batch may be."""
         rank, count = ranks or (spec.rank, spec.num_replicas)
+        # Whether a training step uses just one batch, of this rank.
         self.alone = count == 1 and not spec.mix
-        """Whether a training step uses just one batch, of this rank."""
+        # Whether a user's sampler draws each epoch, for begin_epoch(). Each rank then has its own job.
         self.is_ordered = spec.is_ordered
-        """Whether a user's sampler draws each epoch, for :meth:`begin_epoch`."""
         self._orders: dict[int, Draws] = {}
         self._run = run
         self._listing_silence_s = listing_silence_s
@@ -209,10 +200,7 @@ class Session:
         request.order_sent = draws.length(0)
 
     def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
-        """Continue with the order that a user's sampler drew for an epoch, from ``position`` on.
-
-        Raises as :meth:`pages_from`.
-        """
+        """Continue with the order that a user's sampler drew, from ``position`` on."""
         # An iteration of the epoch before may go on beside this one.
         latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
         self._orders = latest | {epoch: draws}
@@ -221,20 +209,16 @@ class Session:
         )
 
     def has_begun_another(self, epoch: int) -> bool:
-        """Return whether the latest order is of another epoch: a sign of life would open this one again."""
+        """Return whether the latest order is of another epoch; a heartbeat would reopen this one."""
         return self.is_ordered and epoch != next(reversed(self._orders), epoch)
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
     ) -> float:
-        """Register and open the job again, at a coordinator that lost its memory; this rank resumes at a
-        position.
+        """Register and open the job again, at a coordinator that lost its memory, from a position on.
 
-        Gives up at the monotonic ``end_s``. Returns it, extended by the time in which a listing made
-        progress.
-
-        Raises:
-            SourceError: the source has changed since this sampler's plan was made.
+        Gives up at the monotonic ``end_s``; returns it, extended by the time of a listing's progress.
+        ``SourceError`` if the source has changed since this sampler's plan was made.
         """
         with self._lock:
             facts, end_s = self._client.register(
@@ -266,9 +250,7 @@ class Session:
     ) -> Any:
         """Return a page (message) of up to ``count`` batches from ``position`` on; reopen a forgotten job.
 
-        Raises:
-            UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: no answer. Both
-                name the bound that was reached.
+        ``UnknownJobError`` (forgotten too often) and ``CoordinatorUnreachableError`` name the bound.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 

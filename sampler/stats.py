@@ -1,7 +1,4 @@
-"""``SamplerStats``: the coordinator's counters for one job, as plain numbers.
-
-Counters start when the job is opened and cover all its ranks. Displaying them is left to others.
-"""
+"""``SamplerStats``: the coordinator's counters for one job since it was opened."""
 
 from __future__ import annotations
 
@@ -57,16 +54,13 @@ class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
     ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks``, ``lapsed_ranks`` have not
-    called recently. ``team`` is named by the sampler's token. The fields from ``budget_bytes`` to
-    ``free_bytes`` describe the whole cache; ``needed_bytes`` is the budget with which nothing would be
-    dropped. ``cache_trouble`` is the reason why the cache does not answer the coordinator, and empty while it
-    does. ``store`` is the address of the store below it, empty if there is none; its packs may take
-    ``store_room_bytes`` in all, 0 if unbounded; ``store_trouble`` is empty while all is well.
-
-    ``workers`` are the connected workers. ``stall_causes`` count stalled batches by cause (docs/runs.md lists
-    the causes), ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls`` and the fields
-    after it are of this process: its calls for pages of the plan, their seconds and CPU seconds, and the
-    seconds that the loop waited for a page.
+    called recently. ``team`` is named by the sampler's token. ``budget_bytes`` to ``free_bytes`` describe
+    the whole cache; ``needed_bytes`` is the budget with which nothing would be dropped. ``cache_trouble``
+    is the reason why the cache does not answer the coordinator, and empty while it does. ``store`` is the
+    address of the store below it, empty if there is none; its packs may take ``store_room_bytes``, 0 if
+    unbounded. ``stall_causes`` count stalled batches by cause (docs/runs.md lists them),
+    ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls`` and the fields after it
+    are of this process: calls for pages, their seconds and CPU seconds, and the loop's wait for a page.
     """
 
     job: str
@@ -113,9 +107,7 @@ class SamplerStats(WorkCounters):
     def from_messages(
         cls, job: Any, cache: Any, checks: StatusChecks, workers: Iterable[Any] = ()
     ) -> SamplerStats:
-        """Build from the proto messages ``JobStats``, ``CacheStats`` and ``WorkerStats``, and this sampler's
-        own counters.
-        """
+        """Build from the coordinator's messages and this sampler's counters."""
         of_job = {field.name for field in job.DESCRIPTOR.fields}
         names = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(

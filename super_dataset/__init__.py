@@ -1,8 +1,4 @@
-"""Reading decoded samples into tensors: the dataset for torch's ``DataLoader``, and ``SuperLoader``.
-
-The dataset reads the cache; ``SuperLoader`` uses threads instead of processes. Neither knows the coordinator:
-a ``SuperSampler`` binds the dataset and yields the ``BatchRef`` s that index it.
-"""
+"""The dataset for torch's ``DataLoader``, and ``SuperLoader``."""
 
 from __future__ import annotations
 

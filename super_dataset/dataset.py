@@ -1,8 +1,4 @@
-"""``SuperDataset``: a torch dataset indexed by planned batches, which returns their tensors.
-
-It reads only from the cache, and from the store's packs if this machine sees them. The sampler decides which
-batches there are.
-"""
+"""``SuperDataset``: a torch dataset indexed by planned batches."""
 
 from __future__ import annotations
 
@@ -61,12 +57,12 @@ class SuperDataset(ListedSource, Dataset[Any]):
     """Decoded samples of a source, read from the cache or the store batch by batch.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
-    channels_last; other samples are stacked as they are, and samples that differ in dtype or shape come as a
-    list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
-    dtype. If the key list has arrays, the shape is (batch, ...); if their lengths vary, labels are a list of
-    tensors; if it has named fields, a dict of these. If samples have fields (``Recipe.fields``), or a custom
-    step returns named arrays, a dict of tensors, or of lists of tensors, takes the place of images. With
-    ``return_info``, a :class:`BatchInfo` comes third.
+    channels_last; other samples are stacked as they are, or a list of tensors if they differ in dtype
+    or shape. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
+    dtype. If the key list has arrays, the shape is (batch, ...), or labels are a list of tensors if
+    lengths vary; if it has named fields, a dict of these. If samples have fields (``Recipe.fields``),
+    or a custom step returns named arrays, a dict of tensors, or of lists of tensors, takes the place of
+    images. With ``return_info``, a :class:`BatchInfo` comes third.
 
     Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
     Accessed before that, they start what the sampler would start, and wait until the source is listed.
@@ -101,7 +97,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         transform: runs where batches are read, after the cache. With one required argument, as in
             torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
             albumentations an array, uint8 of shape (height, width, 3)); :class:`PerSample` makes this
-            explicit and has more options. Its results are batched as by torch's ``default_collate``. A sample
+            explicit and has more options. Results are batched as by torch's ``default_collate``. A sample
             of several arrays is passed as a dict, and the result may be one. With three arguments, where the
             last ones may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
             and its result is the item. It must pickle if workers are spawned.
@@ -165,10 +161,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self.given_classes = () if classes is None else checked_classes(classes)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
+        # Read records straight from the store's packs if this machine sees them, else all from
+        # the cache. Change it before a sampler is created.
         self.reads_straight = True
-        """Whether to read records straight from the store's packs if this machine sees them; otherwise all
-        come from the cache. Change it before a sampler is created.
-        """
         self._transform = for_batches(transform)
         self._columns = None if columns is None else checked_columns(columns)
         if collate_fn is not None and not callable(collate_fn):
@@ -206,8 +201,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples skipped or replaced so far, each once: key, reason, handling, and number of
-        occurrences. They are those of this process and its DataLoader workers, so of one rank.
+        """Return each bad sample skipped or replaced so far: key, reason, handling, number of occurrences.
+
+        They are those of this process and its DataLoader workers, so of one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
@@ -220,12 +216,13 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Store what a coordinator reported; see :class:`ListedSource`."""
         super().bind(binding)
         kept = self._bad_samples
+        # A fork needs a list of its own: its parent's belongs to the parent.
         if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
             self._bad_samples = BadSamples(self.source)
             weakref.finalize(self, self._bad_samples.close)
 
     def ping_cache(self, cache: str) -> None:
-        """Ping the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
+        """Ping the cache with this process's credentials, within 5 s. Called by ``SuperSampler``.
 
         Raises:
             CacheUnreachableError: no answer; CacheError: the cache refused, for example the credentials.
@@ -303,6 +300,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
                 self._bad_samples.last_good = LastGood(images, labels, info)
             if read.bad:
                 self._note_bad(read, _HANDLED[on_bad_sample])
+        # Labels are small: in a message they cost less than a block of shared memory.
         return images, map_tensors(labels, send_by_value) if memory.shared else labels, info
 
     def _instead_of(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
@@ -317,6 +315,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
             self._note_bad(read, "batch left out")
             remedy = "All of them are bad, and so are all others of the epoch"
+            # If every batch of the epoch is left out, the cause of the first one is raised.
             raise BatchLeftOut from None if ref.position else bad_sample_error(ref, read.bad, remedy)
         if last_good is None:
             remedy = "All of them are bad, and this process has read no good sample yet to repeat instead"

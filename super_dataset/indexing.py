@@ -26,11 +26,9 @@ _THREE_LINES = """\
 
 
 def place_of(index: Any, dataset: Sized) -> int:
-    """Return the place in ``dataset.samples`` for an index, which may count from the end.
+    """Return the place in ``dataset.samples`` for an index, which may be negative.
 
-    Raises:
-        IndexError: the index is out of range.
-        UsageError: it is no index of a sample, or a DataLoader uses it, which must be given batches.
+    ``IndexError`` if it is out of range; ``UsageError`` if it is no index, or a DataLoader asks.
     """
     if isinstance(index, slice):
         raise UsageError(
@@ -61,6 +59,7 @@ def sampler_of_one(dataset: Bindable, place: int) -> SuperSampler:
         indices=[place],
         rank=0,
         num_replicas=1,
+        # A job of its own, whose name no other process takes.
         job=f"sample-{os.urandom(8).hex()}",
     )
 
@@ -83,7 +82,7 @@ def how_to_use(index: object) -> str:
 
 
 def _a_loader_asks() -> bool:
-    """Return whether a DataLoader indexes the dataset, perhaps through a Subset."""
+    # A DataLoader with another sampler indexes single samples, perhaps through a Subset.
     # It would mistake each sample for a batch.
     frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):

@@ -1,7 +1,4 @@
-"""Facts about a dataset's source: number of samples, classes, and each sample's path and label.
-
-A new sampler provides them. Before that, the sampler's package is asked to query the coordinator.
-"""
+"""Facts about a dataset's source: size, classes, and each sample's path and label."""
 
 from __future__ import annotations
 
@@ -22,14 +19,10 @@ __all__ = ["ListedSource", "normalise_url"]
 
 
 class ListedSource:
-    """The part of a dataset that knows its source; ``coordinator`` is the address to query.
+    """The part of a dataset that knows its source. It asks the coordinator once."""
 
-    It queries once. Copies in other processes, such as DataLoader workers, query only a coordinator with an
-    address: otherwise each would start one. They do not carry samples and targets, which may be large.
-    """
-
+    # Queried before there is a sampler, and its default; None: as in SuperSampler.
     coordinator: str | None = None
-    """Queried before there is a sampler, and its default; ``None``: as in ``SuperSampler``."""
 
     def __init__(self, coordinator: str | None = None) -> None:
         if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
@@ -37,10 +30,8 @@ class ListedSource:
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
+        # Fingerprint of the listing last used by len(), samples or the like, to which places refer.
         self.listed_as: bytes | None = None
-        """Fingerprint of the listing last used by ``len()``, ``samples`` or the like, to which places refer;
-        ``None`` before any use.
-        """
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
         self._made_in = os.getpid()
@@ -57,9 +48,7 @@ class ListedSource:
 
     @property
     def samples(self) -> SampleList:
-        """Return path and label of each sample, in the order of an ImageFolder or of a list's keys: a
-        sequence, fetched on first access.
-        """
+        """Return each sample's (path, label), in the order of an ImageFolder or of a list."""
         if self._samples is None:
             from superdl.sampler import list_samples
 
@@ -69,7 +58,8 @@ class ListedSource:
 
     @property
     def targets(self) -> Labels:
-        """Return the label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...).
+        """Return the labels in the order of :attr:`samples`, read-only: shape (samples, ...).
+
         If a list varies in length, they are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
@@ -82,7 +72,7 @@ class ListedSource:
         return self._targets
 
     def __len__(self) -> int:
-        """Return the number of samples. Without a sampler, wait until the source is listed."""
+        """Return the number of samples; without a sampler, wait for the listing."""
         return self._known("len()").size
 
     def __bool__(self) -> bool:
@@ -92,11 +82,13 @@ class ListedSource:
     def bind(self, binding: DatasetBinding) -> None:
         """Store what a coordinator reported; ``ConfigError`` for labels of no tensor."""
         check_label_dtype(binding.label_dtype)
+        # Another listing: the places of samples have moved.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None
         self._binding, self._made_in = binding, os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
+        # Samples and targets may be large, so copies in workers do not carry them.
         return {**self.__dict__, "_samples": None, "_targets": None}
 
     def _known(self, fact: str) -> DatasetBinding:
@@ -109,8 +101,9 @@ class ListedSource:
         return known
 
     def _asking(self, fact: str) -> Bindable:
-        """Return the dataset, to ask a coordinator for ``fact`` about it, if this process may."""
+        """Return the dataset, if this process may ask a coordinator for ``fact`` about it."""
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
+        # Without an address each worker would start a coordinator of its own.
         if self._made_in != os.getpid() and not is_named:
             raise UsageError(
                 f"{fact} of this SuperDataset is not known here, and copies in other processes ask no "
@@ -122,13 +115,7 @@ class ListedSource:
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return the user's argument ``name`` as ``s3://bucket/prefix`` and the like, or ``file:///real/path``.
-
-    The coordinator checks whether the source exists: it may run where the files are.
-
-    Raises:
-        ConfigError: it is not text or a path, is empty, or has a scheme that SUPER does not read.
-    """
+    """Return the argument ``name`` as a URL (a path: real, ``file://``), or raise ``ConfigError``."""
     try:
         text = os.fspath(value)
     except TypeError:
@@ -144,4 +131,5 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
+    # The coordinator checks whether it exists: it may run where the files are.
     return file_url(os.fspath(expanded), name)

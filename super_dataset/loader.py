@@ -1,8 +1,4 @@
-"""``SuperLoader``: the batches of a plan, read by threads of the training process or by worker processes.
-
-Receiving a batch holds no Python lock and needs hardly any CPU, so threads do as well as processes, without a
-hand-over. Processes are for code that may use the global generators of Python, numpy or torch.
-"""
+"""``SuperLoader``: the batches of a plan, read by threads or by worker processes."""
 
 from __future__ import annotations
 
@@ -108,8 +104,7 @@ class SuperLoader(Generic[_Ref]):
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
             the global generators of Python, numpy or torch; default: one for each core of this rank, up to
             16; 0: read in the training process itself. If nothing draws, this is the number of threads, at
-            most ``prefetch + 1`` and at least one; one thread does the work of several processes, and three
-            were measured to take a fifth more CPU.
+            most ``prefetch + 1`` and at least one; one thread does the work of several processes.
         threads: read with this many threads even if something draws (not allowed for per-image transforms);
             0: processes.
         collate_fn: as a DataLoader's: with ``batch_size`` it is called with the list of a batch's samples,
@@ -157,10 +152,12 @@ class SuperLoader(Generic[_Ref]):
         if threads is not None:
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
+        # Receiving holds no Python lock and hardly any CPU, so threads do as well as processes,
+        # without a hand-over. Processes are for code that uses global random generators.
         processes, why = by_processes(whole, collate_fn, threads, of_workers)
         mover = mover_to(device)
+        # The sampler that is closed with the loader.
         self._made: Any = None
-        """The sampler that is closed with the loader."""
         if sampler is not None:
             _check_agreed(sampler, dataset, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
@@ -198,6 +195,7 @@ class SuperLoader(Generic[_Ref]):
             readers = f"worker processes: {self.num_workers}"
         else:
             self.num_workers = num_workers or 0
+            # Three threads were measured to take a fifth more CPU than one.
             count = threads or min(max(1, self.num_workers), prefetch + 1, _MAX_THREADS)
             self._readers = ReadingThreads(load, mover, count, prefetch)
             readers = f"threads: {count}"
@@ -270,9 +268,9 @@ class SuperLoader(Generic[_Ref]):
         self._latest = None
 
     def close(self) -> None:
-        """Stop threads and processes; a thread finishes its batch first. Idempotent; iterating then fails.
+        """Stop threads and processes, and close a sampler that the loader created. Idempotent.
 
-        A sampler that the loader created is closed too; one that was passed to it is not.
+        A thread finishes its batch first. Iterating fails afterwards.
         """
         self._readers.stop()
         if self._made is not None:
@@ -310,8 +308,6 @@ class SuperLoader(Generic[_Ref]):
 
 @dataclass(slots=True)
 class _Progress:
-    """A pass's progress: batches delivered, and whether the loop has seen its end."""
-
     taken: int = 0
     finished: bool = False
 
@@ -341,6 +337,7 @@ class _Pass(Iterator[Any]):
             self._progress.taken = self._reading.passed
             return item
         none_good, self._none_good = self._none_good, None
+        # Else an epoch of bad samples alone would look like an empty dataset.
         if none_good is not None and not self._progress.taken:
             raise none_good
         self._progress.finished = True
@@ -362,7 +359,6 @@ def _check_agreed(
     shuffle: bool | None,
     drop_last: bool,
 ) -> None:
-    """Raise ``ConfigError`` for arguments that contradict the given sampler."""
     if isinstance(sampler, int):
         raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
     if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:

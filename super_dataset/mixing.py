@@ -1,8 +1,4 @@
-"""``SuperMix``: several datasets, each with its share of every batch.
-
-The sampler chooses the samples of each batch. This module computes how many each dataset has in an epoch, and
-puts batches together.
-"""
+"""``SuperMix``: several datasets, each with its share of every batch."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SuperMix", "whole_of"]
 
+# Relative error of a proportion that is ignored: larger than the rounding of floats such as
+# 2 / 7 and 1 - 0.9999, and less than 1/500 of a sample in the longest epoch.
 _ROUNDING = Fraction(1, 2**40)
-"""Relative error of a proportion that is ignored: larger than the rounding error of floats such as ``2 / 7``
-and ``1 - 0.9999``, and less than 1/500 of a sample in the longest epoch.
-"""
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
 
@@ -60,10 +55,10 @@ class SuperMix(ConcatDataset[Any]):
             does not matter. For a sequence or a ``ConcatDataset``, an epoch has each sample of all datasets
             once.
         stopping_strategy: when an epoch with proportions ends. ``"first_exhausted"``: once one dataset is
-            used up; the other datasets contribute some samples, drawn afresh in each epoch.
-            ``"all_exhausted"``: once all are; samples of smaller datasets repeat, equally often to within
-            one. Without ``shuffle`` they come in the catalog's order, from the first sample on. A dataset
-            whose samples do not come exactly once has at most 2**24 of them.
+            used up; the others contribute some samples, drawn afresh in each epoch. ``"all_exhausted"``:
+            once all are; samples of smaller datasets repeat, equally often to within one. Without
+            ``shuffle`` they come in the catalog's order, from the first sample on. A dataset whose samples
+            do not come exactly once has at most 2**24 of them.
 
     Raises:
         ConfigError: an argument is invalid, or a proportion leaves a dataset without a sample in an epoch.
@@ -127,7 +122,7 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code that may use shared generators, as a SuperDataset does."""
+        """Return the name of code that may use shared generators."""
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
@@ -150,7 +145,7 @@ class SuperMix(ConcatDataset[Any]):
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Join the parts of a batch, keeping their structure."""
+    # Tensors are concatenated, named parts joined one by one, all else listed part by part.
     first = parts[0]
     if all(isinstance(part, torch.Tensor) for part in parts):
         if len({(part.dtype, part.shape[1:]) for part in parts}) == 1 and first.ndim:
@@ -166,15 +161,15 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def whole_of(dataset: Any) -> Any:
-    """Return the dataset behind a ``Subset``: samplers name batches of the whole dataset."""
+    """Return the dataset behind a ``Subset``: samplers name its batches."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
 
 
 def _proportion(value: Any) -> Fraction:
-    """Parse a proportion from its decimal notation: 0.1 is exactly a tenth."""
     try:
+        # From the decimal notation, so that 0.1 is exactly a tenth.
         share = Fraction(str(value))
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)

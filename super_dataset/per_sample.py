@@ -1,9 +1,4 @@
-"""``PerSample``: a per-image transform, as in torchvision, timm and albumentations, applied to a batch.
-
-Such transforms draw from the global generators of Python, numpy and torch. These are set before each sample
-and restored after the batch, which is safe only in the main thread of a worker or trainer. None of those
-libraries is imported: the calling convention is read from the signature.
-"""
+"""``PerSample``: a per-image transform, as in torchvision, timm and albumentations."""
 
 from __future__ import annotations
 
@@ -35,21 +30,21 @@ Takes: TypeAlias = Literal["pil", "numpy", "tensor"]
 Seed: TypeAlias = int | Literal["sampler"] | None
 _Parameters: TypeAlias = "Mapping[str, inspect.Parameter]"
 
+# Arguments by which a transform takes its own generator, as in torch and numpy.
 _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "generator": lambda digest: torch.Generator().manual_seed(_bits(digest[:8])),
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
 }
-"""Arguments by which a transform takes its own generator, as in torch and numpy."""
 
 
 class _Global(NamedTuple):
-    """A process-wide generator, and how to seed it for a sample."""
-
     seed: Callable[[bytes], Any]
     state: Callable[[], Any]
     set_state: Callable[[Any], Any]
 
 
+# Set before each sample and restored after the batch, which is safe only in the main thread of
+# a worker or trainer.
 _GLOBAL_GENERATORS: Mapping[str, _Global] = {
     "random": _Global(lambda digest: random.seed(_bits(digest)), random.getstate, random.setstate),
     "numpy": _Global(
@@ -162,7 +157,6 @@ class PerSample:
 
     @contextmanager
     def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
-        """Yield an iterator over the results of ``call`` on each sample."""
         set_global = bool(self.may_draw)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
@@ -193,7 +187,6 @@ class PerSample:
         *,
         set_global: bool,
     ) -> Any:
-        """Return the transform's result for the sample at this offset of the batch."""
         form = _FORMS[self._takes]
         given: Any
         if isinstance(sample, dict):
@@ -210,6 +203,7 @@ class PerSample:
             return call(given, **generators)
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[place].hex()}"
+            # A note keeps the type of the user's exception.
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
 
@@ -235,11 +229,7 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """Return a user's ``transform`` in a form to call on a batch: itself, or a :class:`PerSample`.
-
-    Raises:
-        ConfigError: it is not callable, its signature is ambiguous, or it mixes a batch.
-    """
+    """Return a user's ``transform`` as one of batches; ``ConfigError`` if it is ambiguous."""
     if transform is None:
         return None
     if not callable(transform):
@@ -265,9 +255,6 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
 
 
 def _is_for_batches(parameters: _Parameters) -> bool:
-    """Return whether there are three required arguments, or three, some with defaults, whose names match if
-    only one is required: ``(image, mean=..., std=...)`` is for one image.
-    """
     by_place = [
         parameter
         for parameter in parameters.values()
@@ -279,6 +266,7 @@ def _is_for_batches(parameters: _Parameters) -> bool:
     if len(needed) == len(_OF_A_BATCH):
         return True
     named = tuple(parameter.name for parameter in by_place)
+    # If only one is required, the names decide: (image, mean=..., std=...) is for one image.
     return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
 
 
@@ -294,7 +282,8 @@ def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return a call's arguments; ``None`` if unknown, and for an uncalled class."""
+    """Return a call's arguments; ``None`` if unknown, or for a class."""
+    # A module's __call__ takes (*args, **kwargs).
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
         return None
@@ -310,10 +299,10 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
-    """Return whether the signature is albumentations': ``(*, image)`` or ``(*args, force_apply, **data)``."""
     kinds = [parameter.kind for parameter in parameters.values()]
     if any(kind in _POSITIONAL for kind in kinds):
         return False
+    # albumentations' signature is (*, image) or (*args, force_apply, **data).
     of_albumentations = "force_apply" in parameters and inspect.Parameter.VAR_KEYWORD in kinds
     return "image" in parameters or of_albumentations
 
@@ -342,7 +331,6 @@ def _is_picture(sample: torch.Tensor) -> bool:
 
 
 def _array(sample: torch.Tensor) -> Any:
-    """View an image as uint8 of shape (height, width, channels), others unchanged."""
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 

@@ -1,8 +1,4 @@
-"""Images for a pipeline of torchvision or timm: conversion to PIL, and from PIL to tensors.
-
-The conversion to tensors and normalisation work in the memory of the batch, or on the device. Every pixel
-equals the pipeline's, bit for bit.
-"""
+"""Images for a pipeline of torchvision or timm: to PIL and back, equal bit for bit."""
 
 from __future__ import annotations
 
@@ -26,28 +22,24 @@ Transform: TypeAlias = Callable[[Any], Any]
 _RGB = 3
 _VALUES = 256
 
+# Scaling by the classes above: none (bytes); to float32 as torchvision's v1; as its v2.
 _SCALES = ("bytes", "divided", "multiplied")
-"""Scaling by the classes above: none (bytes); to float32 as torchvision's v1; as its v2."""
 
 
 class Planes(NamedTuple):
-    """An RGB image's pixels to which only the pipeline's :class:`End` remains to be applied."""
+    """An RGB image's pixels, to which only an :class:`End` remains to be applied."""
 
+    # Shape (channels, height, width), not to be written to.
     pixels: NDArray[np.uint8]
-    """Shape (channels, height, width), not to be written to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """The pipeline's conversion of images to tensors, which maps each value of a channel independently.
-
-    On CPU it is the pipeline's own arithmetic, in the memory of the result. Other devices use a lookup table
-    of all values, which gives the same bits however the device rounds a division.
-    """
+    """A pipeline's conversion to tensors, which maps each value of a channel independently."""
 
     scale: str
+    # Mean and standard deviation, each of shape (1 or channels, 1, 1); or empty.
     moments: tuple[NDArray[np.float32], ...]
-    """Mean and standard deviation, each of shape (1 or channels, 1, 1); or empty."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,7 +47,8 @@ class End:
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """Convert uint8 (..., channels, height, width) as the pipeline does, into ``out``."""
+        """Convert uint8 (..., channels, height, width) into ``out``, as the pipeline does."""
+        # The pipeline's own arithmetic, step by step: one fused factor would round differently.
         np.copyto(out, pixels)
         if self.scale == "divided":
             np.divide(out, np.float32(255), out=out)
@@ -73,6 +66,7 @@ class End:
             converted = torch.empty(images.shape)
             self.write(images.numpy(), converted.numpy())
             return converted
+        # A table gives the same bits however the device rounds a division.
         return self.looked_up(images)
 
     def looked_up(self, images: torch.Tensor) -> torch.Tensor:
@@ -94,8 +88,6 @@ def to_pil(pixels: NDArray[np.uint8]) -> Image:
 def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
     """Return a pipeline without its end, and that end, if it converts to tensors in a usual way.
 
-    Such an end is ``ToTensor`` or the like, followed by a change of the dtype, ``Normalize``, both or
-    neither. The classes are recognised by name; equality of the bits is verified on an image of all values.
     The transform then returns :class:`Planes`, except for images that are not RGB, where it returns the
     pipeline's full result.
     """
@@ -125,7 +117,7 @@ def _planes(image: Image) -> Planes:
 
 
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
-    """Return an End equivalent to ``last`` on an image's planes, or ``None``."""
+    # Classes are recognised by name only, so an image of all values checks that the bits are equal.
     values = np.arange(_VALUES, dtype=np.uint8)
     pixels = np.stack(
         [np.resize(channel, size) for channel in (values, values[::-1], np.roll(values, 99))], axis=-1

@@ -1,4 +1,4 @@
-"""Threads that read batches for a ``SuperLoader``, and end with it or with the interpreter."""
+"""Threads that read batches for a ``SuperLoader``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CLOSED = "this SuperLoader was closed: make another"
 
 
 class ReadingThreads:
-    """``count`` threads, started when the first batch is requested, that run until :meth:`stop`."""
+    """``count`` threads, started with the first batch, that run until :meth:`stop`."""
 
     def __init__(self, load: Load, mover: Mover, count: int, prefetch: int) -> None:
         self.mover = mover
@@ -70,7 +70,7 @@ class ReadingThreads:
         return future
 
     def stop(self) -> None:
-        """Let each thread end after its current batch; batches not begun fail. Idempotent."""
+        """End each thread after its current batch; other batches fail. Idempotent."""
         # A garbage collection may call it anywhere, so it takes no lock.
         self._stopped = True
         if self._pid == os.getpid():
@@ -112,13 +112,13 @@ class ReadingThreads:
             future.set_result(item)
 
     def _look_ahead(self, ref: Any) -> None:
-        """Announce the next batch: the disk can fetch it while this one is copied."""
         waiting = self._waiting
         with self._lock:
             while any(queued is ref for queued in waiting) and waiting.popleft() is not ref:
                 pass  # another thread has it
             following = waiting[0] if waiting else None
         if following is not None:
+            # The disk can fetch it while this batch is copied.
             announce(following)
 
     def _refuse_what_waits(self) -> None:
@@ -162,7 +162,6 @@ class ThreadPass:
             del future  # or an error, its frames and the future would form a reference cycle
 
     def _ask_ahead(self) -> None:
-        """Schedule the next batch and those after it."""
         while self._trouble is None and not self._exhausted and len(self._ahead) <= self._prefetch:
             try:
                 ref = next(self._refs)
@@ -175,7 +174,7 @@ class ThreadPass:
 
 
 def _give_up(ahead: deque[Future[Any]]) -> None:
-    """Cancel unstarted batches when a pass is abandoned."""
+    # The pass was abandoned: batches not begun need not be read.
     for future in ahead:
         future.cancel()
     ahead.clear()
@@ -186,7 +185,6 @@ _running: weakref.WeakSet[ReadingThreads] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    """Stop the threads at exit, and wait a moment for them."""
     # A thread that the interpreter ends within torch's C++ aborts the process.
     threads = list(_running)
     for thread in threads:

@@ -1,8 +1,4 @@
-"""Splitting a pipeline of torchvision or timm: a part that functions do once, and the rest for workers.
-
-Neither library is imported. Their classes are recognised by module and name, and read by their public
-attributes; a user's subclass may do anything, so it is not recognised.
-"""
+"""Splitting a pipeline: a part that functions do once, and the rest for workers."""
 
 from __future__ import annotations
 
@@ -28,6 +24,8 @@ __all__ = [
 
 Transform: TypeAlias = Callable[[Any], Any]
 
+# Neither library is imported: classes are recognised by module and name, and read by public
+# attributes. A user's subclass may do anything, so it is not recognised.
 _ITS_OWN = ("torchvision.transforms.", "timm.data.")
 _MAKE_TENSORS = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToImageTensor", "MaybeToTensor", "MaybePILToTensor", "ToNumpy"}
@@ -134,9 +132,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """Split a pipeline into the parts that produce images and those that make a tensor and change it pixel by
-    pixel; the latter are empty if other parts are among them.
-    """
+    """Split a pipeline where images become tensors; its end is empty if it does more."""
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
@@ -151,8 +147,8 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 
 def _makes_tensors(part: Any) -> bool:
-    """Return whether it only makes a tensor; a split preset keeps images of its size."""
     if _known_class(part) == _PRESET:
+        # A split preset keeps images of its size.
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
@@ -199,7 +195,7 @@ def name_of(transform: Any) -> str:
 
 
 def _described(transform: object) -> str:
-    """Return its repr if that is one readable line, else its name."""
+    # Some reprs take several lines or name an address.
     text = repr(transform)
     return name_of(transform) if "\n" in text or text.startswith("<") else text
 
@@ -256,11 +252,8 @@ def _pad(transform: Any) -> dict[str, Any]:
 
 
 def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
-    """Split an evaluation preset, which resizes, crops, and makes a normalised tensor.
-
-    The rest is the preset itself with its crop size for both sizes: it neither resizes nor crops an image of
-    that size.
-    """
+    """Split an evaluation preset, which resizes, crops, and makes a normalised tensor."""
+    # With its crop size for both sizes it neither resizes nor crops an image of that size.
     rest = copy.copy(preset)
     rest.resize_size = preset.crop_size
     (side,) = preset.crop_size

@@ -1,8 +1,4 @@
-"""Building a batch from the results of a transform, and taking batches apart into samples.
-
-A batch has the structure of torch's ``default_collate``, but in recycled memory. If that would raise because
-samples differ, they stay a list.
-"""
+"""Building a batch from a transform's results, and taking batches apart."""
 
 from __future__ import annotations
 
@@ -43,9 +39,7 @@ class Columns(list[Any]):
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
-    """Return ``count`` results of a transform as a batch. Tensors and arrays of one shape and dtype are
-    copied into one tensor as they are produced; so are images that only lack their ``end``.
-    """
+    """Return ``count`` results as a batch, as ``default_collate`` does, in recycled memory."""
     results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
@@ -67,6 +61,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
         elif _is_alike(result, template):
             stacked[at].copy_(result)
             continue
+        # Samples that differ stay a list, where default_collate would raise.
         return _listed([_finished(sample, end) for sample in chain(stacked[:at], [result], results)])
     return stacked
 
@@ -88,12 +83,11 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
-    """Return a batch's samples, which share its memory. With ``numbers``, those are Python's if
-    ``default_collate`` would restore the same dtype.
-    """
+    """Return a batch's samples, which share its memory."""
     if isinstance(batch, dict):
         columns = [rows_of(part, numbers=numbers) for part in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+    # Python's numbers, if default_collate would restore the same dtype.
     if numbers and isinstance(batch, torch.Tensor) and batch.ndim == 1 and batch.dtype in _PYTHONS_DTYPES:
         return list(batch.tolist())
     return list(batch)
@@ -110,11 +104,7 @@ def only_sample(batch: Any) -> Any:
 
 
 def checked_columns(columns: object) -> dict[str, str]:
-    """Return the mapping from column names to parts, given as a mapping or as a list of unchanged names.
-
-    Raises:
-        ConfigError: it is neither, or empty.
-    """
+    """Return column names and their parts, from a mapping or a list of unchanged names."""
     if isinstance(columns, Sequence) and not isinstance(columns, str):
         pairs = [(name, name) for name in columns]
     else:
@@ -128,11 +118,7 @@ def checked_columns(columns: object) -> dict[str, str]:
 
 
 def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """Return a batch as a dict of these columns.
-
-    Raises:
-        UsageError: it has no part of that name.
-    """
+    """Return a batch as a dict of these columns; ``UsageError`` if it lacks a part."""
     parts = dict(images) if isinstance(images, dict) else {"images": images}
     parts["labels"] = labels
     if isinstance(labels, dict):
@@ -146,7 +132,6 @@ def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str
 
 
 def _in_structure(samples: list[Any]) -> Any:
-    """Return samples that are not tensors as batches within their common structure."""
     first, count = samples[0], len(samples)
     if isinstance(first, Mapping):
         if all(isinstance(sample, Mapping) and sample.keys() == first.keys() for sample in samples):
@@ -162,9 +147,9 @@ def _in_structure(samples: list[Any]) -> Any:
 
 
 def _as_tensor(result: Any) -> Any:
-    """Return an array as a tensor, copied only if torch cannot take it, as a flipped one."""
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
+    # Copied only if torch cannot take it, as a flipped one.
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))
 
 

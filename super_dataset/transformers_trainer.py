@@ -1,8 +1,4 @@
-"""``SuperTrainerMixin``: lets Hugging Face's ``Trainer`` train, evaluate and resume on SUPER.
-
-Trainer itself prepares a loader by Accelerate, which shards among ranks once more, and resumes by creating a
-new DataLoader, which loses the plan. This module does not import transformers.
-"""
+"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` on SUPER."""
 
 from __future__ import annotations
 
@@ -57,6 +53,8 @@ class SuperTrainerMixin:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         """Return the training loader, as Accelerate's ``skip_first_batches`` accepts it."""
+        # Accelerate would shard a loader among ranks once more, and resume by creating a new
+        # DataLoader, which loses the plan.
         loader = self._super_loader(self.train_dataset, training=True)
         return DataLoader(_Batches(loader, self), batch_size=None)
 
@@ -72,11 +70,11 @@ class SuperTrainerMixin:
         return loader
 
     def _super_loader(self: Any, given: Any, *, training: bool = False) -> Loader:
-        """Return a given loader as it is; for a dataset, the loader first created for it."""
         if not isinstance(given, SuperDataset | SuperMix):
             loader: Loader = given
             return loader
         loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
+        # Trainer asks again for each evaluation; the loader first created is kept.
         if (id(given), training) not in loaders:
             from superdl.sampler import SuperSampler
 
@@ -149,8 +147,6 @@ def _of_labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any
 
 
 class _Batches(IterableDataset[Any]):
-    """The batches of a loader for one training, which begins at the trainer's state."""
-
     def __init__(self, loader: Loader, trainer: Any) -> None:
         self.loader = loader
         self._trainer: Any = trainer
@@ -165,7 +161,7 @@ class _Batches(IterableDataset[Any]):
         yield from self.loader
 
     def _go_to_place(self, state: Any, args: Any) -> int:
-        """Move the loader past what ``state`` was trained on; return what Trainer will skip."""
+        """Move the loader past what was trained on; return what Trainer will skip."""
         of_a_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
         # A DataLoader keeps no state: its sampler does.

@@ -1,4 +1,4 @@
-"""Worker processes for a ``SuperLoader``: torch's ``DataLoader``, over the same dataset and sampler."""
+"""Worker processes for a ``SuperLoader``, by torch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
     "workers_that_help",
 ]
 
+# Arguments of a DataLoader that apply to worker processes.
 _OF_WORKERS = frozenset(
     {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}
 )
-"""Arguments of a DataLoader that apply to worker processes."""
 
 _MOST_THAT_HELP = 16
 _CLOSED = "this SuperLoader was closed: make another"
@@ -74,16 +74,12 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The function that loads a batch for each of a sampler's items. It pickles if its parts do.
-
-    ``of_samples``: ``collate_fn`` is called with the list of a batch's samples, else with the dataset's item.
-    ``finished_elsewhere``: the batch may be an ``Unfinished``.
-    """
+    """The function that loads a batch for a sampler's item. It pickles if its parts do."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
-    of_samples: bool
-    finished_elsewhere: bool
+    of_samples: bool  # collate_fn is called with the list of a batch's samples, else with the dataset's item.
+    finished_elsewhere: bool  # the batch may be an Unfinished.
 
     def __call__(self, ref: Any) -> Any:
         """Return the batch; a ``StopIteration`` becomes a ``RuntimeError``."""
@@ -99,10 +95,7 @@ class Load:
 
 
 class WorkerProcesses:
-    """``count`` processes that read for the passes of a loader; 0: read in the process itself.
-
-    ``options`` are further arguments of torch's ``DataLoader``.
-    """
+    """``count`` processes that read for a loader's passes; 0: read in this one."""
 
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
@@ -125,6 +118,7 @@ class WorkerProcesses:
             before.batches = None
         begun = ProcessPass(self, iter(sampler))
         self._latest = weakref.ref(begun)
+        # The sampler of the DataLoader looks up the latest pass when this begins to iterate.
         begun.batches = iter(loader)
         return begun
 
@@ -154,14 +148,12 @@ class ProcessPass:
         self.passed = 0
         self.refs = refs
         self.batches: Iterator[Any] | None = None
+        # The sampler's error, raised at the end of the pass.
         self.trouble: Exception | None = None
-        """The sampler's error, raised at the end of the pass."""
         self._processes = processes
 
     def take(self) -> Any:
-        """Return the next batch, ready for use; raise the error of its reading in its place. An error of the
-        sampler ends the pass.
-        """
+        """Return the next batch, ready for use, or raise its error in its place."""
         self._processes.check()
         if self.batches is None:
             raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
@@ -171,6 +163,7 @@ class ProcessPass:
             self.passed += 1
             raise
         if batch is None:
+            # An error of the sampler ends the pass.
             raise self.trouble or StopIteration
         self.passed += 1
         if batch.left_out:
@@ -208,21 +201,18 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Made:
-    """A worker's reply: an item, or a batch left out, with the cause if an epoch's first."""
+    """A worker's reply: an item, or a batch left out, with an epoch's first cause."""
 
     item: Any = None
     left_out: bool = False
     cause: BaseException | None = None
 
     def pin_memory(self) -> _Made:
-        """Pin the item's tensors; a DataLoader calls this if configured to."""
         self.item = map_tensors(self.item, torch.Tensor.pin_memory, finish=False)
         return self
 
 
 class _Reading(Dataset[Any]):
-    """The dataset of the DataLoader, which reads in a worker or in the process itself."""
-
     def __init__(self, load: Load, memory: Memory | None) -> None:
         self._load, self._memory = load, memory
 

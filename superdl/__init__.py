@@ -1,8 +1,4 @@
-"""SUPER in one import: ``from superdl import Recipe, SuperDataset, SuperSampler``.
-
-The packages behind it are imported when a name is first used, so that ``superdl --help`` does not pay for
-them.
-"""
+"""SUPER in one import: ``from superdl import Recipe, SuperDataset, SuperSampler``."""
 
 from __future__ import annotations
 
@@ -36,8 +32,9 @@ __all__ = [
     "split_transform",
 ]
 
+# Modules of names that are not the dataset's. All are imported on first use: superdl --help
+# does not pay for them.
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
-"""Modules of names that are not the dataset's."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,4 @@
-"""``superdl advise SPEC``: predict a run, and recommend the change that helps it most. Implemented in
-:mod:`superdl.experiments.advising`.
-"""
+"""``superdl advise SPEC``: predict a run, and recommend the change that helps it most."""
 
 from __future__ import annotations
 

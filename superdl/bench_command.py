@@ -1,6 +1,4 @@
-"""``superdl bench``: measure SUPER beside other loaders. Implemented in the folder ``benchmarks``, which
-exists in a checkout but not in the wheel.
-"""
+"""``superdl bench``: measure SUPER beside other loaders; needs a checkout."""
 
 from __future__ import annotations
 
@@ -25,11 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the benchmark.
-
-    Raises:
-        ConfigError: there is no checkout.
-    """
+    """Run the benchmark; ``ConfigError`` without a checkout."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         raise ConfigError(
@@ -42,7 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _benchmarks() -> Any:
-    """Return the benchmarks package; ``None`` without a checkout."""
     root = Path(__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
         sys.path.append(str(root))  # an editable install exposes only superdl

@@ -1,6 +1,4 @@
-"""``superdl compare SPEC``: run a spec's arms interleaved and report how they differ. Implemented in
-:mod:`superdl.experiments.comparing`.
-"""
+"""``superdl compare SPEC``: run a spec's arms interleaved and report how they differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``superdl cost``: the cost of your jobs' epochs in US dollars, by five ways of loading. Implemented in
-:mod:`superdl.cost`; ``superdl compare --runs`` compares the costs of finished runs.
-"""
+"""``superdl cost``: the cost of your epochs in US dollars, by five ways of loading."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# Options for the inputs that differ most.
 _CASE = {
     "images": ("samples", "N", "images of the dataset (1281167)"),
     "jobs": ("jobs", "N", "jobs that read it at the same time (1)"),
@@ -33,7 +32,6 @@ _CASE = {
     "machine": ("machine", "NAME", "machine of each job, by its name at AWS (g4dn.xlarge)"),
     "images-per-s": ("images_per_s", "X", "images/s that one GPU of it takes (427: ResNet-50 on a T4)"),
 }
-"""Options for the inputs that differ most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, everything: bool) -> None:
-    """Print the user's case, a row for each way of loading and, if wanted, cost items and assumptions."""
     from superdl.experiments.console import Console, print_rows, say
     from superdl.experiments.reporting.quantities import ABSENT
     from superdl.super_wire.redaction import counted

@@ -1,6 +1,4 @@
-"""``superdl data``: create the image sets of the experiments, list them and published ones, and push a
-directory to a bucket. Implemented in :mod:`superdl.experiments.data`.
-"""
+"""``superdl data``: create and list image sets, and push a directory to a bucket."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``superdl demo [FOLDER]``: compare how fast a DataLoader and SUPER read images here. Implemented in
-:mod:`superdl.experiments.demo`.
-"""
+"""``superdl demo [FOLDER]``: compare how fast a DataLoader and SUPER read images here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``superdl doctor``: check whether this machine can train, and print remedies if not. The checks are in
-:mod:`superdl.doctor`.
+"""``superdl doctor``: check whether this machine can train, and print remedies if not.
 
 Exit codes: 0 nothing is wrong (warnings and skipped checks are printed), 1 something is, 2 wrong use.
 """
@@ -73,11 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _case_of(arguments: argparse.Namespace) -> Case:
-    """Return the input of the checks, from arguments, variables or a stack.
-
-    Raises:
-        ConfigError: part of it is invalid.
-    """
+    """Return the input of the checks; ``ConfigError`` if part of it is invalid."""
     from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case
@@ -114,13 +109,10 @@ def _case_of(arguments: argparse.Namespace) -> Case:
 
 
 def read_stack(file: str) -> dict[str, str]:
-    """Return the outputs of a deployed stack, by their keys; the names are those of ``infra/template.yaml``.
+    """Return a deployed stack's outputs, by their keys in ``infra/template.yaml``.
 
-    Args:
-        file: JSON, as ``aws cloudformation describe-stacks`` prints it, or a mapping of names.
-
-    Raises:
-        ConfigError: it cannot be read, or has no outputs.
+    ``file``: what ``aws cloudformation describe-stacks`` printed, or a mapping of names; ``ConfigError``
+    if it cannot be read, or has no outputs.
     """
     from superdl.super_wire.redaction import without_credentials
     from superdl.super_wire.user_text import load_json

@@ -1,4 +1,4 @@
-"""``superdl evaluate RUN``: evaluate a checkpoint. Implemented in :mod:`superdl.experiments.run`."""
+"""``superdl evaluate RUN``: evaluate a checkpoint."""
 
 from __future__ import annotations
 

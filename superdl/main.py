@@ -1,7 +1,6 @@
 """The command ``superdl``: parse, dispatch to a subcommand's module, map errors to exit codes.
 
 Exit codes: 0 done; 1 it failed, the reason is on stderr; 2 wrong use or settings; 130 interrupted.
-Subcommands are imported on demand.
 """
 
 from __future__ import annotations
@@ -82,6 +81,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     )
     for name, text in _COMMANDS.items():
         command = commands.add_parser(name, description=text[0].upper() + text[1:] + ".")
+        # Subcommands are imported on demand.
         if name == chosen:
             _module(name).add_arguments(command)
     return parser

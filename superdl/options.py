@@ -1,4 +1,4 @@
-"""Options shared by subcommands: ``--set``; ``--coordinator``; recipes; and confirmation by the user."""
+"""Options shared by subcommands, and confirmation by the user."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def add_coordinator(parser: argparse.ArgumentParser) -> None:
 def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """Return the address of the option, of ``SUPER_COORDINATOR``, or of the only embedded run.
 
-    Raises:
-        ConfigError: there is none, or several runs; the message lists them for ``command``.
+    ``ConfigError`` if there is none, or several runs, which it lists for ``command``.
     """
     from superdl.super_wire.run_directory import RunDirectory
 
@@ -67,7 +66,6 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
 
 
 def _sources(address: str) -> str:
-    """Return the sources that a run reads, to distinguish it from others."""
     from superdl.sampler.rpc import Client, Patience
     from superdl.super_wire import coordinator_pb2 as pb
 
@@ -79,22 +77,14 @@ def _sources(address: str) -> str:
 
 
 def above_zero(option: str, value: Number) -> Number:
-    """Return the value of an option after checking that it is above 0.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return the value of an option; ``ConfigError`` unless it is above 0."""
     if not value > 0:
         raise ConfigError(f"{option} is above 0; not {value}")
     return value
 
 
 def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
-    """Return whether the user agrees, now or by ``--yes``.
-
-    Raises:
-        ConfigError: there is no terminal to ask; the message has ``otherwise``.
-    """
+    """Return whether the user agrees, or did by ``--yes``; ``ConfigError`` without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -116,11 +106,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
-    """Return the recipe that the options name, or ``None``.
-
-    Raises:
-        ConfigError: they name two, or a file without a recipe; RecipeError: its steps are invalid.
-    """
+    """Return the recipe that the options name, or ``None``; ``ConfigError`` if they name two."""
     from superdl.super_wire.recipe import Recipe
 
     sizes = arguments.resize is not None or arguments.crop is not None

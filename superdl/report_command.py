@@ -1,6 +1,4 @@
-"""``superdl report DIRECTORY``: write the page of a run or a comparison from its files; with ``--book``, one
-page of all runs below the directory.
-"""
+"""``superdl report DIRECTORY``: write the page of a run, a comparison, or all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``superdl run SPEC``: train from a spec and report. Implemented in :mod:`superdl.experiments.run`."""
+"""``superdl run SPEC``: train from a spec and report."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add ``--epochs 25`` for ``--set epochs=25``, because services pass hyper-parameters in this form.
-
-    A key that only one section has also works without it: ``--batch-size 64``.
-    """
+    """Add ``--epochs 25`` for ``--set epochs=25``."""
+    # Services pass hyper-parameters in this form.
     from superdl.experiments.spec import spec_keys
 
     keys = spec_keys()
     ends = [key.rpartition(".")[2] for key in keys]
     for key, end in zip(keys, ends, strict=True):
+        # A key that only one section has also works without it: --batch-size 64.
         alone = end not in keys and ends.count(end) == 1
         names = dict.fromkeys([key, *([end, end.replace("_", "-")] if alone else [])])
         parser.add_argument(
@@ -58,11 +57,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
-    """Return the spec that the arguments name, with places from the environment.
-
-    Raises:
-        ConfigError: it cannot be read, or is invalid.
-    """
+    """Return the spec of arguments and environment; ``ConfigError`` if invalid."""
     from superdl.experiments import load_spec
     from superdl.experiments.places import placed
 

@@ -1,6 +1,4 @@
-"""``superdl simulate SPEC``: predict the behaviour of a deployment. Implemented in
-:mod:`superdl.experiments.simulator`.
-"""
+"""``superdl simulate SPEC``: predict the behaviour of a deployment."""
 
 from __future__ import annotations
 

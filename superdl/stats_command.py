@@ -1,6 +1,4 @@
-"""``superdl stats``: print the jobs of a coordinator, or the facts about one batch. The figures come from
-:mod:`superdl.coordinator`.
-"""
+"""``superdl stats``: print the jobs of a coordinator, or the facts about one batch."""
 
 from __future__ import annotations
 
@@ -54,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(mapping(answer), indent=2) + "\n")
         return 0
+    # Text from elsewhere is made safe for the terminal.
     fields = mapping(answer, shown)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if ids:
@@ -64,11 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _batch_id(text: str) -> bytes:
-    """Parse a batch id from its hex digits.
-
-    Raises:
-        ConfigError: it is not a batch id.
-    """
     try:
         batch = bytes.fromhex(text)
     except ValueError:
@@ -79,9 +73,7 @@ def _batch_id(text: str) -> bytes:
 
 
 def mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return a protobuf message as JSON values: all fields, ids in hex, integers as integers, texts passed
-    through ``text``.
-    """
+    """Return a message as JSON values: all fields, ids in hex, texts through ``text``."""
     return {field.name: _value(getattr(message, field.name), text) for field in message.DESCRIPTOR.fields}
 
 

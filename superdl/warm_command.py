@@ -1,7 +1,6 @@
 """``superdl warm SOURCE``: fill a coordinator's cache or store ahead of jobs.
 
-The coordinator does the work, for a job without readers; this shows progress. Exit codes beyond the command's
-own: 0 all samples that fit are there, 1 some failed or it ended early.
+Exit codes: 0 all samples that fit are there, 1 some failed or it ended early.
 """
 
 from __future__ import annotations
@@ -147,7 +146,6 @@ def _address(arguments: argparse.Namespace) -> str:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe from the options; ``ConfigError`` if there is none, two, or a random one."""
     recipe = recipe_of(arguments)
     if recipe is None:
         raise ConfigError(
@@ -163,37 +161,36 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 @dataclass(slots=True)
 class _Report:
-    """The result, by the coordinator's count.
-
-    ``warm`` samples are in the cache or the store and take ``record_bytes`` there: ``produced`` for this job,
-    ``hits`` before or for others. ``dropped`` counts samples of any job that left the cache meanwhile;
-    ``failures`` has keys and reasons of the first failed ones; ``why`` is the reason for an early end.
-    """
+    """The result, by the coordinator's count."""
 
     samples: int
     to_store: bool
     ended: str = ""
+    # Of an early end.
     why: str = ""
+    # In the cache or the store, where they take record_bytes: produced for this job, or hits.
     warm: int = 0
     hits: int = 0
     produced: int = 0
     failed: int = 0
+    # Samples of any job that left the cache meanwhile.
     dropped: int = 0
     record_bytes: int = 0
     usd: float = 0.0
     invocations: int = 0
     source_requests: int = 0
     seconds: float = 0.0
+    # Keys and reasons of the first failed ones.
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
+# Counters of the report, and their names in the coordinator's statistics of a job.
 _COUNTED = {"produced": "samples_produced", **{n: n for n in ("usd", "invocations", "source_requests")}}
-"""Counters of the report, and their names in the coordinator's statistics of a job."""
 
 
 @dataclass(slots=True)
 class _Warming:
-    """The job, from its opening to its end. A restarted coordinator skips samples already present."""
+    """The job, from its opening to its end."""
 
     client: Client
     dataset: SuperDataset
@@ -208,7 +205,6 @@ class _Warming:
     moved_s: float = 0.0
 
     def run(self, console: Console) -> None:
-        """Run until the coordinator has finished, the time limit, or Ctrl-C; show the progress."""
         report, begin_s, line_due_s = self.report, time.monotonic(), 0.0
         columns = (*Progress.get_default_columns(), TextColumn("{task.fields[phrase]}"))
         bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -234,7 +230,7 @@ class _Warming:
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _poll(self, seconds: float) -> None:
-        """Take the coordinator's counts into the report; it continues as long as it is polled."""
+        """Take the coordinator's counts, which continues as long as it is polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)

@@ -1,8 +1,4 @@
-"""A training process's hold on the embedded coordinator of its run: find or start it, restart it if it dies.
-
-The hold is a connection to a socket of the coordinator. Coordinator, cache and worker live as long as some
-rank has one. The kernel closes it when the rank ends, for whatever reason.
-"""
+"""A process's hold on its run's embedded coordinator: find, start or restart it."""
 
 from __future__ import annotations
 
@@ -31,8 +27,8 @@ __all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell
 
 _LOG = logging.getLogger(__name__)
 
+# Limit for the whole start, usually two seconds.
 _START_TIMEOUT_S = 300.0
-"""Limit for the whole start, usually two seconds."""
 
 _TELL_EVERY_S = 10.0
 _MAX_REVIVALS = 3
@@ -43,8 +39,8 @@ _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
 _BACKLOG = 256
 
+# Prefixes of the variables that coordinator and functions read at startup.
 _ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
-"""Prefixes of the variables that coordinator and functions read at startup."""
 
 
 class _LostError(EmbeddedError):
@@ -52,13 +48,10 @@ class _LostError(EmbeddedError):
 
 
 class Embedded:
-    """One process's hold on the coordinator of one run, created once per run by :func:`embedded_for`.
+    """One process's hold on the coordinator of one run: a connection to the coordinator's socket.
 
-    ``coordinator`` is its address, which survives a restart. If a sampler uses it, it ``stays`` until the
-    process ends; ``questions`` counts pending queries. ``before`` is this process's earlier hold on the run.
-
-    Raises:
-        EmbeddedError: it did not start; the message has the last lines of its log.
+    The coordinator lives as long as some rank has one. ``coordinator`` is its address, which survives a
+    restart. ``EmbeddedError``: it did not start; the message has the last lines of its log.
     """
 
     def __init__(
@@ -70,8 +63,8 @@ class Embedded:
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self.pid: object = None
         self.was_told = False
-        self.stays: bool = before is not None and before.stays
-        self.questions: int = before.questions if before else 0
+        self.stays: bool = before is not None and before.stays  # a sampler uses it: until the process ends
+        self.questions: int = before.questions if before else 0  # pending queries
         # Coordinators use a cache that is no own one in turn, and the next may belong to another process.
         self.in_turn = bool(self._settings.choice.cache)
         self.variables = _its_variables()
@@ -98,7 +91,7 @@ class Embedded:
         return self._failure is not None or self._released.is_set()
 
     def let_go(self) -> None:
-        """Release the hold without waiting. The coordinator ends if no other rank holds it."""
+        """Release the hold without waiting. Without another hold the coordinator ends."""
         self._released.set()
         self._sockets.close_all()
 
@@ -108,9 +101,9 @@ class Embedded:
         self._await_ends()
 
     def _await_ends(self) -> None:
-        """Wait for the coordinators that this process started; they would stay as zombies."""
         for process in self._processes:
             try:
+                # Else they would stay as zombies.
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
                 _LOG.warning("coordinator process %d has not ended; see %s", process.pid, self._directory.log)
@@ -126,7 +119,7 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a serving coordinator, which is started if there is none."""
+        """Return a connection to a serving coordinator, started if there is none."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
@@ -147,7 +140,6 @@ class Embedded:
         raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row ended when they were called")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
-        """Return a connection to the coordinator, and whether it already ran."""
         with self._directory.locked_for_start(self._start_timeout_s):
             self._directory.create()
             hold = self._call()
@@ -162,7 +154,6 @@ class Embedded:
         return hold, False
 
     def _call(self) -> socket.socket | None:
-        """Return a connection to the coordinator, or ``None`` if there is none."""
         hold = self._sockets.open()
         try:
             hold.connect(str(self._directory.ranks_socket))
@@ -172,12 +163,12 @@ class Embedded:
         return hold
 
     def _start(self) -> None:
-        """Start the coordinator on a listening socket: ranks can connect and wait."""
         path = self._directory.ranks_socket
         path.unlink(missing_ok=True)  # left by a killed one; the start lock is held
         listener = self._sockets.open()
         try:
             listener.bind(str(path))
+            # Ranks can connect and wait before the coordinator serves.
             listener.listen(_BACKLOG)
             command = self._settings.command(self._directory, listener.fileno())
             with self._directory.log.open("ab") as log:
@@ -223,7 +214,7 @@ class Embedded:
             )
 
     def _watch(self, hold: socket.socket) -> None:
-        """Wait until the coordinator fails or dies, then start another at the same paths."""
+        """Wait until the coordinator fails or dies, then start another at its paths."""
         while True:
             try:
                 line = _read_line(hold)
@@ -278,17 +269,13 @@ def _read_line(connection: socket.socket) -> dict[str, object] | None:
     return words
 
 
+# Holds of this process, keyed by process id, run and executor. A forked child has none.
 _holds: dict[tuple[int, str, str], Embedded] = {}
-"""Holds of this process, keyed by process id, run and executor. A forked child has none."""
 _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
-    """Return this process's hold on the embedded coordinator of ``run``, taken at the first call.
-
-    The hold outlives the samplers, so that the cache serves the next one. If credentials or settings changed
-    since it was taken, the coordinator is restarted.
-    """
+    """Return this process's hold on the run's coordinator; restart it if settings changed."""
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
@@ -314,7 +301,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note an answered query. If coordinators use the cache in turn, it is free then, but for a sampler."""
+    """Note an answered query, which may free a cache that coordinators use in turn."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
@@ -324,9 +311,9 @@ def question_answered(coordinator: str) -> None:
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:
-    """End other runs' holds for queries alone: they may hold the cache's lock."""
     for other, hold in list(_holds.items()):
         if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
+            # A hold for queries alone may hold the cache's lock.
             _holds.pop(other).release()
 
 

@@ -1,9 +1,4 @@
-"""Settings of the embedded default: its shares of this host, its executors and its cache.
-
-``SUPER_EXECUTOR`` is ``local`` (a worker on this host, the default), ``lambda``, or both separated by a
-comma, the cheapest first. Remote functions cannot reach a socket of this host: they need ``SUPER_CACHE``, and
-no cache is started then. The coordinator reads the remaining variables (``SUPER_LAMBDA_*``) itself.
-"""
+"""Settings of the embedded default: its shares of this host, executors, cache."""
 
 from __future__ import annotations
 
@@ -35,29 +30,22 @@ _NOT_FOR_ITS_SOCKET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The names of the executors, and the cache they need (empty: the embedded one).
-
-    Samplers of a run whose ``variant`` differs get separate coordinators.
-    """
+    """The names of the executors, and the cache they need (empty: the embedded one)."""
 
     executor: str = "local"
     cache: str = ""
-    variant: str = ""
+    variant: str = ""  # samplers of a run that differ in it get separate coordinators
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Read the choice from the environment.
-
-        Raises:
-            ConfigError: the executor does not exist, or a setting it needs is missing; the message names the
-                setting.
-        """
+        """Read ``SUPER_EXECUTOR`` (``local``, ``lambda``, both); ``ConfigError`` names the variable."""
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
         executor = ",".join(names)
         if not elsewhere:
             return cls(executor, variant="" if executor == "local" else executor)
         cache = environment.get("SUPER_CACHE", "")
+        # Remote functions cannot reach a socket of this host, so no cache is started for them.
         _check_cache(cache, environment, elsewhere[0].place)
         _check_one_host(environment, executor)
         decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
@@ -94,29 +82,18 @@ def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
-    """Settings for starting an embedded coordinator.
+    """Settings for starting an embedded coordinator."""
 
-    Attributes:
-        cache_bytes: memory for its cache.
-        slots: requests that its worker runs at once.
-        program: the command; the coordinator's arguments are appended.
-        grace_s: seconds that the coordinator outlives its last rank.
-        choice: its executors and its cache.
-    """
-
-    cache_bytes: int
-    slots: int
+    cache_bytes: int  # memory for its cache
+    slots: int  # requests that its worker runs at once
+    # The coordinator's arguments are appended.
     program: tuple[str, ...] = (sys.executable, "-P", "-m", "superdl.coordinator.embedded")
-    grace_s: float = 0.3
+    grace_s: float = 0.3  # seconds that the coordinator outlives its last rank
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
 
     @classmethod
     def of_this_host(cls) -> EmbeddedSettings:
-        """Return the defaults: shares of this host's memory and cores, and the executor from the environment.
-
-        Raises:
-            ConfigError: a variable is invalid, or one that the executor needs is missing.
-        """
+        """Return the defaults: shares of this host; ``ConfigError`` if a variable is invalid."""
         choice = ExecutorChoice.from_environment(os.environ)
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 

@@ -1,4 +1,4 @@
-"""Calls to a coordinator: a client with retries, one connection per process, and its handling of forks."""
+"""Calls to a coordinator: retries, one connection per process, forks."""
 
 from __future__ import annotations
 

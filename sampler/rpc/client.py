@@ -1,7 +1,4 @@
-"""The sampler's client of the coordinator: calls with deadlines, bounded retries, typed errors.
-
-Every call is idempotent. A call that fails to connect or times out is retried after a jittered pause.
-"""
+"""The sampler's client of the coordinator: deadlines, bounded retries, typed errors."""
 
 from __future__ import annotations
 
@@ -93,8 +90,8 @@ class CallStoppedError(Exception):
     """The caller cancelled the call."""
 
 
+# For a query from the command line: a wrong address should be reported soon.
 FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
-"""For a query from the command line: a wrong address should be reported soon."""
 
 
 def job_start() -> Patience:
@@ -102,11 +99,11 @@ def job_start() -> Patience:
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
+# In mid-epoch: a coordinator may restart, or the network may fail for a while.
 RUNNING = Patience(attempts=60, total_s=120.0)
-"""In mid-epoch: a coordinator may restart, or the network may fail for a while."""
 
+# Seconds after which a listing without progress is given up.
 LISTING_SILENCE_S = 120.0
-"""Seconds after which a listing without progress is given up."""
 
 
 class Client:
@@ -115,8 +112,8 @@ class Client:
     Args:
         address: as :func:`superdl.sampler.rpc.connection.checked_address` returns it.
         explain: called when no answer came; an error that it returns replaces the general one.
-        alone: whether the coordinator ends with this process, so that jobs need no closing.
-        credentials: authenticate the client and verify the coordinator; by default those of the environment.
+        alone: the coordinator ends with this process, so that jobs need no closing.
+        credentials: by default those of the environment.
 
     Raises:
         ConfigError: the environment's credentials are invalid, or a required token is missing.
@@ -169,6 +166,7 @@ class Client:
         last: CallFailedError | None = None
         attempt = cuts = 0
         warn_s = begin_s + _TELL_FIRST_S
+        # Every call is idempotent, so it may be made again.
         while attempt < patience.attempts and not stopped.is_set():
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if attempt and left_s <= 0:
@@ -217,7 +215,7 @@ class Client:
             raise explained from failure
 
     def _distrust(self, left_s: float) -> SuperError | None:
-        """Return a trust failure that explains a missing answer; all probes share one limit."""
+        """Return a trust failure that explains a missing answer; probes share one limit."""
         begin_s = time.monotonic()
         timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
         reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
@@ -239,11 +237,9 @@ class Client:
         """Register a dataset and wait until it is listed, which may take minutes.
 
         Gives up after ``silence_s`` without progress, and at the monotonic ``end_s``, which progress extends.
-        ``patience`` is of each call, by default :func:`job_start`; ``renew`` lists again what this run has
-        listed, if that is cheap; ``listed`` gets the number of samples whenever it has grown.
-
-        Returns:
-            The coordinator's facts about the dataset (a message), and the extended ``end_s``.
+        ``patience`` is of each call; ``renew`` lists again what this run has listed, if that is cheap;
+        ``listed`` gets the number of samples whenever it has grown. Returns the coordinator's facts about the
+        dataset (a message), and the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.

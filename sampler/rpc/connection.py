@@ -1,8 +1,4 @@
-"""A process's single connection to a coordinator: shared, opened lazily, closed around forks.
-
-All samplers of the process share the channel. It is open while someone holds it or a call is under way.
-Beyond this machine it is encrypted, and each call carries the token, if there is one.
-"""
+"""A process's single connection to a coordinator, closed around forks."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
+# Replies stay below 1 MiB unless one batch alone is larger.
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Replies stay below 1 MiB unless one batch alone is larger."""
 
 _PARK_WAIT_S = 5.0  # a cut call returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
@@ -47,18 +43,16 @@ class CallCutError(Exception):
 
 
 class CallFailedError(Exception):
-    """A failed call as grpc reported it, without grpc's objects, which would keep the channel alive.
-
-    ``error_name`` is the class in :mod:`superdl.super_wire.errors` that the coordinator named, or empty.
-    """
+    """A failed call as grpc reported it; ``error_name``: the coordinator's class, if named."""
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
+        # No grpc objects: they would keep the channel alive.
         super().__init__(f"{code}: {details}")
         self.code, self.details, self.error_name = code, details, error_name
 
 
 class Connection:
-    """A channel to one address. Thread-safe; created by :func:`connection_to`."""
+    """A channel to one address, open while held or called. Thread-safe."""
 
     def __init__(self, address: str, credentials: CoordinatorCredentials, threads: GrpcThreads) -> None:
         self.address = address
@@ -88,7 +82,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Make a unary call; raise :class:`CallFailedError` or, if it was cut, :class:`CallCutError`."""
+        """Make a unary call; raise :class:`CallFailedError` or :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -136,7 +130,7 @@ class Connection:
         return self._stub
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the token, re-read if its file changed; if that fails, the previous one."""
+        """Return the token, re-read if its file changed; else the previous one."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
@@ -216,8 +210,6 @@ _CHANNEL_OPTIONS = (
 
 
 class _Connections:
-    """This process's connections, by address and credentials; closed around a fork."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = GrpcThreads()
@@ -270,14 +262,11 @@ def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) ->
 
 
 def checked_address(address: object, origin: str) -> str:
-    """Return the address as gRPC takes it: ``unix:/path`` or ``host:port``. ``unix:///path`` is accepted too.
-
-    Raises:
-        ConfigError: it has another form; ``origin`` names where it was written, such as ``coordinator=``.
-    """
+    """Return an address as gRPC takes it, ``unix:/path`` or ``host:port``; errors name ``origin``."""
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
     shown = repr(without_credentials(address))
+    # unix:///path is accepted too.
     path = socket_path(address)
     if path is not None:
         if not path.startswith("/") or path.startswith("//") or path == "/":

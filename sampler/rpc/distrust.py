@@ -1,8 +1,4 @@
-"""Diagnosis of an unreachable coordinator: lack of trust, which grpc reports as plain UNAVAILABLE.
-
-It tries a handshake of its own with Python's TLS and turns the result into a message that names the remedy.
-It keeps nothing open.
-"""
+"""Diagnosis of lack of trust, which grpc reports as plain UNAVAILABLE."""
 
 from __future__ import annotations
 
@@ -25,10 +21,7 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"}
 
 
 def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> SuperError | None:
-    """Return the reason if both sides respond but one does not trust the other.
-
-    Return ``None`` if nothing answers within ``timeout_s``, or if no problem is visible.
-    """
+    """Return the reason if both sides respond in time, but without trust; else ``None``."""
     host, _ = host_and_port(address)
     try:
         if not host:
@@ -45,15 +38,12 @@ def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s:
 
 
 def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
-    """Shake hands, wait for the first HTTP/2 frame, which a server sends unprompted, and return whether it
-    came.
-
-    With TLS 1.3, a server's refusal of the client's certificate comes instead of that frame.
-    """
+    """Shake hands; return whether a server's first HTTP/2 frame came."""
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connected,
         context.wrap_socket(connected, server_hostname=name) as encrypted,
     ):
+        # With TLS 1.3, a refusal of the client's certificate comes instead of that frame.
         return bool(encrypted.recv(1))
 
 

@@ -1,10 +1,4 @@
-"""Resources that must not survive a fork: sockets that no forked process may hold, and grpc's threads.
-
-A fork copies memory and file descriptors but only one thread, and grpc does not promise to survive a fork
-with an open channel. It starts its threads with the first channel and ends them some milliseconds after the
-last one, without any notification. So :class:`GrpcThreads` inspects the process's threads, which only Linux
-exposes; elsewhere it sees none.
-"""
+"""Resources that must not survive a fork: sockets, and grpc's threads."""
 
 from __future__ import annotations
 
@@ -54,15 +48,13 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close one of the sockets; a thread that waits for it wakes up.
-
-        A ``handed_over`` socket lives on elsewhere: only this process's copy is closed.
-        """
+        """Close one of the sockets; a thread that waits for it wakes up."""
         with _held_lock:
             if held not in self._sockets:
                 return
             self._sockets.discard(held)
             _held.discard(held)
+            # A socket that was handed over lives on elsewhere: only this process's copy is closed.
             if not handed_over:
                 with contextlib.suppress(OSError):  # not connected, or no longer
                     held.shutdown(socket.SHUT_RDWR)
@@ -75,9 +67,11 @@ class HeldSockets:
 
 
 class GrpcThreads:
-    """Detector of grpc's threads, by name, or if too young for one by start time."""
+    """Detector of grpc's threads, by name or, if young, start time; Linux only."""
 
     def __init__(self) -> None:
+        # grpc starts threads with the first channel and ends them some milliseconds after the
+        # last, without notice; it does not promise to survive a fork with an open one.
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)
 
     def expect(self) -> None:
@@ -95,7 +89,7 @@ class GrpcThreads:
         return any(alive - before - pythons for before in young)
 
     def wait_until_gone(self, limit_s: float) -> bool:
-        """Wait at most ``limit_s`` until no grpc thread is left; return whether that is so."""
+        """Wait at most ``limit_s`` for the end of all; return whether none is left."""
         deadline_s = time.monotonic() + limit_s
         while self.running():
             if time.monotonic() >= deadline_s:

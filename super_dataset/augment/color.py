@@ -1,9 +1,4 @@
-"""Colour jitter of a batch: brightness, contrast, saturation and hue, by torchvision's formulas.
-
-Pixels are float32 from 0 to 255 in planes, and stay float between operations. torchvision rounds uint8 images
-after each, so results differ by rounding. As there, the operations run in a separate random order for each
-sample. Factors and orders are drawn on the CPU.
-"""
+"""Colour jitter of a batch, by torchvision's formulas."""
 
 from __future__ import annotations
 
@@ -25,21 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["JITTERS", "Jitter", "JitterValues"]
 
+# The operations, by the names of ColorJitter's arguments.
 JITTERS = ("brightness", "contrast", "saturation", "hue")
-"""The operations, by the names of ColorJitter's arguments."""
 
 _GREY = (0.299, 0.587, 0.114)
 _WHITE = 255.0
+# As in torchvision, the operations run in a separate random order for each sample.
 _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JitterValues:
-    """The draws of a batch: ``factors``, float32 (4, samples), and ``orders``, int64 (samples, 4): which
-    operation of :data:`JITTERS` comes first, second, ...
-    """
+    """The draws of a batch, on the CPU."""
 
+    # Shape (4, samples).
     factors: NDArray[np.float32]
+    # Shape (samples, 4): which operation of JITTERS comes first, second, ...
     orders: NDArray[np.int64]
 
     def only(self, first: int, end: int) -> JitterValues:
@@ -48,11 +44,7 @@ class JitterValues:
 
 
 class Jitter:
-    """Random changes of colour.
-
-    Args:
-        ranges: (low, high) of the factor of each operation of :data:`JITTERS`; ``None``: skip it.
-    """
+    """Random changes of colour: (low, high) of the factor of each of :data:`JITTERS`, or ``None``."""
 
     def __init__(self, ranges: tuple[tuple[float, float] | None, ...]) -> None:
         self._ranges = ranges
@@ -70,8 +62,10 @@ class Jitter:
         )
 
     def apply(self, images: torch.Tensor, drawn: JitterValues) -> None:
-        """Change images in place: float32 of shape (samples, 3, height, width), from 0 to 255."""
+        """Change float32 images (samples, 3, height, width), from 0 to 255, in place."""
         factors = torch.from_numpy(drawn.factors).to(images.device)[:, :, None, None, None]
+        # Pixels stay float between operations. torchvision rounds uint8 after each, so results
+        # differ by rounding.
         for turn in drawn.orders.T:
             for number, change in enumerate(_CHANGES):
                 chosen = np.flatnonzero(turn == number)
@@ -81,6 +75,7 @@ class Jitter:
                     change(images, factors[number])
                     continue
                 rows = torch.from_numpy(chosen).to(images.device)
+                # Indexing by a tensor copies, so the changed rows are written back.
                 chosen_images = images[rows]
                 change(chosen_images, factors[number, rows])
                 images[rows] = chosen_images

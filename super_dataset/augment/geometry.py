@@ -1,10 +1,7 @@
-"""Random resized crops and flips of a batch: the choice of boxes, and resizing them to the target size.
+"""Random resized crops and flips of a batch.
 
-Two implementations give the same pixels. On the CPU, torch's own uint8 kernel resizes one sample after the
-other; on a device, a batch is two matrix products with a weight matrix per sample and axis. Both filter like
-Pillow's bilinear resize with a box, antialiased, first along rows, then along columns, and round to whole
-grey levels after each, so that they differ only by rounding. A batched ``grid_sample`` takes ten times as
-long on the CPU and is not antialiased.
+The CPU and device versions filter like Pillow's bilinear resize with a box, antialiased, along rows, then
+columns, and round to whole grey levels after each: they differ only by rounding.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
 
 _TRIES = 10
+# Rounds halves up, as Pillow does, even where float32 falls short.
 _HALF_UP = 0.5 + 2**-12
-"""Added to round halves up, as Pillow does, even where float32 falls short."""
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
 
 
@@ -39,12 +36,10 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> NDArray[np.int64]:
-    """Choose a random box of each sample as torchvision's RandomResizedCrop does: int64 of shape (4,
-    samples), top, left, height and width in whole pixels.
+    """Choose random boxes as torchvision's RandomResizedCrop does: int64 (4, samples) in whole pixels.
 
-    Its share of the area is uniform in ``scale``; the logarithm of its aspect ratio (width to height) is
-    uniform in that of ``ratio``. If ten tries do not fit into the image, the box is the largest central part
-    with an allowed ratio. ``heights`` and ``widths`` of the samples are in pixels, of shape (samples,).
+    Rows are top, left, height and width. The share of the area is uniform in ``scale``, the logarithm of
+    width to height in that of ``ratio``. ``heights`` and ``widths`` are in pixels, shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
@@ -54,6 +49,7 @@ def random_boxes(
     tried_widths = np.rint(np.sqrt(areas * aspects)).astype(np.int64)
     tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
     fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
+    # argmax picks the first try that fits; if none does, the largest central part is used.
     first, every = fits.argmax(axis=0), np.arange(len(draws))
     fitted = fits[first, every]
     central_heights, central_widths = _central(heights, widths, ratio)
@@ -67,7 +63,6 @@ def random_boxes(
 def _central(
     heights: NDArray[np.int64], widths: NDArray[np.int64], ratio: tuple[float, float]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return heights and widths of the largest parts with an allowed ratio."""
     aspects = widths / heights
     narrow = np.maximum(np.rint(widths / ratio[0]), 1).astype(np.int64)
     wide = np.maximum(np.rint(heights * ratio[1]), 1).astype(np.int64)
@@ -75,21 +70,14 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """Resize a box of one image, using torch's uint8 kernel.
-
-    Args:
-        image: uint8 of shape (channels, height, width).
-        box: top, left, height, width.
-        size: height and width of the result.
-
-    Returns:
-        uint8 of shape (1, channels, height, width).
-    """
+    """Resize a box (top, left, height, width) of a uint8 image (channels, height, width); add an axis."""
     top, left, height, width = box
     # By (height, width, channels): strides are then channels_last, the kernel fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part
+    # One image at a time: a batched grid_sample takes ten times as long on the CPU and is not
+    # antialiased.
     return interpolate(part, size=size, mode="bilinear", antialias=True)
 
 
@@ -100,12 +88,9 @@ def crop_resize_by_products(
 
     Args:
         images: float32 of shape (samples, channels, height, width), whole numbers.
-        sides: of the boxes, shape (4, samples): top, left, height, width; on the images' device.
+        sides: top, left, height, width of the boxes: shape (4, samples), on the images' device.
         flips: bool of shape (samples,), on the images' device.
-        size: height and width of the results.
-
-    Returns:
-        float32 of shape (samples, channels, *size), whole numbers from 0 to 255.
+        size: height and width of the results, which are float32, whole numbers from 0 to 255.
     """
     samples, channels, height, width = images.shape
     top, left, box_height, box_width = sides.to(torch.float32)
@@ -118,16 +103,13 @@ def crop_resize_by_products(
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Return the weight of each of ``source`` pixels in each of ``target``: float32, (samples, target,
-    source).
-
-    The filter is a triangle around the target pixel's centre, as wide as a source pixel or, when shrinking,
-    as a target pixel; cut off at the box's edges; summing to 1.
-    """
+    """Return the weight of each source pixel in each target: float32 (samples, target, source)."""
     start, length = start[:, None, None], length[:, None, None]
     step = length / target
     centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
     places = torch.arange(source, device=start.device) - start
+    # A triangle around the target pixel's centre, as wide as a source pixel or, when
+    # shrinking, as a target pixel; cut off at the box's edges, summing to 1.
     weights = (1 - ((places + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
     weights.mul_((places >= 0) & (places < length))
     return weights.div_(weights.sum(-1, keepdim=True))

@@ -1,8 +1,6 @@
-"""Random numbers for the augmentation after the cache, which depend only on seed, epoch and sample.
+"""Random numbers that depend only on seed, epoch and sample, by the counter-based Philox4x32-10.
 
-They come from Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
-numbers: as easy as 1, 2, 3" (SC 2011). The counter is the sample id, whose 16 bytes fit exactly; the key is a
-hash of (purpose, augment seed, epoch, block). All draws of a batch are computed at once.
+See Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _WORDS = 4  # words of 32 bits per block
-_KEY_BYTES = 8
+_KEY_BYTES = 8  # of Philox's key, two words
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -40,18 +38,10 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchRandom:
-    """The random draws of a batch's samples in one epoch.
-
-    Each purpose ("crop", "flip", ...) has its own numbers, so that turning one operation on or off does not
-    change the others.
-
-    Args:
-        sample_ids: 16 bytes for each sample.
-        seed: the augment seed, a signed 64-bit integer.
-        epoch: from 0.
-    """
+    """The random draws of a batch's samples (16-byte ids) in one epoch."""
 
     def __init__(self, sample_ids: bytes, *, seed: int, epoch: int) -> None:
+        # The counter is the sample id, whose 16 bytes fit exactly.
         words = np.frombuffer(sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4)
         self._counter = np.ascontiguousarray(words.T).astype(np.uint64)[:, None, :]
         self._seed = seed.to_bytes(8, "little", signed=True)
@@ -61,7 +51,8 @@ class BatchRandom:
         return int(self._counter.shape[2])
 
     def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        """Return ``count`` draws per sample: 32 bits each, uint64 of shape (count, samples)."""
+        """Return ``count`` draws of 32 bits per sample: uint64 of shape (count, samples)."""
+        # Each purpose has its own key, so that turning one operation on does not change the others.
         keys = [
             digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
             for block in range(-(-count // _WORDS))
@@ -81,5 +72,5 @@ def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert 32-bit draws to integers below ``bounds``, with bias below ``bounds * 2**-32``."""
+    """Convert 32-bit draws to integers below ``bounds``; the bias is below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

@@ -1,4 +1,4 @@
-"""``Augment``: random augmentation of decoded samples, after the cache, in the worker or on the device."""
+"""``Augment``: random augmentation of decoded samples, after the cache."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NDIM = 4  # dimensions of a batch: samples, channels, height, width
 _CHANNELS = frozenset({1, 3, 4})
 _RGB = 3
 _WHITE = 255.0
+# Bound on the float pixels that are processed at once on a device.
 _DEVICE_BYTES = 256 * 2**20
-"""Bound on the float pixels that are processed at once on a device."""
 
 
 class Augment:
@@ -58,8 +58,8 @@ class Augment:
 
     Args:
         size: side, or (height, width), of the random resized crop in pixels; ``None``: no crop.
-        scale: range of the crop's share of the area, (low, high).
-        ratio: range of the crop's width to height, (low, high).
+        scale: range of the crop's share of the area.
+        ratio: range of the crop's width to height.
         flip: probability of a horizontal flip.
         brightness: factor from ``1 - brightness`` to ``1 + brightness``, or (low, high); 0: off.
         contrast: the same.
@@ -67,7 +67,7 @@ class Augment:
         hue: shift from ``-hue`` to ``hue``, at most 0.5, half the circle; or (low, high); 0: off.
         mean: per channel, for pixels from 0 to 1, together with ``std``; ``None``: no normalisation.
         std: per channel.
-        dtype: of the result: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
+        dtype: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
         seed: the augment seed; jobs may share it or not.
 
     Raises:
@@ -119,13 +119,13 @@ class Augment:
         """Return augmented images, on the device of ``images``.
 
         Args:
-            images: uint8 of shape (samples, channels, height, width), or, with ``size``, a list of (channels,
-                height, width) of any heights and widths.
+            images: uint8 of shape (samples, channels, height, width), or, with ``size``, a list of
+                (channels, height, width) of any heights and widths.
             info: of the same batch.
 
         Returns:
-            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU, in the
-            memory used to receive batches.
+            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU, in the memory
+            used to receive batches.
 
         Raises:
             UsageError: the samples are not images, their sizes differ without a ``size``, their number of
@@ -143,6 +143,7 @@ class Augment:
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
         output = empty_batch((len(images), *size, channels), self._dtype, device)
+        # Under the user's autocast the products would run in half precision.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             if device.type == "cpu":
                 self._on_host(images, boxes, flips, jitter, output)
@@ -158,10 +159,10 @@ class Augment:
         jitter: JitterValues | None,
         output: torch.Tensor,
     ) -> None:
-        """Augment one sample after the other, each while it is in the processor's cache."""
         height, width, channels = output.shape[1:]
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
+        # One sample after the other, each while it is in the processor's cache.
         for at, (image, target, place) in enumerate(zip(images, output, boxes.T.tolist(), strict=True)):
             pixels = crop_resize(image, place, (height, width))
             if flips[at]:
@@ -184,11 +185,11 @@ class Augment:
         jitter: JitterValues | None,
         output: torch.Tensor,
     ) -> None:
-        """Augment as many samples at once as memory allows; from a list, one at a time."""
         height, width = output.shape[1:3]
         first = 0
         while first < len(output):
             image = images[first]
+            # As many samples at once as memory allows; of a list one, because sizes differ.
             pixels = image.numel() + image.shape[0] * height * width * 2
             at_once = max(1, _DEVICE_BYTES // (4 * pixels)) if isinstance(images, torch.Tensor) else 1
             end = min(first + at_once, len(output))
@@ -215,7 +216,7 @@ class Augment:
         target.copy_(planes.movedim(1, -1))
 
     def _affine(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return factors and offsets, float32 of shape (channels,), from 0-255 pixels."""
+        """Return factors and offsets for 0-255 pixels, float32 of shape (channels,)."""
         means, stds = self._moments or ((0.0,) * channels, (1.0,) * channels)
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
@@ -276,7 +277,6 @@ def _are_numbers(*values: object) -> bool:
 
 
 def _sides(value: Any) -> tuple[int, int] | None:
-    """Return height and width of the result, from a side or a pair; ``None``: unchanged."""
     if value is None:
         return None
     given = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
@@ -289,7 +289,6 @@ def _sides(value: Any) -> tuple[int, int] | None:
 
 
 def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
-    """Check a range of numbers above 0 and return it as (low, high)."""
     span = tuple(value) if isinstance(value, (list, tuple)) else ()
     if len(span) != _PAIR or not _are_numbers(*span) or not 0 < span[0] <= span[1] <= high:
         raise ConfigError(f"{name} is a pair (low, high) with 0 < low <= high <= {high:g}; not {value!r}")
@@ -310,7 +309,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
 
 
 def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and std per channel, for pixels from 0 to 1; ``None`` without."""
+    """Return mean and std per channel, for pixels from 0 to 1."""
     if mean is None and std is None:
         return None
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))

@@ -1,8 +1,4 @@
-"""The memory that batches are received into: fresh, recycled, pinned or shared.
-
-A page of fresh memory costs a page fault, more than receiving into it. So memory is reused as soon as its
-batch and everything that shares its memory are gone, and never before.
-"""
+"""The memory that batches are received into: fresh, recycled, pinned or shared."""
 
 from __future__ import annotations
 
@@ -72,11 +68,7 @@ class PinnedMemory:
 
 
 class RecycledMemory:
-    """Memory that is reused once it is no longer referenced. Thread-safe.
-
-    The tensor's storage keeps an array alive, and all tensors, views and arrays derived from it keep the
-    storage alive: when the array ends, all of them have. At most ``idle_blocks`` are kept for reuse.
-    """
+    """Memory that is reused once unreferenced, up to ``idle_blocks``. Thread-safe."""
 
     shared = False
 
@@ -89,7 +81,10 @@ class RecycledMemory:
         """See :class:`Memory`."""
         if not size:
             return _nothing()
+        # A page of fresh memory costs a page fault, more than receiving into it.
         block = self._idle_block(size)
+        # The tensor's storage keeps this array alive, and all tensors, views and arrays derived
+        # from it keep the storage alive: when the array ends, all of them have.
         lent = np.frombuffer(block.data, dtype=np.uint8, count=size)
         weakref.finalize(lent, self._idle.append, block).atexit = False
         return torch.from_numpy(lent)
@@ -123,9 +118,7 @@ def memory_here() -> Memory:
 
 @contextmanager
 def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
-    """Receive batches that this thread reads into ``memory``; if ``finished_elsewhere``, they may be handed
-    on as an ``Unfinished``.
-    """
+    """Receive this thread's batches into ``memory``; they may be handed on ``Unfinished``."""
     before = getattr(_chosen, "memory", None), finished_elsewhere_here()
     _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
     try:
@@ -140,9 +133,7 @@ def finished_elsewhere_here() -> bool:
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor to be filled; on the CPU in the memory for receiving batches: recycled, shared in a
-    worker, pinned on the way to a device.
-    """
+    """Return a tensor to be filled; on the CPU in the memory for receiving batches."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     flat = memory_here().take(math.prod(shape) * dtype.itemsize)

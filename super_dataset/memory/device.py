@@ -1,9 +1,4 @@
-"""The transfer of batches to their destination: none, a CUDA device by a separate stream, or another.
-
-:meth:`Mover.send` is called where a batch was read, :meth:`Mover.receive` where it is used. Batches for CUDA
-are received into memory of torch's pinned allocator: our own buffer could be overwritten before a copy has
-read it.
-"""
+"""The transfer of batches to a device."""
 
 from __future__ import annotations
 
@@ -32,17 +27,15 @@ class Unfinished(NamedTuple):
 
 
 class Mover:
-    """The transfer of batches to their destination. This base class leaves them on CPU, in recycled memory.
+    """The transfer of batches to their destination. This base class leaves them on CPU."""
 
-    ``memory`` is where they are received first.
-    """
-
+    # Whether send() takes an Unfinished, which is cheaper to move.
     finishes = False
-    """Whether :meth:`send` takes an :class:`Unfinished`, which is cheaper to move."""
+    # Whether it takes page-locked memory, from which it copies in the background.
     pins = False
-    """Whether it takes page-locked memory, from which it copies in the background."""
 
     def __init__(self) -> None:
+        # Where batches are received first.
         self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
@@ -50,16 +43,12 @@ class Mover:
         return item
 
     def receive(self, sent: Any) -> Any:
-        """Return the item from :meth:`send`, ready for use on this thread's current stream."""
+        """Return the item from :meth:`send`, ready for this thread's current stream."""
         return sent
 
 
 def mover_to(device: torch.device | str | int | None) -> Mover:
-    """Return the mover for a device.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
+    """Return the mover for a device; ``ConfigError`` if there is none."""
     if device is None:
         return Mover()
     try:
@@ -68,6 +57,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
             return Mover()
         if target.type == "cuda":
             return _CudaStream(target)
+        # torch.device accepts names of devices that this machine lacks; an allocation does not.
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not to be had: {error}") from error
@@ -75,8 +65,6 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
 
 
 class _Copy(Mover):
-    """A mover that copies batches in the thread that read them."""
-
     finishes = True
 
     def __init__(self, device: torch.device) -> None:
@@ -89,19 +77,17 @@ class _Copy(Mover):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An item whose copies are under way; they are done when ``copied`` is."""
-
     item: Any
     copied: torch.cuda.Event
 
 
 class _CudaStream(Mover):
-    """A mover that copies batches on a stream of its own."""
-
     finishes = pins = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
+        # torch's pinned allocator waits for copies; our own buffer could be overwritten before
+        # a copy has read it.
         self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
@@ -141,9 +127,7 @@ class _CudaStream(Mover):
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
-    """Return ``item`` with every tensor changed, also in tuples, lists and mappings at any depth. An
-    :class:`Unfinished` is changed and, unless ``finish`` is false, finished.
-    """
+    """Return ``item`` with every tensor changed, also in tuples, lists and mappings."""
     if isinstance(item, torch.Tensor):
         return change(item)
     if isinstance(item, Unfinished) and finish:
@@ -158,6 +142,7 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, fi
 
 def as_type_of(item: Any, changed: Any) -> Any:
     """Return ``changed`` in the type of ``item``, or as it is if that cannot be."""
+    # A named tuple takes its fields one by one.
     if hasattr(item, "_fields"):
         return type(item)(*changed)
     make: Any = type(item)

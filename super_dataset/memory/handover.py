@@ -1,15 +1,8 @@
 """Transfer of batches from a DataLoader worker to the trainer, in reusable memory that both map.
 
-torch allocates new shared memory for every batch: creating, faulting in and freeing its pages costs a worker
-more than receiving the batch. Here a worker owns a few blocks, files in memory. A message names one; the
-trainer opens it under ``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone.
-If blocks run short, or the system lacks such files, torch's own method is used. For this, reducers for such
-tensors are registered with multiprocessing's pickler, in the worker and in each receiver.
-
-A block's last page holds a token, by which another process checks that it opened the right file, and flags:
-one byte for each tensor under way, set by the worker, changed by the receiver. Single bytes need no lock. A
-process that forks shares its mappings with the child, unknown to the worker. So memory held during a fork is
-never received into again: its flag is set to retired, and the worker closes the block.
+A worker owns a few blocks, files in memory. A message names one; the trainer opens it under
+``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. If blocks run
+short, or the system lacks such files, torch's own method is used.
 """
 
 from __future__ import annotations
@@ -45,18 +38,20 @@ __all__ = [
     "shared_bytes",
 ]
 
+# Maximum blocks of a worker; further batches take torch's method.
 _MAX_BLOCKS = 16
-"""Maximum blocks of a worker; further batches take torch's method."""
+# Free blocks beyond this number are returned to the system, one per batch.
 _IDLE_BLOCKS = 5
-"""Free blocks beyond this number are returned to the system, one per batch."""
 _MIN_BYTES = 64 * 1024  # below that, torch's method costs no more
 _DYING_S = 5.0  # a killed process closes its files before its parent sees it dead
 _BY_VALUE = "_super_by_value"
 
+# A tensor's place: process, file descriptor, token, size of the block, flag.
 _Place: TypeAlias = tuple[int, int, bytes, int, int]
-"""A tensor's place: process, file descriptor, token, size of the block, flag."""
 
 _TOKEN_BYTES = 16
+# A block's last page: a token, by which another process checks that it opened the right file,
+# and a byte for each tensor under way. Single bytes need no lock.
 _TRAILER_BYTES = mmap.PAGESIZE
 _FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors of a block in use at once
 _FREE = 0
@@ -72,16 +67,13 @@ def _count_fork() -> None:
     _forks += 1
 
 
+# A process that forks shares its mappings with the child, unknown to the worker.
 # Before and after: what other threads receive meanwhile counts as seen by the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """A file in memory: room for a batch of ``size`` bytes, in whole pages, plus the trailer.
-
-    Raises:
-        OSError: memory or file descriptors are exhausted.
-    """
+    """A file in memory: ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -109,7 +101,7 @@ class Block:
 
     @property
     def retired(self) -> bool:
-        """Return whether nothing but a fork may still use it, which could read it at any time."""
+        """Return whether only a fork may still use it, which could read it at any time."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks
@@ -205,6 +197,8 @@ class WorkerMemory:
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
             self._usable = files_can_be_opened()
             ForkingPickler.register(torch.Tensor, self._reduce)
+        # torch's method creates, faults in and frees pages for every batch, which costs a worker
+        # more than receiving it.
         if not self._usable or size < _MIN_BYTES:
             return shared_bytes(size)
         with self._lock:
@@ -236,7 +230,6 @@ class WorkerMemory:
         block.close()
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
-        """Return what multiprocessing's pickler sends for a tensor, in a worker."""
         if not _is_plain(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
         if getattr(tensor, _BY_VALUE, False) and tensor.dtype != torch.bfloat16:  # which numpy lacks
@@ -276,8 +269,8 @@ _registered_in = 0
 
 
 def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild, in the trainer, the tensor that a worker sent."""
     global _registered_in  # noqa: PLW0603 # a process registers once
+    # In each receiver, for batches that it sends on.
     if _registered_in != os.getpid():
         _registered_in = os.getpid()
         ForkingPickler.register(torch.Tensor, _reduce_received)
@@ -296,7 +289,6 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _reduce_received(tensor: torch.Tensor) -> Any:
-    """Return the reduction of a tensor; one in a worker's block is copied first."""
     # torch would move the tensor itself to other memory and so release the block, though an array derived
     # from it may still be in use.
     if _is_plain(tensor) and tensor.untyped_storage().data_ptr() in _received:

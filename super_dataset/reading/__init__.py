@@ -1,4 +1,4 @@
-"""The read path: from a ``BatchRef`` through packs and cache to a checked batch buffer, and its delivery."""
+"""The read path, from a ``BatchRef`` through packs and cache to tensors."""
 
 from __future__ import annotations
 

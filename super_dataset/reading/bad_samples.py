@@ -1,9 +1,4 @@
-"""Bad samples that readers met: each is named once and counted, whichever process met it.
-
-The training process keeps the list. Its DataLoader workers append to a file in memory, which it reads
-whenever it takes the next batch: a pipe would block a worker whose trainer is busy, and workers end without
-notice. The file is emptied under a lock, so it stays small.
-"""
+"""Bad samples that readers met, each named once and counted."""
 
 from __future__ import annotations
 
@@ -32,8 +27,8 @@ _NAMED_MAX = 100
 _LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
+# Whether this thread's caller goes on to the next batch after a BatchLeftOut.
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
-"""Whether this thread's caller goes on to the next batch after a :class:`BatchLeftOut`."""
 
 
 class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
@@ -46,13 +41,13 @@ class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it a
 class BadSample(NamedTuple):
     """A sample that could not be produced, and how readers handled it."""
 
+    # As in a BatchInfo, including the member of an archive.
     key: str
-    """As in a BatchInfo, including the member of an archive."""
     reason: str
+    # The latest handling: skipped, replaced, batch left out or batch filled.
     handled: str
-    """The latest handling: ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``."""
+    # Number of times that readers of this process and its workers met it.
     times: int
-    """Number of times that readers of this process and its workers met it."""
 
 
 class BadSamples:
@@ -60,10 +55,12 @@ class BadSamples:
 
     def __init__(self, source: str) -> None:
         self.pid = os.getpid()
+        # The last good samples read by this process's threads.
         self.last_good: LastGood | None = None
-        """The last good samples read by this process's threads."""
         self._source = source
         self._lock = threading.Lock()
+        # Workers append to a file in memory: a pipe would block a worker whose trainer is busy, and
+        # workers end without notice. It is emptied under a lock, so it stays small.
         self._file = open_file()
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         self._listed: dict[str, BadSample] = {}
@@ -136,16 +133,12 @@ class BadSamples:
 
 
 def _identity(file: int) -> tuple[int, int]:
-    """Return the identity of a file on this host."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list. In another process it sends to the original; if that is unreachable or this process's
-    own, a new one is created. On another host, or later, the same number may belong to another process or
-    file.
-    """
+    """Unpickle a list, which sends to the original, or is new if that is gone."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy
@@ -153,6 +146,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
         reached = os.open(file_path(pid, file), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return copy
+    # On another host, or later, the same number may belong to another process or file.
     if _identity(reached) == identity:
         os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # it makes one
         copy.pid = pid
@@ -162,7 +156,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
 
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Exclude other processes; the lock of a killed process is released with it."""
+    # The lock of a killed process is released with it.
     fcntl.lockf(file, fcntl.LOCK_EX)
     try:
         yield

@@ -1,7 +1,4 @@
-"""One batch while it is read: what is requested, within which bounds, and what came of it, at what cost.
-
-It sorts the results of the gather and the packs, and builds the read report and the timeout error.
-"""
+"""One batch while it is read, its report, and the errors that name it."""
 
 from __future__ import annotations
 
@@ -53,34 +50,34 @@ class Batch:
 
     ref: BatchRef
     buffer: BatchBuffer
+    # Records that this process has hashed before; without it, all payloads are hashed.
     seen: SeenRecords | None = None
-    """Records that this process has hashed before; without it, all payloads are hashed."""
     clock: Callable[[], float] = time.monotonic
+    # When to give up, on clock.
     deadline_s: float = math.inf
-    """When to give up, on ``clock``."""
+    # Bound on replies that are requested but not received.
     in_flight_bytes: int = 2**24
-    """Bound on replies that are requested but not received."""
+    # The expected length of a record, if known.
     record_bytes: int | None = None
-    """The expected length of a record, if known."""
+    # The cache keys of all samples, once one is requested.
     keys: Sequence[bytes] = ()
-    """The cache keys of all samples, once one is requested."""
+    # Offsets of the samples to request, ascending.
     missing: list[int] = field(init=False)
-    """Offsets of the samples to request, ascending."""
     bad: dict[int, str] = field(default_factory=dict)
+    # The reason for each missing sample whose record failed its check at the last attempt.
     corrupt: dict[int, str] = field(default_factory=dict)
-    """The reason for each missing sample whose record failed its check at the last attempt."""
+    # Samples that an answered GET did not find, or found corrupt.
     not_hit: set[int] = field(default_factory=set)
-    """Samples that an answered GET did not find, or found corrupt."""
+    # Evidence that replies and requests of the last attempt were out of step, if any.
     astray: str = ""
-    """Evidence that replies and requests of the last attempt were out of step, if any."""
+    # The error that kept the last attempt from being answered in full.
     trouble: CacheError | None = None
-    """The error that kept the last attempt from being answered in full."""
+    # Whether the cache refused the last report for lack of memory.
     out_of_memory: bool = False
-    """Whether the cache refused the last report for lack of memory."""
+    # Pointers to missing samples, found by the last attempt and not followed yet.
     pointers: dict[int, Pointer] = field(default_factory=dict)
-    """Pointers to missing samples, found by the last attempt and not followed yet."""
+    # Samples read from packs, by a place or by a pointer that the first GET found.
     straight: int = 0
-    """Samples read from packs, by a place or by a pointer that the first GET found."""
     straight_bytes: int = 0
     attempts: int = 0
     read_s: float = 0.0
@@ -113,7 +110,7 @@ class Batch:
         return spoilt
 
     def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """Check records read by pointers; those that fail are requested from the coordinator."""
+        """Check records read by pointers; the coordinator must produce those that fail."""
         for offset in self.pointers.keys() - came:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)
@@ -167,7 +164,7 @@ class Batch:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report for the coordinator; only samples reported absent are misses."""
+        """Return the report; only samples reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -235,7 +232,6 @@ def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") ->
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first few names, and the number of further ones."""
     all_names = list(names)
     more = len(all_names) - _NAMED_AT_MOST
     return ", ".join(all_names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,12 +1,4 @@
-"""The memory that one batch is received into: headers in one array, payloads in one block.
-
-While all records have the same size, payloads share one block that later becomes the batch's tensor without a
-copy. Records of other sizes get separate memory.
-
-A record in transit is an :class:`Incoming`, which has its header and the place for its payload. Only when it
-is complete does :meth:`BatchBuffer.note_record` make it the sample's record, with all its attributes at once:
-nothing of an earlier reply for the same sample survives.
-"""
+"""The memory that one batch is received into."""
 
 from __future__ import annotations
 
@@ -28,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PAYLOAD_BYTES", "BatchBuffer", "Incoming", "ReplyKind"]
 
+# Place of the payload's length in a header.
 PAYLOAD_BYTES = slice(8, 16)
-"""Place of the payload's length in a header."""
 
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
@@ -39,14 +31,14 @@ _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
 class ReplyKind(enum.IntEnum):
     """The kind of the cache's latest reply for one sample."""
 
+    # No reply yet.
     NONE = 0
-    """No reply yet."""
+    # Bytes that may or may not be a good record.
     RECORD = 1
-    """Bytes that may or may not be a good record."""
+    # The record does not exist.
     NIL = 2
-    """The record does not exist."""
+    # See BatchBuffer.errors.
     ERROR = 3
-    """An error; see :attr:`BatchBuffer.errors`."""
 
 
 # Plain numbers: comparing arrays with an enum's members would call Python for each.
@@ -65,17 +57,14 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Memory for the records of ``size`` samples.
 
-    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers and
-    ``raw_headers`` the same bytes as uint8 of shape (size, 64), ``record_bytes`` the records' whole lengths
-    as framed. A record shorter than a header gets a zeroed one. Keyed by sample, ``own`` holds payloads
-    outside the block, ``errors`` error replies, and ``digests`` the xxh3-64 of payloads hashed on arrival.
-    ``to_hash`` is the mask of the samples whose payloads are hashed on arrival: all, unless it is changed.
+    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers (zeroed for a
+    shorter record), ``raw_headers`` the same as uint8 (size, 64), ``record_bytes`` whole lengths as framed.
 
     Args:
         size: number of samples.
         memory: allocates the block.
-        uniform: whether to expect records of one size; otherwise every payload gets separate memory.
-        expected_bytes: the length of their payloads, if known: one of another length then creates no block.
+        uniform: expect records of one size; otherwise every payload gets separate memory.
+        expected_bytes: the length of their payloads; a record of another length then creates no block.
             If unknown, a block has at most 64 MiB.
     """
 
@@ -93,16 +82,17 @@ class BatchBuffer:
         self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
         self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)
         self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
-        self.own: dict[int, memoryview] = {}
-        self.errors: dict[int, str] = {}
+        self.own: dict[int, memoryview] = {}  # payloads outside the block, by sample
+        self.errors: dict[int, str] = {}  # error replies, by sample
+        # Samples whose payloads are hashed on arrival: all, unless it is changed.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
-        self.digests: dict[int, int] = {}
+        self.digests: dict[int, int] = {}  # xxh3-64 of payloads hashed on arrival, by sample
+        # Payload bytes per slot of the block; -1 while there is no block.
         self.item_bytes = -1
-        """Payload bytes per slot of the block; -1 while there is no block."""
+        # Payloads of one size, later the batch's tensor without a copy: uint8 (size * item_bytes,).
         self.block: torch.Tensor | None = None
-        """The block, uint8 of shape (size * item_bytes,)."""
+        # The bytes of the block: one slot after the other.
         self.slots = memoryview(bytearray())
-        """The bytes of the block: one slot after the other."""
         self._uniform = uniform
         self._expected_bytes = expected_bytes
 
@@ -112,11 +102,7 @@ class BatchBuffer:
         return self.slots[start : start + self.item_bytes]
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """Return the place to receive the payload of a record with this header; it is empty for a record too
-        short to have one.
-
-        The first valid data record sets the size of the block's slots.
-        """
+        """Return the place for a record's payload; the first valid one sets the slots' size."""
         if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self.block is None:
             self._allocate_for(header, payload_bytes)
         if header and payload_bytes == self.item_bytes:
@@ -129,6 +115,7 @@ class BatchBuffer:
 
     def note_record(self, record: Incoming) -> None:
         """Store a completely received record as the sample's record."""
+        # All attributes at once: nothing of an earlier reply for the same sample survives.
         offset, header, payload, in_block = record
         self.raw_headers[offset] = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
         self.record_bytes[offset] = len(header) + len(payload)
@@ -143,10 +130,7 @@ class BatchBuffer:
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
     ) -> None:
-        """Store records that have filled their slots; ``headers`` is uint8 of shape (offsets, 64).
-
-        ``digests`` has the xxh3-64 of those payloads that must be hashed.
-        """
+        """Store records that have filled their slots; ``headers`` are uint8 (offsets, 64)."""
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
@@ -166,6 +150,7 @@ class BatchBuffer:
         known = self._expected_bytes == payload_bytes
         if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
             return
+        # A declared size is not trusted: only a data record whose header agrees allocates a block.
         if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] not in _IN_BLOCKS:
             return
         if int.from_bytes(header[PAYLOAD_BYTES], "little") != payload_bytes:

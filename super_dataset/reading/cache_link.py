@@ -1,9 +1,4 @@
-"""A reading thread's link to its cache: each sample is requested from its node, from all nodes at once.
-
-GETs are pipelined, within a bound on the replies under way, and records are received straight into the batch
-buffer. A link makes one attempt for each request. It follows redirections within a read, a bounded number of
-times. Samples lost with a node are left to the next attempt, which begins with a fresh slot map.
-"""
+"""A reading thread's link to its cache, which asks all nodes at once."""
 
 from __future__ import annotations
 
@@ -42,8 +37,8 @@ __all__ = ["REPORT_TIMEOUT_S", "CacheLink"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
+# Bound on the wait for a connection that is needed only for a report, or for a note.
 REPORT_TIMEOUT_S = 1.0
-"""Bound on the wait for a connection that is needed only for a report, or for a note."""
 _SHUN_S = 30.0  # no such connection is tried again within this time after it failed,
 _SHUN_NODE_S = 3.0  # or within this time, to a node beside others that are connected
 _MOST_OWED = 32
@@ -55,12 +50,10 @@ _MAX_REQUESTS_UNDER_WAY = 1024
 
 
 class CacheLink:
-    """Connections to one node, or to the nodes of a cluster, and what is known about the records there.
+    """Connections to one node, or to a cluster's, and what is known about the records there.
 
-    ``record_bytes`` is the expected length of a record; ``uniform``: the last batch had one size;
-    ``warned_astray``: it was logged that another sample's record came.
-
-    ``open_nodes`` is :class:`NodeConnections`, except in tests.
+    It makes one attempt for each request: samples lost with a node are left to the next attempt, which
+    begins with a fresh slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
     """
 
     def __init__(
@@ -69,9 +62,9 @@ class CacheLink:
         open_nodes: Callable[[CacheAddress, Credentials], NodeConnections],
     ) -> None:
         self.pid = os.getpid()
-        self.record_bytes = record_bytes
-        self.uniform = True
-        self.warned_astray = False
+        self.record_bytes = record_bytes  # expected length, if known
+        self.uniform = True  # the last batch had one size
+        self.warned_astray = False  # it was logged that another sample's record came
         self._open_nodes = open_nodes
         self._nodes: NodeConnections | None = None
         self._cache = ""
@@ -85,10 +78,7 @@ class CacheLink:
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
         """Return the nodes of the cache at this address, a single one or any of a cluster.
 
-        Raises:
-            CacheUnreachableError: no answer, or not in time.
-            CacheError: the cache refused credentials, certificate or database.
-            ConfigError: the files configured for TLS cannot be used.
+        ``CacheUnreachableError``: no answer in time; ``CacheError``: refused; ``ConfigError``: TLS files.
         """
         if self._cache != cache:
             self.drop()
@@ -114,13 +104,7 @@ class CacheLink:
             self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
-        """Request the samples at ``offsets`` (ascending) once; replies go to the batch's buffer.
-
-        Return an error that kept some of them from coming, if any.
-
-        Raises:
-            CacheError: the cache refused.
-        """
+        """Request samples (ascending) once; return the error that kept some from coming."""
         left_s = batch.deadline_s - batch.clock()
         try:
             nodes = self.connect(batch.ref.cache, left_s)
@@ -139,6 +123,7 @@ class CacheLink:
         """Send a read report without waiting for the reply. Losing it is harmless."""
         node = None
         if not self.connected and not batch.astray:
+            # Unless all came from packs, the gather has just failed to connect.
             if batch.straight < batch.buffer.size:
                 return
             timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
@@ -150,6 +135,7 @@ class CacheLink:
             if not nodes.is_open(node) and self._is_shunned(node, batch):
                 return
             connection = nodes.connection(node)
+            # Bounds the replies that wait unread.
             if connection.owed >= _MOST_OWED:
                 connection.converse()
                 _heed(nodes, connection, batch)
@@ -177,6 +163,7 @@ def _gather(
     groups = _by_node(nodes, batch.keys, offsets)
     asking: set[int] = set()
     trouble = None
+    # Each round follows the redirections of the one before.
     for _ in range(MAX_ROUNDS):
         trouble = _ask(nodes, batch, groups, asking, left_s) or trouble
         groups, asking = _redirected(nodes, batch.buffer, groups)
@@ -210,7 +197,6 @@ def _ask(
     asking: set[int],
     left_s: float,
 ) -> CacheUnreachableError | None:
-    """Request its share from every node; return the error that kept back some, if any."""
     total = sum(map(len, groups.values()))
     shares: dict[Node, _Share] = {}
     failed: dict[Node, CacheUnreachableError] = {}
@@ -241,11 +227,7 @@ def _ask(
 
 
 class _Share:
-    """One node's share of a batch: the samples at ``offsets`` (ascending).
-
-    If a method raises, the connection is no longer usable. ``part``: this node's part of the requests allowed
-    under way. ``asking``: samples to request with an ``ASKING``.
-    """
+    """One node's share of a batch. After an error the connection is unusable."""
 
     def __init__(
         self,
@@ -259,11 +241,12 @@ class _Share:
         self.scatter = ReplyScatter(batch.buffer, offsets, skip=connection.owed, asking=asking)
         self._batch = batch
         self._offsets = offsets
+        # Of the requests that are allowed under way, this node's part.
         self._part = part
         self._asking = asking
 
     def ask(self) -> None:
-        """Send more requests once half of the allowed ones are answered, so that sends are few."""
+        """Send more requests once half of the allowed ones are answered."""
         batch, scatter = self._batch, self.scatter
         sent = scatter.requested
         if sent == len(self._offsets):
@@ -285,7 +268,6 @@ class _Share:
         scatter.requested += len(upcoming)
 
     def settle(self) -> None:
-        """Record what has come; called once, whatever happened."""
         self.scatter.settle()
         if self.scatter.finished:
             self.connection.owed = 0
@@ -327,7 +309,6 @@ def _receive(shares: Mapping[Node, _Share], batch: Batch) -> dict[Node, CacheUnr
 
 
 def _ready(active: Mapping[Node, _Share], poll: select.poll, batch: Batch) -> list[Node]:
-    """Return the nodes from which bytes have come, by the deadline."""
     # The socket would not signal bytes in the connection's own buffer.
     pending = [node for node, share in active.items() if share.connection.pending]
     if pending:
@@ -361,7 +342,7 @@ def _redirected(
 
 
 def _heed(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
-    """Check replies to earlier reports, whose errors may show that slots have moved."""
+    # Errors of earlier reports may show that slots have moved, or that memory is full.
     late_errors = connection.late_errors
     if not late_errors:
         return

@@ -1,8 +1,4 @@
-"""Classification of received records: a good sample, a tombstone, a pointer, or corrupt, with the reason.
-
-The headers of a whole batch are compared at once with the first good one and with the requested ids; only
-those that differ are parsed one by one. Payloads are hashed as they arrive.
-"""
+"""Classification of received records: good, tombstone, pointer, or corrupt."""
 
 from __future__ import annotations
 
@@ -38,8 +34,8 @@ __all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_rec
 
 Verify: TypeAlias = Literal["auto", "all"]
 
+# One in this many hashed payloads is hashed again in each epoch.
 HASHED_SHARE = 64
-"""One in this many hashed payloads is hashed again in each epoch."""
 
 # The bytes of a header that samples of one layout share: magic to payload length, and shape.
 _LAYOUT = np.r_[0:16, 24:48]
@@ -50,18 +46,15 @@ _LOWER = np.uint64(0x00000000FFFFFFFF)
 
 
 class SeenRecords:
-    """The records that this process has read and hashed: a direct-mapped table of at most 8 MiB.
-
-    An entry has 32 bits of the sample id, besides the 20 that choose its slot, and 32 bits of its production
-    times. An evicted record is hashed again. Thread-safe.
-    """
+    """A direct-mapped table, at most 8 MiB, of records that were hashed. Thread-safe."""
 
     def __init__(self) -> None:
         self._pid = 0
+        # 32 bits of the sample id, besides the 20 that choose the slot, and 32 of its production times.
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Return which payloads to hash, shape (samples,): new ones, and the share that is due."""
+        """Return which payloads to hash, shape (samples,): new ones, and those due."""
         if self._pid != os.getpid():  # a fork has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # set last, because other threads check it
@@ -73,7 +66,7 @@ class SeenRecords:
         return chosen
 
     def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
-        """Return those of ``offsets`` whose record is not the one that was hashed before."""
+        """Return those of ``offsets`` whose record differs from the one hashed before."""
         slots, upper = _slots_of(sample_ids)
         differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
         changed: list[int] = offsets[differs].tolist()
@@ -82,6 +75,7 @@ class SeenRecords:
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
         """Remember the records at ``offsets`` as hashed and correct."""
         slots, upper = _slots_of(sample_ids)
+        # An evicted record is hashed again.
         self._entries[slots[offsets]] = upper[offsets] | _times(buffer, offsets)
 
 
@@ -122,8 +116,7 @@ def check_records(
 ) -> CheckedRecords:
     """Check the records received for ``offsets``; those in none of the result's mappings are good.
 
-    ``sample_ids`` are of the whole batch. ``seen``: records this process has hashed; without it, all are
-    hashed.
+    ``sample_ids`` are of the whole batch. Without ``seen``, all payloads are hashed.
     """
     checked = CheckedRecords()
     if not offsets:
@@ -134,6 +127,7 @@ def check_records(
     if first is None or first.kind is RecordKind.ARRAYS:  # whose layout is in the payload
         unlike = offsets[1:]
     else:
+        # All headers at once against the first good one; only those that differ are parsed.
         layout = layout_columns(buffer.raw_headers[places])
         lengths = buffer.record_bytes[places]
         alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
@@ -154,8 +148,8 @@ def _check_payloads(
     seen: SeenRecords | None,
     checked: CheckedRecords,
 ) -> None:
-    """Compare digests with the headers', computing those that are still missing."""
     digests, came = buffer.digests, places.tolist()
+    # Most payloads were hashed as they arrived.
     hashed = [offset for offset in came if offset in digests]
     late = [offset for offset in came if offset not in digests]
     if seen is not None and late:
@@ -174,6 +168,7 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
     try:
         record_bytes = int(buffer.record_bytes[offset])
         if record_bytes < HEADER_BYTES:
+            # Always raises: it is too short to have a header.
             parse_header(buffer.payload(offset))
         raw_header = bytes(buffer.raw_headers[offset])
         sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]

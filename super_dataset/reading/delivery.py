@@ -1,10 +1,4 @@
-"""Delivery of a batch that was read: the chosen samples as tensors, with their info.
-
-Tensors are views of the received buffer if possible. Records that agree in dtype and shape are stacked;
-others come as a list of tensors. Images, that is uint8 records of shape (height, width, channels) with 1, 3
-or 4 channels, are viewed as (channels, height, width), so that a batch of them is channels_last. Samples of
-several named arrays come as a dict of such tensors and lists.
-"""
+"""Delivery of a batch that was read: samples as tensors, with their info."""
 
 from __future__ import annotations
 
@@ -60,16 +54,14 @@ _IMAGE_NDIM = 3
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Return the offsets of the samples to deliver, in order; ``None``: all, as planned; empty: all are bad.
+    """Return the offsets to deliver, in order; ``None``: all, as planned; empty: all are bad.
 
-    ``skip`` leaves out bad samples. ``replace`` puts the next good sample of the same batch, cyclically, in
-    the place of each. Skipped padding leaves one sample of a batch that is nothing else.
-
-    Raises:
-        BadSampleError: the policy is ``raise``.
+    ``skip`` leaves out bad samples; ``replace`` repeats the next good sample of the batch, cyclically;
+    ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
+        # One sample of a batch that is only padding stays, so that ranks take equally many steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
         return offsets if len(offsets) < len(ref) else None
@@ -91,8 +83,9 @@ def check_label_dtype(name: str) -> None:
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
-    """Return labels as a tensor of their dtype and shape (samples, ...), a copy. Lists of varying length give
-    a list of tensors, named fields a dict of these. With ``order``, only those labels.
+    """Return a copy of labels as a tensor of shape (samples, ...); with ``order``, only those.
+
+    Lists of varying length give a list of tensors, named fields a dict of these.
     """
     places = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
     chosen = labels[places]
@@ -111,13 +104,10 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, which are all good; with ``order``, only those.
+    """Return the batch's samples, which are all good; with ``order``, only those, as a copy.
 
-    Without ``order``, a batch of one layout is the buffer's own block; with it, a copy (in the same kind of
-    memory). Named arrays are always a copy, with each field of one layout stacked.
-
-    Raises:
-        UsageError: samples have different names of arrays.
+    Records that agree in dtype and shape are stacked; others come as a list of tensors. Named arrays are a
+    dict of these, always a copy; ``UsageError`` if samples have different names.
     """
     chosen = range(buffer.size) if order is None else order
     kinds = buffer.headers["kind"][list(chosen)]
@@ -132,6 +122,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
+        # The buffer's own block, without a copy.
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
     item_bytes = len(buffer.payload(chosen[0]))
     stacked = buffer.memory.take(len(chosen) * item_bytes)
@@ -143,7 +134,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
 def _shaped(
     flat: torch.Tensor, buffer: BatchBuffer, offset: int, *, stacked: int | None = None
 ) -> torch.Tensor:
-    """View bytes in the layout of the sample at ``offset``, or as ``stacked`` samples of that layout."""
+    """View bytes in the layout of the sample at ``offset``, or of ``stacked`` such samples."""
     header = parse_header(bytes(buffer.raw_headers[offset]))
     return _laid_out(flat, header.dtype, header.shape, stacked)
 
@@ -153,12 +144,12 @@ def _laid_out(
 ) -> torch.Tensor:
     tensor = flat.view(getattr(torch, dtype)).view(shape if stacked is None else (stacked, *shape))
     if dtype == "uint8" and len(shape) == _IMAGE_NDIM and shape[-1] in _IMAGE_CHANNELS:
+        # A view as (channels, height, width), so that a batch of images is channels_last.
         return tensor.movedim(-1, -3)
     return tensor
 
 
 def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Tensors]:
-    """Return these samples' named arrays: for each name a tensor if alike, else a list."""
     samples = [_places_in(buffer, offset) for offset in chosen]
     if len(names := {tuple(places) for places in samples}) > 1:
         raise UsageError(
@@ -253,8 +244,9 @@ class BatchInfo:
 
     @property
     def draw_ids(self) -> bytes:
-        """Return 16 bytes per delivered sample, by which to seed random numbers: the sample id, modified if
-        the sample was drawn before in the epoch.
+        """Return 16 bytes per delivered sample, by which to seed random numbers.
+
+        They are its id, modified if the sample was drawn before in the epoch.
         """
         if self.repetitions is None:
             return self.sample_ids
@@ -307,21 +299,17 @@ _KEPT_MAX = 8
 
 
 class LastGood:
-    """A few samples of the last good batch that a reader delivered, to fill a batch without good samples.
-
-    They are copies, because the loop may change a batch in place. Eight suffice, and cost far less than a
-    batch.
-    """
+    """A few samples of the last good batch, to fill one without good samples."""
 
     def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
+        # Copies, because the loop may change a batch in place. Eight suffice, and cost far less
+        # than a batch.
         self._count = min(_KEPT_MAX, len(info.sample_ids) // ID_BYTES)
         kept = range(self._count)
         self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Return a batch of ``size`` of them, cyclically, in place of the one that ``info`` describes. All
-        its samples are flagged as padding.
-        """
+        """Return ``size`` of them, cyclically, as padding, in place of the batch of ``info``."""
         places, last = [place % self._count for place in range(size)], self._info
         ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in places)
         filled = replace(
@@ -335,7 +323,6 @@ class LastGood:
 
 
 def _copies(tensors: SampleTensors, places: Sequence[int]) -> Any:
-    """Return copies of the samples at ``places``."""
     if isinstance(tensors, dict):
         return {name: _copies(part, places) for name, part in tensors.items()}
     if isinstance(tensors, list):

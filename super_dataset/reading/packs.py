@@ -1,10 +1,4 @@
-"""Reading records straight from a store's packs into the batch buffer: no server, no second copy.
-
-A batch gives the places of its records. They are read pack by pack, in pack order, one ``preadv`` each, and
-hashed while in the processor's cache. Data that the kernel must fetch from disk is announced to it first and
-read after the rest. Records that cannot be read are reported with the reason and requested from the cache; if
-a pointer from the cache led there, from the coordinator.
-"""
+"""Reading records straight from a store's packs into the batch buffer."""
 
 from __future__ import annotations
 
@@ -47,8 +41,8 @@ _FAR = 2**62  # no file is that long
 _ANNOUNCED_BYTES = 64 * 2**20  # announced ahead within a batch
 
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+# Read what memory holds without waiting for a disk. Some filesystems and systems lack it.
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
-"""Read what memory holds without waiting for a disk. Some filesystems and systems lack it."""
 
 _LEAST_OPEN, _MOST_OPEN = 128, 1024
 _LOOK_EVERY_S = 60.0
@@ -69,10 +63,9 @@ class OpenPack:
 
 
 class OpenPacks:
-    """Packs that a process keeps open, of any store; the least recently used is closed first.
+    """Packs that a process keeps open, of any store; the least recently used is closed first. Thread-safe.
 
-    At most ``limit`` are open, plus 64 for each thread that reads from a disk. Removed packs are closed
-    within a minute of reading, so that the disk regains their space. Thread-safe. A fork begins with none.
+    At most ``limit`` are open, plus 64 for each thread that reads from a disk. A fork begins with none.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,20 +75,16 @@ class OpenPacks:
         self._lock = threading.Lock()
         self._packs: OrderedDict[tuple[str, str], OpenPack] = OrderedDict()
         self._stores: dict[str, DirectoryStore] = {}
+        # Stores whose filesystem does not report which data must come from a disk.
         self.cannot_tell: set[str] = set()
-        """Stores whose filesystem does not report which data must come from a disk."""
+        # Whether part of the latest batch had to come from a disk.
         self.waits_for_disks = False
-        """Whether part of the latest batch had to come from a disk."""
 
     def __len__(self) -> int:
         return len(self._packs)
 
     def get(self, store: str, pack: str) -> OpenPack:
-        """Return the open pack; it stays open while it is referenced.
-
-        Raises:
-            StoreError: the store or pack does not exist or cannot be read.
-        """
+        """Return the open pack, open while referenced; ``StoreError`` if unreadable."""
         key = (store, pack)
         with self._lock:
             cached = self._packs.get(key)
@@ -123,6 +112,7 @@ class OpenPacks:
             return
         self._look_s = self._clock() + _LOOK_EVERY_S
         with self._lock:
+            # While a removed pack is open, the disk does not regain its space.
             packs = list(self._packs.items())
         for key, pack in packs:  # outside the lock: a network filesystem queries its server
             if _was_removed(pack):
@@ -177,7 +167,7 @@ class StoreTroubleLog:
         self._count = 0  # of samples since then
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
-        """Count the samples of a batch that could not be read, and log them if it is time."""
+        """Count a batch's samples that could not be read, and log them if it is time."""
         self._count += len(failed)
         if self._clock() - self._logged_s < _LOG_EVERY_S:
             return
@@ -196,16 +186,12 @@ class StoreTroubleLog:
         )
 
 
+# A sample's offset in the batch, and the place of its record: pack, start, length.
 _Place: TypeAlias = tuple[int, str, int, int]
-"""A sample's offset in the batch, and the place of its record: pack, start, length."""
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
-    """Read the records that have places; ``buffer`` has room for the whole batch.
-
-    Return the offsets of the samples whose records came, still unchecked, and of those that failed, with the
-    reason.
-    """
+    """Read records that have places; return unchecked offsets that came, and failures."""
     reading = _Reading(ref.store, buffer, packs)
     reading.run(_places_of(ref, reading.failed))
     return reading.came, reading.failed
@@ -228,9 +214,8 @@ def read_pointed(
 
 
 def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
-    """Have the kernel fetch a batch that will be read later, if batches must come from a disk. Anything but a
-    batch of packs is ignored.
-    """
+    """Have the kernel fetch a later batch, if batches must come from a disk."""
+    # Anything but a batch of packs is ignored: a sampler may yield any object.
     for _, part in getattr(ref, "parts", ((0, ref),)):
         store = getattr(part, "store", "")
         if store and (packs.waits_for_disks or store in packs.cannot_tell):
@@ -250,6 +235,7 @@ def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
         wrong &= pack_of > 0
         pack_of = np.where(wrong, 0, pack_of)
         failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "no record can lie where it was said to lie")
+    # Index 0 of pack_of means no place; these sort first and are cut off.
     offsets = np.lexsort((begins, pack_of))[np.count_nonzero(pack_of == 0) :]
     packs = map(names.__getitem__, pack_of[offsets].tolist())
     return list(
@@ -270,8 +256,6 @@ def _announce(store: str, placed: list[_Place], packs: OpenPacks) -> None:
 
 
 class _Reading:
-    """One batch's records on their way from packs into its buffer."""
-
     def __init__(self, store: str, buffer: BatchBuffer, packs: OpenPacks) -> None:
         self.came: list[int] = []
         self.failed: dict[int, str] = {}
@@ -282,7 +266,6 @@ class _Reading:
         self._why = ""
 
     def run(self, placed: list[_Place]) -> None:
-        """Read all records."""
         self._packs.let_go()
         # Records as long as a slot are read here, without a call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
@@ -309,6 +292,7 @@ class _Reading:
                 continue
             slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
             try:
+                # One call for header and payload; a short read means that a disk must be waited for.
                 size = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
             except OSError as error:
                 size = 0
@@ -316,6 +300,7 @@ class _Reading:
                     packs.cannot_tell.add(self._store)
                     at_once = 0
             if size == length:
+                # Now, while it is in the processor's cache.
                 digests[offset] = payload_hash(slot)
                 came.append(offset)
                 row += HEADER_BYTES
@@ -341,8 +326,8 @@ class _Reading:
         return self._open(name)
 
     def _later(self, place: _Place, pack: OpenPack) -> None:
-        """Have the kernel fetch a record, and read it after it had time for that."""
         _, _, begin, length = place
+        # The kernel fetches it while others are read.
         _will_need(pack, begin, length)
         self._waiting.append((place, pack))
         if len(self._waiting) > _AHEAD:
@@ -378,7 +363,6 @@ def _check_length(header: bytearray, length: int) -> None:
 
 
 def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
-    """Fill ``room`` with bytes from a pack."""
     view, at = memoryview(room), 0
     while at < len(view):
         count = os.preadv(pack.descriptor, (view[at:],), begin + at)

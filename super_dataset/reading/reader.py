@@ -1,10 +1,4 @@
-"""Reading one batch: from packs where possible, then from the cache, following pointers, with retries for
-missing samples, reports, and a time limit.
-
-Waiting is bounded by time and by attempts. Only missing samples are requested again, and every attempt with
-misses sends a read report, since a report may be lost. The link to the cache belongs to one thread of one
-process.
-"""
+"""Reading one batch from packs and cache, with retries, reports and a time limit."""
 
 from __future__ import annotations
 
@@ -57,17 +51,13 @@ def _keeps_bytes(cache: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """Settings of a reader; see ``SuperDataset``.
-
-    ``record_bytes`` is the expected length of a record, if known. ``stop_at_bad``: give up a batch at its
-    first bad sample.
-    """
+    """Settings of a reader; see ``SuperDataset``."""
 
     read_timeout_s: float = 120.0
     verify: Verify = "auto"
     in_flight_bytes: int = 16 * 2**20
-    record_bytes: int | None = None
-    stop_at_bad: bool = True
+    record_bytes: int | None = None  # expected length of a record
+    stop_at_bad: bool = True  # give up a batch at its first bad sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +67,8 @@ class Backoff:
     That is "equal jitter" of M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
     """
 
+    # Bound on the whole wait, in seconds.
     total_s: float
-    """Bound on the whole wait, in seconds."""
 
     @property
     def attempts(self) -> int:
@@ -87,16 +77,13 @@ class Backoff:
         return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
 
     def delay_s(self, attempt: int, jitter: float) -> float:
-        """Return the seconds to wait after failure ``attempt``, from 1, by a ``jitter`` in [0, 1)."""
+        """Return the seconds to wait after failure ``attempt``, from 1; ``jitter`` is in [0, 1)."""
         nominal_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt - 1, 32))
         return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
 class BatchReader:
-    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe.
-
-    ``clock``, ``sleep`` and ``open_nodes`` are replaced in tests.
-    """
+    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe."""
 
     def __init__(
         self,
@@ -131,7 +118,7 @@ class BatchReader:
         return link
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
-        """Ping the cache once over separate connections; see ``SuperDataset.ping_cache``."""
+        """Ping the cache once, over separate connections."""
         link = CacheLink(None, self._open_nodes)
         try:
             link.connect(cache, timeout_s).ping()
@@ -181,6 +168,7 @@ class BatchReader:
                 late, batch.attempts = False, 0
                 batch.deadline_s = self._clock() + settings.read_timeout_s
                 last_begin_s = batch.deadline_s - last_look_s
+            # Every attempt with misses reports them, since a report may be lost.
             link.report(batch, settings.read_timeout_s, done=stop or late or not batch.missing)
             if stop:
                 raise bad_sample_error(ref, batch.bad)
@@ -195,6 +183,7 @@ class BatchReader:
 
     def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
         """Return why the source gives no samples, as the coordinator noted it."""
+        # A link of its own: on the reader's, replies to reports may be under way.
         key, link = cache_key(ref.dataset_id), CacheLink(None, self._open_nodes)
         try:
             nodes = link.connect(ref.cache, REPORT_TIMEOUT_S)
@@ -206,10 +195,7 @@ class BatchReader:
             link.drop()
 
     def _read_straight(self, batch: Batch) -> None:
-        """Read the records that have places or, of missing samples, pointers.
-
-        Failures are logged, and left to the cache or, of pointers, to the coordinator.
-        """
+        """Read the records that have places or, of missing samples, pointers."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
             came, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
@@ -223,13 +209,11 @@ class BatchReader:
         batch.check_s += self._clock() - received_s
 
     def _attempt(self, link: CacheLink, batch: Batch) -> None:
-        """Request all missing samples, and sort the replies.
-
-        If another sample's record came, replies and requests on that connection are out of step: it is
-        closed, and the samples are requested once more. A record stored under a wrong key comes back again;
-        it then counts as corrupt.
-        """
+        """Request all missing samples, and sort the replies."""
         batch.attempts += 1
+        # If another sample's record came, replies and requests are out of step: close the
+        # connection and request once more. A record stored under a wrong key comes again; it is
+        # then corrupt.
         for _ in range(2 if batch.missing else 0):
             self._look(link, batch)
             if not batch.astray:

@@ -1,13 +1,4 @@
-"""A parser of the replies to a batch's GETs, which routes their bytes to the right memory, without I/O.
-
-One ``ReplyScatter`` follows one connection's stream of replies, in one of two ways:
-
-- general: a small scratch catches a reply's frame and the record's header; the payload goes where the batch
-  buffer wants it.
-- predicted: while records are of one size, their frames are predictable, and one call receives many frames
-  and payloads, each to its place. At the first reply that differs, the bytes after it are put in line again
-  and read the general way.
-"""
+"""A parser of the replies to a batch's GETs, which routes bytes to memory. No I/O."""
 
 from __future__ import annotations
 
@@ -35,17 +26,18 @@ _BYTES_PER_CALL = 2**21
 class ReplyScatter:
     """A parser of replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
 
-    ``skip`` replies to earlier commands come first and are skipped, and so are the replies to an ``ASKING``
-    before the requests for the samples in ``asking``.
+    ``skip`` replies to earlier commands come first and are skipped, as are those to the ``ASKING`` before
+    the samples in ``asking``. The general way catches frame and header in a small scratch; while records
+    are of one size, a window predicts their frames and receives many in one call.
     """
 
     def __init__(
         self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: Collection[int] = ()
     ) -> None:
+        # Number of requests that have been sent; the sender counts them.
         self.requested = 0
-        """Number of requests that have been sent; the sender counts them."""
+        # Texts of the skipped replies that were errors.
         self.skipped_errors: list[str] = []
-        """Texts of the skipped replies that were errors."""
         self._buffer = buffer
         self._offsets = offsets
         self._skip = skip
@@ -80,11 +72,7 @@ class ReplyScatter:
         return [self._payload, self._scratch] if self._payload else [self._scratch]
 
     def received(self, count: int) -> None:
-        """Process ``count`` bytes that were put into :meth:`buffers`.
-
-        Raises:
-            ProtocolDoubtError: the bytes do not answer the requests; the connection is no longer usable.
-        """
+        """Process ``count`` bytes of :meth:`buffers`; after an error the connection is unusable."""
         if self._window is not None:
             unexpected = self._window.received(count)
             if unexpected is not None:
@@ -100,7 +88,7 @@ class ReplyScatter:
             self._parse(bytes(self._scratch[:count]))
 
     def settle(self) -> None:
-        """Store what has been received completely, and receive the general way from now on."""
+        """Store what was received completely, and receive the general way from now on."""
         window, self._window = self._window, None
         if window is None or not window.complete or self._current is None:
             return
@@ -135,6 +123,7 @@ class ReplyScatter:
                 at += taken
                 continue
             if data[at : at + 2] != CRLF:
+                # The line end itself may be cut between two receives.
                 if data[at : at + 2] == CRLF[: len(data) - at]:
                     self._line = data[at:]
                     return
@@ -148,7 +137,7 @@ class ReplyScatter:
                 self._next()
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Parse a frame, and a record's header; return where they end, or ``at`` if bytes are missing."""
+        """Parse a frame and a record's header; return their end, or ``at`` if bytes are missing."""
         if not self._skip and self._done >= self.requested:
             raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
@@ -173,7 +162,7 @@ class ReplyScatter:
         return body
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> int:
-        """Prepare for a bulk's payload; return where it begins, or 0 while its header is incomplete."""
+        """Return where a bulk's payload begins, or 0 while its header is incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return body
@@ -186,7 +175,6 @@ class ReplyScatter:
         return begin
 
     def _note(self, kind: str, text: str) -> None:
-        """Store a reply that is a single line."""
         offset = self._offsets[self._done]
         if kind == "nil":
             self._buffer.replies[offset] = ReplyKind.NIL
@@ -203,23 +191,15 @@ class ReplyScatter:
 
 
 class _Window:
-    """Predicted replies: the rest of the current payload, then a row and a payload for each of the following.
-
-    A row is the line end of the previous reply, the frame (``$``, length, line end) and the record's header.
-    Every byte of a frame is compared with the prediction before waiting for more, so that a different reply
-    is noticed however short it is.
-
-    ``complete`` replies are received up to their line end, counting the current one first. ``headers`` has
-    the records after the current one, and ``digests``, by sample, the xxh3-64 of those payloads that must be
-    hashed, including some not confirmed yet.
-    """
+    """Predicted replies: the current payload's rest, then a row and a payload for each one."""
 
     def __init__(self, rest: memoryview, buffer: BatchBuffer, offsets: Sequence[int]) -> None:
         self.offsets = offsets
-        self.complete = 0
-        self.digests: dict[int, int] = {}
+        self.complete = 0  # replies received up to their line end, counting the current one first
+        self.digests: dict[int, int] = {}  # xxh3-64 by sample; some are not confirmed yet
         self._to_hash: list[bool] = buffer.to_hash[offsets].tolist()
         item_bytes = buffer.item_bytes
+        # A row: the line end of the previous reply, the frame, and the record's header.
         self._frame = CRLF + b"$%d\r\n" % (HEADER_BYTES + item_bytes)
         self._stride = stride = len(self._frame) + HEADER_BYTES
         self._rows = memoryview(bytearray(stride * len(offsets)))
@@ -235,7 +215,6 @@ class _Window:
         self._views_per_call = 2 * pairs
 
     def buffers(self) -> list[memoryview]:
-        """Return the views that receive the next bytes, in order."""
         views = self._views[self._at : self._at + self._views_per_call]
         if self._part:
             views[0] = views[0][self._part :]
@@ -266,6 +245,7 @@ class _Window:
             if rows[start : start + len(frame)] != frame:
                 return 2 * self.complete + 1
             self.complete += 1
+        # Part of a frame is compared too, so that a different reply is noticed however short it is.
         if self._at % 2 and self._part:
             start = self.complete * stride
             size = min(self._part, len(frame))
@@ -277,11 +257,7 @@ class _Window:
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
-    """Parse one reply line, without CRLF: return its kind, a bulk's length, other replies' text.
-
-    Raises:
-        ProtocolDoubtError: it is not a valid reply to a reader's commands.
-    """
+    """Parse a reply line without CRLF: kind, a bulk's length, other replies' text."""
     line = bytes(line)
     mark, rest = line[:1], line[1:]
     if mark == b"$":

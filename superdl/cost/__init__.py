@@ -1,8 +1,4 @@
-"""Costs of the epochs of jobs, by way of loading, and the bill of a run.
-
-:mod:`~superdl.cost.scenario` has the inputs with their sources, :mod:`~superdl.cost.model` the arithmetic,
-both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come from the price table.
-"""
+"""Costs of epochs by way of loading (``superdl cost``), and the bill of a run."""
 
 from __future__ import annotations
 

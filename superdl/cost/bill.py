@@ -1,8 +1,4 @@
-"""The bill of a run, by cost item: machines by the hour, functions, GETs, cache and coordinator.
-
-The coordinator's account allocates a job's share of the latter (:mod:`superdl.coordinator.core.ledger`). It
-is shown here beside the machines' prices from the price table, and not recomputed.
-"""
+"""The bill of a run, by cost item."""
 
 from __future__ import annotations
 
@@ -58,12 +54,12 @@ class EpochUse:
 class BillLine:
     """The cost of one item: in total, and for each epoch with its validation.
 
-    If ``usd`` is None, the item is not in the bill and ``how`` is the reason; otherwise ``how`` explains the
-    arithmetic. The part of ``usd`` beyond ``by_epoch`` was spent before, between and after the epochs.
+    ``how`` explains the arithmetic or, if ``usd`` is None, why the item is not in the bill.
     """
 
     name: str
     usd: float | None
+    # The rest of usd was spent before, between and after the epochs.
     by_epoch: tuple[float, ...]
     how: str
 
@@ -93,11 +89,7 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table (with entries from ``file``), which has all in ``hired``.
-
-    Raises:
-        ConfigError: the table cannot be read, or lacks a machine or a node.
-    """
+    """Return the price table, or ``ConfigError`` if it lacks one of ``hired``."""
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):
         prices.machine(name)
@@ -115,16 +107,10 @@ def bill_of(
     prices: PriceTable,
     rest: WorkCounters | None,
 ) -> RunBill:
-    """Return the bill of a run.
+    """Return the bill of a run of ``wall_s`` seconds, from its complete epochs.
 
-    Args:
-        epochs: the completed ones.
-        hired: resources paid by the hour.
-        executor: comma-separated names of executors, or another description; None: the loader
-            decodes itself.
-        wall_s: seconds of the whole run.
-        prices: from `prices_for`.
-        rest: counters outside of complete epochs; None: not reported by the coordinator.
+    ``prices`` have all that is ``hired``. ``executor`` names executors, comma-separated; None: the loader
+    decodes itself. ``rest`` are counters outside of complete epochs; None: not reported.
     """
     making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
     lines = making.lines()
@@ -145,8 +131,6 @@ def bill_of(
 
 @dataclass(frozen=True, slots=True)
 class _BillMaking:
-    """The facts of a run, and the lines that follow from them."""
-
     epochs: Sequence[EpochUse]
     hired: PaidByHour
     executor: str | None
@@ -189,8 +173,8 @@ class _BillMaking:
         return _absent("functions", "they run on machines that cost.data_machine does not name")
 
     def _cache(self) -> BillLine:
-        """Return the cost of the cache; the spec's nodes replace the account's."""
         hired = self.hired
+        # The spec's nodes replace the coordinator's account.
         if hired.cache_node is None:
             return self._told("cache", "cache_usd", "by the hour")
         hour = self.prices.cache_node(hired.cache_node).hour
@@ -203,7 +187,6 @@ class _BillMaking:
         return self._hours(name, count * price.hour, at)
 
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
-        """Return the cost of a resource paid by the hour throughout the run."""
         seconds = [self.wall_s, *(epoch.wall_s for epoch in self.epochs)]
         usd, *by_epoch = (duration_s * hour_usd / _HOUR_S for duration_s in seconds)
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
@@ -215,6 +198,8 @@ class _BillMaking:
         return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
+        # The coordinator's account allocates a job's share (coordinator.core.ledger); not
+        # recomputed here.
         costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
         share = f"{how}: the job's share by the coordinator's account"
         return BillLine(name, math.fsum(costs), tuple(costs[: len(self.epochs)]), share)
@@ -231,7 +216,7 @@ class _BillMaking:
 
 
 def _places(executor: str) -> set[RunsOn]:
-    """Return where functions run; executors unknown here are ignored."""
+    # Executors that are unknown here are ignored.
     names = map(str.strip, executor.split(","))
     return {EXECUTORS[name].runs_on for name in names if name in EXECUTORS}
 

@@ -1,8 +1,4 @@
-"""Bills of five ways of loading: for a first epoch, a later one, and a month.
-
-Jobs are alike: each has a machine and as many epochs, and all start together. A job's rate is the minimum of
-the rates of its GPU, its CPUs and the cache's network. The cache's capacity is computed as in production.
-"""
+"""Bills of five ways of loading: a first epoch, a later one, and a month. Jobs are alike."""
 
 from __future__ import annotations
 
@@ -63,26 +59,24 @@ class Period:
         return Period(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
+# The costs of a period, by cost item.
 PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_usd"))
-"""The costs of a period, by cost item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A way of loading, and its cost.
-
-    ``tag`` names the way. ``images_per_s`` is the rate of each job in an epoch after the first, ``bound`` the
-    resource that limits it, ``reuse`` the share of samples that need not be produced then.
-    ``functions_at_once`` is the number of Lambda functions running in the first epoch.
-    """
+    """A way of loading (``tag``), and its cost."""
 
     tag: str
+    # Of each job in an epoch after the first; bound is the resource that limits it.
     images_per_s: float
     bound: str
     first: Period
     later: Period
     month: Period
+    # Share of samples that need not be produced after the first epoch.
     reuse: float = 0.0
+    # Lambda functions that run in the first epoch.
     functions_at_once: float = 0.0
 
 
@@ -95,11 +89,7 @@ class _Epoch(NamedTuple):
 
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
-    """Return the bill of every way of loading that is possible here, SUPER's first.
-
-    Raises:
-        ConfigError: the price table lacks a machine or node, or the training loop leaves no vCPU.
-    """
+    """Return the bill of each possible way; ``ConfigError`` if a machine is not priced."""
     absent = left_out(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
     if _STORED not in absent:
@@ -131,52 +121,45 @@ def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return the samples produced for all jobs, in a first epoch and in a later one, with a ``share`` of the
-    dataset in the cache.
-
-    The first use of a sample produces it; of all other uses, the share that the cache does not hold does.
-    Jobs in step use a sample once together.
-    """
+    """Return samples produced in a first and a later epoch, with a ``share`` in the cache."""
     size = float(scenario.samples)
+    # Jobs in step use a sample once together.
     uses = size if scenario.in_step else size * scenario.jobs
+    # The first use of a sample produces it; of other uses, the share that the cache does not hold.
     first = size + (uses - size) * (1 - share)
     return (first, first) if scenario.random else (first, uses * (1 - share))
 
 
 def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
-    """Return the samples that a cache of ``nodes`` nodes, each with this maxmemory, holds."""
+    """Return the samples that a cache of ``nodes`` with this maxmemory holds."""
     maxmemory = int(node_gib * _GIB)
     infos = [
         CacheInfo(frozenset({str(number)}), 0, maxmemory, "noeviction", maxmemory, 0)
         for number in range(nodes)
     ]
+    # The budget is computed as in production.
     info = infos[0] if nodes == 1 else combined(infos, [1] * nodes, nodes)
     return info.budget(0) // int(footprint(np.array([scenario.record_bytes]))[0])
 
 
 def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
-    """Return the share of samples that an embedded cache keeps between epochs."""
     fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
     return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
 
 
 def _store_share(scenario: Scenario, prices: PriceTable) -> float:
-    """Return the share of samples that the training machine's NVMe holds."""
     room_bytes = prices.machine(scenario.machine).nvme_gb * _GB * _STORE_SHARE
     return min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return images/s of a machine's vCPUs less ``kept``, at ``cpu_ms`` on the measured core."""
+    """Return a machine's images/s, less ``kept`` vCPUs, at ``cpu_ms`` on the measured core."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the pace of GPU and CPU (``cpu_ms`` a sample).
-
-    ``others`` are more bounds, in images/s.
-    """
+    """Return an epoch with ``gets`` GETs at its slowest part's images/s, of ``others`` too."""
     machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
@@ -208,7 +191,7 @@ def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, **facts: f
 
 
 def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of SUPER with functions and cache outside the trainers, and shared by them."""
+    # Functions and cache are outside the trainers, and shared by them.
     share = min(1.0, cache_samples(scenario, prices) / scenario.samples)
     first, later = (_lambda_epoch(scenario, prices, count) for count in produced(scenario, share))
     at_once = first.period.produced / (first.period.hours * 3600) * _function_s(scenario)
@@ -255,9 +238,8 @@ def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
 
 
 def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.0) -> Bill:
-    """Return the bill of SUPER without a deployment: functions and cache in the training machine, per job.
-    The share stored on its NVMe is decoded once and read from there.
-    """
+    """Return the bill of SUPER with functions and cache in the training machine."""
+    # The share stored on its NVMe is decoded once and read from there.
     share = max(_embedded_reuse(scenario, prices), store_share)
 
     def epoch(decoded: float) -> _Epoch:
@@ -279,16 +261,16 @@ def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
 
 
 def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of LitData's files in S3, with the pixels of SUPER's records. A CPU host converts the
-    images once; storage is paid for a month, or for the duration of the jobs.
-    """
+    """Return the bill of LitData's files in S3, with the pixels of SUPER's records."""
     host, units = prices.machine(scenario.cpu_host), prices.of("local")
     set_bytes = scenario.samples * scenario.record_bytes
     requests = set_bytes / (scenario.chunk_mb * 1e6)
+    # A CPU host converts the images once.
     usd = scenario.samples / _vcpus_rate(scenario, host, scenario.s3_cpu_ms) / 3600 * host.hour
     usd += scenario.samples * units.source_request + requests * units.store_put
     later = _epoch(scenario, prices, scenario.litdata_cpu_ms, scenario.jobs * requests)
     first = later._replace(period=replace(later.period, conversion_usd=usd))
     bill = _bill(scenario, _CONVERTED, first, later)
+    # Storage is paid for a month, or for the duration of the jobs.
     stored = set_bytes / _GB * prices.storage.s3_gb_month * max(1.0, bill.month.hours / MONTH_HOURS)
     return replace(bill, month=replace(bill.month, store_usd=stored))

@@ -1,9 +1,4 @@
-"""The inputs of the cost model: a workload, a deployment, rates; each with the source of its figure.
-
-A rate is *measured* (in this repository, with the command that repeats it) or *assumed*. The measured ones
-are CPU times of one core of the machine of docs/performance.md; how a vCPU elsewhere compares to such a core
-is a separate assumption. Everything derived from the inputs is in :mod:`superdl.cost.model`.
-"""
+"""The inputs of the cost model, each with the source of its figure."""
 
 from __future__ import annotations
 
@@ -35,6 +30,8 @@ def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen
     return field(default=default, metadata={"about": about, "unit": unit, "basis": basis})
 
 
+# In this repository, with the command that repeats it: CPU time of one core of the machine of
+# docs/performance.md.
 def _measured(about: str, unit: str, default: float, by: str) -> Any:
     return _given(about, unit, default, f"measured: {by}")
 
@@ -45,7 +42,7 @@ def _assumed(about: str, unit: str, default: float, why: str) -> Any:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Scenario:
-    """A workload, its deployment, and the rates of its parts; each field has a description."""
+    """A workload, its deployment, and the rates of its parts."""
 
     samples: AtLeastOne = _given("samples of the dataset", default=1_281_167)
     source_bytes: AtLeastOne = _given("mean size of an encoded image", "bytes", 110_000)
@@ -78,6 +75,7 @@ class Scenario:
     trainer_vcpus: NonNegativeNumber = _assumed(
         "vCPUs that the training loop itself keeps busy", "", 1.0, "its Python thread"
     )
+    # Comparing a vCPU elsewhere to the measured core is a separate assumption.
     x86_vcpu: PositiveNumber = _assumed(
         "a vCPU of x86, against a core of the machine measured",
         "",
@@ -125,9 +123,7 @@ class Scenario:
     reserved_share: Share = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Return name, value, unit, about and basis of all inputs; the basis of a changed one is that
-        it was given.
-        """
+        """Return name, value, unit, about and basis of all inputs."""
         return [
             {
                 "name": entry.name,
@@ -140,9 +136,5 @@ class Scenario:
 
 
 def load_scenario(overrides: Sequence[str] = ()) -> Scenario:
-    """Return the default scenario, ImageNet on one T4, with ``key=value`` overrides.
-
-    Raises:
-        ConfigError: the input does not exist, or its value is invalid.
-    """
+    """Return ImageNet on one T4 with ``key=value`` overrides, or raise ``ConfigError``."""
     return build(Scenario, apply_overrides(asdict(Scenario()), overrides))

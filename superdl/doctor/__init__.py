@@ -1,9 +1,4 @@
-"""The checks of ``superdl doctor``: each returns a finding with its reason and its remedy.
-
-:data:`CHECKS` lists them in order: each comes after those that it builds on. ``superdl run`` makes some of
-them before it trains (:func:`preflight`). :mod:`superdl.doctor.checking` has their input and the runner; the
-other modules implement them.
-"""
+"""The checks of ``superdl doctor``: each returns a finding with reason and remedy."""
 
 from __future__ import annotations
 
@@ -30,6 +25,7 @@ _LIMIT_S = 5.0
 _ANSWER_S = 0.5  # reserved for closing, besides the time of a sample
 _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
+# Each comes after those that it builds on.
 CHECKS = (
     Check("credentials", check_credentials, by_role=True),
     Check("listing", check_listing, needs=("credentials",), by_role=True),
@@ -43,8 +39,8 @@ CHECKS = (
     Check("shared memory", check_shared_memory),
 )
 
+# Runs only on request, because it takes as long as an epoch.
 ALL_SAMPLES = Check("all samples", check_all_samples, needs=_FOR_A_SAMPLE, limit_s=1e7)
-"""Runs only on request, because it takes as long as an epoch."""
 
 
 def preflight(
@@ -59,10 +55,8 @@ def preflight(
 ) -> None:
     """Check coordinator and cache with this process's rights and, with ``sample``, source and function too.
 
-    It takes 5 s at most, and saves a run an epoch of waiting in vain.
-
-    ``tell`` gets a line if no sample came in time without an error: a cold function may be slow. A bad sample
-    proves that everything works; it ends a run unless ``bad_may_come``.
+    It takes 5 s at most. ``tell`` gets a line if no sample came in time without an error. A bad sample ends
+    a run unless ``bad_may_come``.
 
     Raises:
         SuperError: the run would end with this error, at once or later.
@@ -82,10 +76,12 @@ def preflight(
             try:
                 finding = within(left_s, partial(check.look, case))
             except BadSampleError:
+                # A bad sample proves that everything works.
                 if not bad_may_come:
                     raise
                 continue
             except (OutOfTimeError, ReadTimeoutError) as error:
+                # A cold function may be slow; coordinator and cache should answer.
                 if check.look is not check_sample:
                     raise CacheUnreachableError(
                         f"the {check.name} did not answer within {left_s:.0f} s: {error}"

@@ -1,8 +1,4 @@
-"""Checks of coordinator and cache, as a reader: reachable, permitted, large enough.
-
-The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with only a reader's
-rights may not query memory: what is not reported is skipped.
-"""
+"""Checks of coordinator and cache, as a reader: reachable, permitted, large enough."""
 
 from __future__ import annotations
 
@@ -107,6 +103,7 @@ def check_memory(case: Case) -> Finding:
     try:
         info = asyncio.run(_ask_info(case.cache))
     except CacheError as error:
+        # A user with only a reader's rights may not query memory.
         if "NOPERM" not in str(error) and "permission" not in str(error):
             raise
         budget = f"; the coordinator plans with {size_text(case.budget_bytes)}" if case.budget_bytes else ""

@@ -1,8 +1,4 @@
-"""Input, findings and runner of the checks: each has a time limit, and none runs in vain.
-
-A check is a function from a :class:`Case` to a :class:`Finding`; it stores results in the case for later
-checks. :mod:`superdl.doctor` lists all checks in order.
-"""
+"""Input, findings and runner of the checks, functions from :class:`Case` to :class:`Finding`."""
 
 from __future__ import annotations
 
@@ -63,26 +59,23 @@ class CheckStatus(enum.StrEnum):
     """The result of a check."""
 
     GOOD = "ok"
+    # Training may or may not work.
     DOUBTFUL = "warn"
-    """Training may or may not work."""
     BAD = "fail"
+    # It could not be checked, for the stated reason.
     SKIPPED = "skip"
-    """It could not be checked, for the stated reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of a check. ``remedy`` may be empty; ``measured`` is for programs.
-
-    The runner fills in the check's name and its seconds.
-    """
+    """The finding of a check. The runner fills in the check's name and its seconds."""
 
     check: str = ""
     verdict: CheckStatus
     reason: str
     remedy: str = ""
     seconds: float = 0.0
-    measured: Mapping[str, float | int | str] = field(default_factory=dict)
+    measured: Mapping[str, float | int | str] = field(default_factory=dict)  # for programs
 
 
 def good(reason: str, **measured: float | str) -> Finding:
@@ -127,12 +120,9 @@ def size_text(size: float) -> str:
 
 @dataclass(slots=True)
 class Case:
-    """The user's input, and below it the results of checks; empty, 0 or ``None`` if missing.
+    """The user's input, and the results of checks; empty, 0 or ``None`` if missing."""
 
-    ``settings`` define how functions run, as a coordinator's settings do. ``patience_s`` bounds the wait for
-    the first sample, a listing included.
-    """
-
+    # How functions run, as in a coordinator's settings.
     settings: Settings
     recipe: Recipe
     source: str = ""
@@ -141,16 +131,18 @@ class Case:
     named_cache: str = ""
     named_store: str = ""
     batch_size: int = 256
+    # Bounds the wait for the first sample, a listing included.
     patience_s: float = 120.0
 
+    # Below: results, for later checks.
     coordinating: Coordinating | None = None
     store: str = ""
     cache: str = ""
     budget_bytes: int = 0
     record_bytes: int = 0
     dataset: SuperDataset | None = None
+    # Closed when all checks have ended.
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closed when all checks have ended."""
 
     @property
     def elsewhere(self) -> bool:
@@ -162,17 +154,18 @@ class Case:
 class Check:
     """A single check.
 
-    ``needs`` are checks that must succeed for it to be meaningful. ``limit_s`` is its time limit, 0 for the
-    case's own patience and a little more. ``by_role`` means that with a coordinator elsewhere, its role does
-    the real work, from another place: a timeout here then only raises doubt, and a failure blocks only other
-    checks of this kind. ``of_a_run`` means that a run makes it before it trains.
+    ``by_role``: with a coordinator elsewhere, its role does the real work, from another place. A timeout
+    here then only raises doubt, and a failure blocks only other checks of this kind.
     """
 
     name: str
     look: Callable[[Case], Finding]
+    # Checks that must succeed for it to be meaningful.
     needs: tuple[str, ...] = ()
+    # 0: the case's own patience and a little more.
     limit_s: float = 30.0
     by_role: bool = False
+    # A run makes it before it trains.
     of_a_run: bool = False
 
 
@@ -206,7 +199,6 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
 
 
 def _looked(check: Check, case: Case) -> Finding:
-    """Return the check's finding; an exception becomes a finding too."""
     limit_s = check.limit_s or case.patience_s + 30.0
     try:
         return within(limit_s, lambda: check.look(case))
@@ -230,11 +222,7 @@ class OutOfTimeError(Exception):
 
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
-    """Return the result of ``work``, whose daemon thread does not block this process's exit.
-
-    Raises:
-        OutOfTimeError: it takes longer than ``limit_s``; the thread is abandoned.
-    """
+    """Return the result of ``work``; after ``OutOfTimeError`` its thread is abandoned."""
     answer: Future[_Value] = Future()
 
     def run() -> None:
@@ -243,6 +231,7 @@ def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
         except BaseException as error:  # noqa: BLE001  # the caller has it
             answer.set_exception(error)
 
+    # A daemon does not block this process's exit.
     threading.Thread(target=run, name="superdl-doctor", daemon=True).start()
     if not wait([answer], limit_s).done:
         raise OutOfTimeError(f"no answer within {limit_s:g} s")

@@ -1,8 +1,4 @@
-"""The check of the function: it starts, reaches the cache, and has our version.
-
-Each executor is started briefly, with one function. On Lambda that costs an invocation. Workers that call in
-are checked by their coordinator.
-"""
+"""The check of the function: it starts, reaches the cache, and has our version."""
 
 from __future__ import annotations
 
@@ -39,6 +35,7 @@ def check_function(case: Case) -> Finding:
 
 def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     is_here = kind.runs_on is RunsOn.THIS_HOST
+    # Workers that call in are checked by their coordinator.
     if kind.runs_on is RunsOn.OTHER_HOSTS:
         return [skipped(f"functions run on {kind.place} at a coordinator", "name it: --coordinator")]
     if not (is_here or case.cache):
@@ -62,11 +59,6 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
 
 
 def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int]:
-    """Start and stop an executor; return its decoder's fingerprint and its capacity.
-
-    Raises:
-        ExecutorError: it does not start.
-    """
     from superdl.coordinator.server.settings import executor_context
 
     executor_type = executor_class(kind.name)
@@ -84,10 +76,10 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int
 
 
 def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> Finding:
-    """Return the finding for a decoder's fingerprint, compared with this process's on the same images."""
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.protocol import installed_version
 
+    # Both are of the same images.
     same_decoder = fingerprint == decoder_fingerprint()
     if kind.runs_on is RunsOn.THIS_HOST:
         if not same_decoder:

@@ -1,8 +1,4 @@
-"""Checks through the whole path, planned, produced, read: of one small batch, or of every sample.
-
-Errors appear as in a training job. Cached samples would prove nothing, so the small batch is requested under
-new ids. Other checks cover the cache's room, and the shared memory in which workers hand over their results.
-"""
+"""Checks through the whole path: of one small batch, or of every sample."""
 
 from __future__ import annotations
 
@@ -43,6 +39,7 @@ def check_sample(case: Case) -> Finding:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
     began_s = time.monotonic()
+    # Cached samples would prove nothing, so they are requested under new ids.
     sampler = _planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
     case.closing.callback(sampler.close)
     dataset = case.dataset = sampler.dataset
@@ -75,7 +72,6 @@ def check_sample(case: Case) -> Finding:
 
 
 def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
-    """Create a dataset of the source and its unshuffled sampler, a separate job."""
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
@@ -97,10 +93,7 @@ def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) 
 
 
 def _fresh(recipe: Recipe) -> Recipe:
-    """Return an equivalent recipe whose samples are in no cache, except for recipes with custom steps.
-
-    Another seed gives random steps other ids; a flip with probability 0 counts as random.
-    """
+    """Return an equivalent recipe whose samples are in no cache, without custom steps."""
     from superdl.super_wire.recipe import Recipe
 
     seed = int.from_bytes(os.urandom(7), "little")
@@ -109,6 +102,7 @@ def _fresh(recipe: Recipe) -> Recipe:
         return Recipe(fields or recipe.steps, augment_seed=seed)
     if any(step["op"] == "custom" for step in recipe.steps):
         return recipe  # it may return something other than an image
+    # A flip with probability 0 counts as random, so the seed changes the ids.
     steps = [*recipe.steps, {"op": "horizontal_flip", "p": 0.0}]
     return Recipe(fields | {"image": steps} if fields else steps, augment_seed=seed)
 
@@ -146,12 +140,10 @@ def check_dataset_fits(case: Case) -> Finding:
 
 
 def check_shared_memory(_: Case) -> Finding:
-    """Check for enough shared memory for torch's workers: Docker's 64 MB are full after a batch or two.
-
-    SUPER's own batches are in memory files, which do not count; labels, results of a transform and batches of
-    other loaders do.
-    """
+    """Check for enough shared memory for torch's workers."""
     try:
+        # Docker's 64 MB are full after a batch or two. SUPER's own batches are in memory files,
+        # which do not count; labels, results of a transform and batches of other loaders do.
         stats = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
         return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
@@ -166,10 +158,7 @@ def check_shared_memory(_: Case) -> Finding:
 
 
 def check_all_samples(case: Case) -> Finding:
-    """Read each sample and list the bad ones with reasons; progress goes to stderr.
-
-    It needs no more memory than a training job: a bounded number of batches is read ahead, then dropped.
-    """
+    """Read each sample and list the bad ones with reasons; progress goes to stderr."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader
@@ -178,6 +167,7 @@ def check_all_samples(case: Case) -> Finding:
     dataset = sampler.dataset
     read, reported_s = 0, time.monotonic()
     with sampler, SuperLoader(dataset, sampler) as loader:
+        # Batches are dropped once counted, so this needs no more memory than a training job.
         for _, labels in loader:
             read += len(labels)
             if time.monotonic() - reported_s >= _PROGRESS_EVERY_S:

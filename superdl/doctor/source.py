@@ -1,9 +1,4 @@
-"""Checks of the source: this machine's AWS credentials, and the listing's beginning.
-
-Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
-``AWS_PROFILE``, ...); for another vendor's object store from ``SUPER_S3_ENDPOINT_URL``. In production the
-coordinator lists the source; here this machine does.
-"""
+"""Checks of the source: this machine's AWS credentials, and the listing's beginning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The check of the store of decoded records: present, readable, writable, with room.
-
-With a coordinator elsewhere, the question is whether this machine sees its store: readers that do read packs
-straight. Without one, the embedded default's or named store is checked.
-"""
+"""The check of the store of decoded records: present, readable, writable, with room."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_store"]
 
+# Share of a disk that a coordinator leaves free.
 _LEFT_FREE = 0.1
-"""Share of a disk that a coordinator leaves free."""
 
 
 def check_store(case: Case) -> Finding:
@@ -34,6 +30,7 @@ def check_store(case: Case) -> Finding:
 
     if case.named_store.lower() == NONE:
         return skipped("SUPER_STORE=none turns it off", "a directory or s3://bucket/prefix turns it on")
+    # Readers that see the coordinator's store read packs straight.
     if case.elsewhere:
         return _of_the_coordinator(case.store)
     choice = chosen_store(case.named_store or AUTO, os.environ)
@@ -61,7 +58,6 @@ def _of_this_machine(address: str) -> Finding:
 
 
 def _of_the_coordinator(address: str) -> Finding:
-    """Check this machine's view of the store that the coordinator reported."""
     from superdl.super_wire.store import open_store
 
     if not address:

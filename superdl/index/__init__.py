@@ -1,8 +1,4 @@
-"""``superdl index``: find samples in shards, or with label files beside them.
-
-``shard`` reads pieces of an object. ``archives`` and ``formats`` find the members in it, ``loose`` reads
-label files. ``building`` processes all shards in parallel, ``key_list`` labels and writes the rows.
-"""
+"""``superdl index``: find samples in shards, or with label files beside them."""
 
 from __future__ import annotations
 

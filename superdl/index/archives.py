@@ -1,8 +1,4 @@
-"""Tars and zips: members are named by paths, and labelled by a file or their folder.
-
-A sample is a group of files that share a name up to the first dot, as in WebDataset; in a tar they are
-adjacent. ``tarfile`` and ``zipfile`` parse headers; completeness is checked here.
-"""
+"""Tars and zips: members are named by paths, and labelled by a file or their folder."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive. ``place`` returns offset, length and encoding of its bytes, or raises."""
+    """A file in an archive. ``place`` returns offset, length and encoding, or raises."""
 
     name: str
     size: int
@@ -55,11 +51,10 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """A finder of images and their labels among files; with ``webdataset`` an image field is a whole
-    extension, and a label belongs to one image.
-    """
+    """A finder of images and their labels among files."""
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
+        # webdataset: an image field is a whole extension, and a label belongs to one image.
         self._shard, self._choices, self._webdataset = shard, choices, webdataset
         extensions = (choices.label_field,) if choices.label_field else _LABELS
         self._labels = (*extensions, "json") if choices.reads_labels else ()
@@ -73,8 +68,9 @@ class _Archive:
         return folder + slash + first, extension
 
     def members(self, files: Iterable[_File]) -> Iterator[Member]:
-        """Yield the images among files with adjacent samples. Either all have a label, or none has."""
+        """Yield images among files with adjacent samples. All have a label, or none."""
         first, bare = dict[bool, str](), dict[str, str]()  # one image with and one without label; see _lone
+        # As in WebDataset, files of a sample share a name up to the first dot, and are adjacent.
         for key, group in groupby(files, lambda file: self.split(file.name)[0]):
             images, labels = self._parted(group)
             if labels and not images:
@@ -101,7 +97,6 @@ class _Archive:
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
 
     def _parted(self, sample: Iterable[_File]) -> tuple[list[_File], dict[str, _File]]:
-        """Return a sample's images, and its label files by extension."""
         images, labels, field = list[_File](), dict[str, _File](), self._choices.image_field
         for file in sample:
             extension = self.split(file.name)[1]
@@ -116,7 +111,6 @@ class _Archive:
         return images, labels
 
     def _label(self, labels: dict[str, _File]) -> Label | None:
-        """Return the label from the first candidate file; ``None`` if there is none."""
         file = next((labels[extension] for extension in self._labels if extension in labels), None)
         if file is None:
             return None
@@ -127,6 +121,7 @@ class _Archive:
             content = self._shard.read(offset, length, file.name)
             try:
                 if encoding:
+                    # One byte more than declared is enough to see that the size is wrong.
                     content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
             except zlib.error as error:
                 raise fail(f"it cannot be inflated: {error}") from error
@@ -139,7 +134,7 @@ class _BoundedHeader(tarfile.TarInfo):
     """A tar header that bounds its extended headers before they are parsed."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
-        """Read the data of this header, as subclasses of ``TarInfo`` may."""
+        # tarfile reads as many bytes as the header declares.
         if self.type in _EXTENDED:
             at = archive.fileobj.tell()
             content = archive.fileobj.read(self.size) if 0 <= self.size <= _HEADER_BYTES else None
@@ -210,12 +205,12 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
-    """Return the place of a file's bytes, which follow its local header."""
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
         raise shard.error("it is encrypted: pack it without a password", name)
     if info.compress_type not in _ENCODINGS:
         raise shard.error("it is neither stored nor deflated: pack it again (zip -0)", name)
+    # Only the local header has the length of its own name and extra field.
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
     local_name = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")

@@ -1,7 +1,4 @@
-"""Write the key list of a source's shards, or of its loose images, in parallel.
-
-Memory is bounded by the members of the few shards that are read at a time.
-"""
+"""Write the key list of a source's shards, or of its loose images, in parallel."""
 
 from __future__ import annotations
 
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Built", "build_index", "readers_of"]
 
+# Extension of a shard -> its reader; those of MDS and LitData are named by their index.json.
 _FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
     ".zip": zip_members,
@@ -48,7 +46,6 @@ _FORMATS: dict[str, Reader] = {
     ".tfrecords": formats.tfrecord_members,
     ".parquet": formats.parquet_members,
 }
-"""Extension of a shard -> its reader; those of MDS and LitData are named by their index.json."""
 
 _SHARD_OF = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")  # TensorFlow's names: train-00000-of-01024 is a TFRecord
 _PACKED = re.compile(
@@ -174,7 +171,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read the split's shards; if none names it, archives' folders do."""
+    """Return the steps that read the split's shards, or the archives' members of it."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
@@ -197,7 +194,6 @@ def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, buil
 
 
 def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]:
-    """Return the shards that the indexes of MDS and LitData among the objects name."""
     files = (shards.open(key) for key in keys if _is_index(key))
     return {key: layout for file in files for key, layout in formats.layouts_of(file).items()}
 
@@ -235,9 +231,9 @@ def _format_of(key: str) -> str:
 
 
 def _in_order(steps: Sequence[Step], threads: int, stop: threading.Event) -> Iterator[Result]:
-    """Yield the result of each step in order, with a few computed ahead."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
         try:
+            # A few at a time: map() would submit all, and keep the members of all shards in memory.
             for start in range(0, len(steps), threads * _AHEAD):
                 yield from pool.map(lambda step: step(), steps[start : start + threads * _AHEAD])
         finally:

@@ -42,7 +42,7 @@ def _option(text: str, metavar: str | None = None, default: Any = None, of: Any 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The command's options that choose samples, as its help describes them; ``fields`` as pairs."""
+    """The command's options that choose samples; ``fields`` as pairs."""
 
     only: str | None = _option("shards, or images, whose key is like this, such as 'train-*'", "PATTERN")
     split: str | None = _option("the split to read, where files or folders name several, or all", "NAME")
@@ -89,12 +89,10 @@ class Choices:
 
 
 def fields_in(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse fields as ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``.
-
-    The files of a sample have the same text in place of ``*``.
-    """
+    """Parse ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``."""
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     fields = {checked_field(name): pattern if "*" in pattern else f"*.{pattern}" for name, pattern in pairs}
+    # The files of a sample have the same text in place of the one *.
     patterns = all(pattern and pattern.count("*") <= 1 for _, pattern in pairs)
     if not patterns or MAIN_FIELD not in fields or not 1 < len(fields) == len(pairs) <= MAX_FIELDS:
         forms = "extensions (image=jpg,mask=png) or names with one * ('image=images/*.jpg,mask=masks/*.png')"
@@ -104,7 +102,7 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def star_of(pattern: str, name: str) -> str | None:
-    """Return the part of a name that matches ``*`` in the pattern; ``None`` if it does not match."""
+    """Return what ``*`` of the pattern matches in a name; ``None`` if it does not match."""
     prefix, _, suffix = pattern.partition("*")
     name = name.removeprefix("./")
     end = len(name) - len(suffix)
@@ -118,11 +116,7 @@ def folders_of(name: str) -> list[str]:
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """Return the keys of one split; ``ConfigError`` if it is missing, or if there are several and none is
-    chosen.
-
-    ``of_shards``: also read the split from names of files, not only of folders.
-    """
+    """Return the keys of one split; ``ConfigError`` if it is missing, or must be chosen."""
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
     counts = sorted(Counter(name for name in splits.values() if name).items())
     listed = ", ".join(f"{shown(name)} ({count:,} files)" for name, count in counts[:_SPLITS_SHOWN])
@@ -136,7 +130,6 @@ def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards
 
 
 def _split_of(key: str, *, of_shards: bool) -> str:
-    """Return the split that a path names; empty if none."""
     base = posixpath.basename(key)
     words = folders_of(key) + (re.split(r"[-_.]", base) if of_shards else [])
     split = next((word for word in words if word.lower() in SPLITS), "")

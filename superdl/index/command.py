@@ -1,4 +1,4 @@
-"""``superdl index SOURCE -o OUT``: write the key list of samples in shards, or with label files."""
+"""``superdl index SOURCE -o OUT``: write the key list of samples in shards."""
 
 from __future__ import annotations
 

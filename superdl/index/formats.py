@@ -1,9 +1,4 @@
-"""Shards of records: MDS (MosaicML Streaming), LitData, TFRecord and Parquet.
-
-The ``index.json`` of MDS and LitData names shards and their columns. A shard begins with the number of
-samples and their offsets, in 32 bits; a sample with the sizes of its columns: in MDS of kinds without a fixed
-size, in LitData of all. Of Parquet, only footers and labels are read; a member is a row of a row group.
-"""
+"""Shards of records: MDS (MosaicML Streaming), LitData, TFRecord and Parquet."""
 
 from __future__ import annotations
 
@@ -52,6 +47,7 @@ _RECORD_BYTES = 2**29
 # Names used by ImageNet's scripts, and by TensorFlow Datasets.
 _RECORD_IMAGES = ("image/encoded", "image")
 _RECORD_LABELS = ("image/class/label", "label")
+# The messages in a tf.train.Example, with their fields in the order of their numbers.
 _EXAMPLE = {
     "Bytes": {"value": "TYPE_BYTES"},
     "Floats": {"value": "TYPE_FLOAT"},
@@ -61,7 +57,6 @@ _EXAMPLE = {
     "Features": {"feature": "Entry"},
     "Example": {"features": "Features"},
 }
-"""The messages in a tf.train.Example, with their fields in the order of their numbers."""
 
 _READ_BYTES = 2**30  # of a footer, or of the labels of a row group
 _COLUMN_LABELS = ("label", "labels", "cls", "class")
@@ -84,10 +79,7 @@ class Layout(NamedTuple):
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
-    """Return the layout of every shard that an ``index.json`` names, by key; empty if it is unrelated.
-
-    Raises ``ShardError`` if its shards are compressed, encrypted, or of another version.
-    """
+    """Return the layouts of an ``index.json``'s shards by key; empty if it is unrelated."""
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
         if isinstance(fields, dict) and "shards" in fields:
@@ -138,6 +130,7 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
     """Yield the images in a shard of MDS or LitData, each named by its position in it."""
+    # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
         has = f"it has {shard.size:,} bytes and {samples:,} samples"
@@ -176,6 +169,7 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
 
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
     """Return offset and length of every column of a sample."""
+    # A sample begins with sizes of its columns: in MDS of kinds without a fixed size, in LitData of all.
     varying = sum(size is None for _, size in columns.values())
     offset, spans, lengths = begin + _U32 * varying, {}, iter(())
     if offset <= end:
@@ -229,6 +223,7 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         (content,) = _values_of(image)
         written = image.SerializeToString()  # which ends with the image
         end = record.find(written) + len(written)
+        # Other encoders may write the entry otherwise: then search the image itself.
         place = end - len(content) if written in record else record.find(content)
         yield Member(member, begin + place, len(content), label)
         at, number = begin + length + _FOOT_BYTES, number + 1
@@ -276,6 +271,7 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     from pyarrow import parquet
 
     try:
+        # Only footers and labels are read.
         with parquet.ParquetFile(ShardFile(shard, _READ_BYTES), pre_buffer=False) as file:
             yield from _parquet_rows(shard, file, choices)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of"]
 
+# Maximum number of labels that are counted: captions have as many as samples.
 MOST_CLASSES = 100_000
-"""Maximum number of labels that are counted: captions have as many as samples."""
 
 _NAME_BYTES = 4096
 _ODD = re.compile("[\0\ud800-\udfff]")  # in names: NUL, and the substitute for bytes that are not UTF-8
@@ -41,10 +41,7 @@ _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return a shard's rows, and the numbers of empty members and incomplete samples.
-
-    Raises ``ShardError`` if members overlap, are too large, or have no label or no unique name.
-    """
+    """Return a shard's rows, numbers of empty and incomplete ones; or ``ShardError``."""
     members = sorted(members, key=lambda member: (member.offset, member.length))
     if choices.split not in {None, EVERY_SPLIT}:
         members = [member for member in members if choices.split in folders_of(member.name)]
@@ -67,7 +64,6 @@ def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[
 
 
 def _check(shard: Shard, members: Sequence[Member]) -> None:
-    """Raise ``ShardError`` if sorted members overlap, are too large, or share names."""
     end, before, names = 0, "", Counter(member.name for member in members)
     for name, offset, length, _, encoding in members:
         if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
@@ -104,14 +100,12 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 
 
 class Labelling:
-    """The labelling of rows, once all are known, and the counts of classes.
-
-    Rows without a label get that of the first folder level that differs between samples. Until all are read
-    they are ``kept`` in a temporary file.
-    """
+    """The labelling of rows, once all are known, and the counts of classes."""
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:
+        # Until all are read, rows wait in a temporary file.
         self._url, self._kept = url, kept
+        # Rows without a label get that of the first folder level that differs between samples.
         self._common: list[str] | None = None
         self._deepest = 0
         self.counts: Counter[Any] = Counter()
@@ -192,10 +186,7 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Yield a list's writer of rows, if permitted; the list appears whole or not at all.
-
-    Raises ``ConfigError`` if the format is unknown, or the file exists.
-    """
+    """Yield a list's writer of rows; it appears whole or not at all."""
     bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())
     if write is None:
@@ -208,6 +199,7 @@ def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]],
             try:
                 write(stream, batches)
                 stream.flush()
+                # Before the rename, or a crash could leave an empty list under the final name.
                 os.fsync(stream.fileno())
             except OSError as error:
                 raise SourceError(f"-o {out} cannot be written: {error.strerror or error}") from error

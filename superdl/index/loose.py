@@ -1,9 +1,8 @@
 """Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
 
-A label file contains a number or text, a field of JSON, or YOLO's boxes. It has its image's name with another
-extension, in the same folder, or below ``labels`` if the image is below ``images``. One file of COCO has all
-labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take; ``classes`` are category
-ids, the same in every split; ``crowd`` is 1 for a box around many objects.
+A label file contains a number or text, a field of JSON, or YOLO's boxes. COCO's ``boxes`` are (left, top,
+right, bottom) in pixels, as torchvision's models take; ``classes`` are category ids, the same in every
+split; ``crowd`` is 1 for a box around many objects.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file; ``None`` if it is JSON without one. ``fail`` creates errors."""
+    """Return the label in a file; ``None`` if it is JSON without one."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
@@ -72,7 +71,6 @@ def number_or_text(value: object, fail: Fail) -> Label:
 
 
 def _boxes(text: str, fail: Fail) -> Label:
-    """Return the boxes in a file of YOLO, which may be empty."""
     boxes, classes = list[list[float]](), list[int]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -93,7 +91,7 @@ class LooseImages:
 
     ``versions`` are those of all objects, by key relative to the source. ``keys`` are sorted by their bytes;
     ``others`` counts objects that are neither image nor label; ``unlabelled`` counts images without a label
-    file, which is a ``SourceNotFoundError`` unless the user defines their meaning.
+    file, which is a ``SourceNotFoundError`` unless ``missing_label`` is chosen.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return keys of an image's other fields; ``None`` if it is no image, or lacks one."""
+        """Return keys of an image's other fields; ``None`` if it is none, or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -149,6 +147,7 @@ class LooseImages:
         names = []
         for extension in ("txt",) if self._choices.labels == "yolo" else (*extensions, "json"):
             names.append(f"{posixpath.splitext(key)[0]}.{extension}")
+            # Or below labels, if the image is below images.
             above, images, below = f"/{names[-1]}".rpartition("/images/")
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
         return names
@@ -177,7 +176,7 @@ class LooseImages:
 
 
 def coco_in(file: Shard) -> dict[str, Label]:
-    """Return each image's label by its ``file_name``; ``SourceError`` if the file is not COCO's."""
+    """Return labels by ``file_name``; ``SourceError`` if the file is not COCO's."""
     try:
         return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -202,7 +201,7 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
 
 
 def _slimmed(value: dict[str, Any]) -> Any:
-    """Return what a label needs of an annotation; outlines are big."""
+    # Outlines are big, so they are dropped while the file is parsed.
     if "bbox" not in value:
         return value
     x, y, width, height = map(float, value["bbox"])

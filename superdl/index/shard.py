@@ -1,8 +1,4 @@
-"""Reading shards in pieces, from files and buckets, and naming their members.
-
-A :class:`Shard` fetches large blocks while headers are close together, else small pieces: large members are
-skipped, small ones cost few requests.
-"""
+"""Reading shards in pieces, from files and buckets, and naming their members."""
 
 from __future__ import annotations
 
@@ -25,27 +21,26 @@ __all__ = ["UNPACK", "Label", "Member", "Shard", "ShardError", "ShardFile", "Sha
 
 Label = int | float | str | dict[str, Any]
 
+# The remedy for a shard that is compressed as a whole.
 UNPACK = "unpack it first (gunzip, unzstd, ...); compression saves hardly anything on JPEGs and PNGs"
-"""The remedy for a shard that is compressed as a whole."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SHOWN = 200
 
 
 class ShardError(SourceError):
-    """A shard is broken or cannot be read in place; the message names it and the member at fault."""
+    """A shard is broken or cannot be read in place; names it and the member at fault."""
 
 
 class Member(NamedTuple):
-    """A sample in a shard; ``offset`` and ``length`` are bytes, or Parquet's row group and row.
-
-    ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` if the shard has none.
-    """
+    """A sample in a shard; ``offset``, ``length``: bytes, or Parquet's row group and row."""
 
     name: str
     offset: int
     length: int
+    # None: the shard has none.
     label: Label | None = None
+    # Empty, deflate, or parquet:COLUMN.
     encoding: str = ""
 
 
@@ -56,9 +51,9 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object open for one thread's reading. ``fetch`` returns bytes from an offset on.
+    """An object open for one thread's reading. All bytes are of ``version``, or reading fails.
 
-    ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
+    ``key`` is relative to the source; ``fetch`` returns bytes from an offset on.
     """
 
     def __init__(
@@ -73,6 +68,7 @@ class Shard:
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
             block, near, far = _OF_DISK if self.url.startswith("/") else _OF_BUCKET
+            # Small pieces skip large members; large blocks serve small ones with few requests.
             piece = near if abs(offset - self._end_of_last) > far else block
             end = offset + max(length, piece)
             self._piece = self._fetch(min(end, self.size) - offset, offset)
@@ -104,10 +100,7 @@ class Shard:
 
 
 class Shards:
-    """The objects of a source, which any thread may open. Set ``stop`` to end all reading.
-
-    They are read as functions read them, but links may lead anywhere this user may read.
-    """
+    """The objects of a source, for any thread. Set ``stop`` to end all reading."""
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
         from superdl.lambda_prefetch.settings import FunctionSettings
@@ -115,6 +108,7 @@ class Shards:
         self.place, self._stop = place, stop
         hosts = FunctionSettings.from_environment().http_hosts
         with source_failures(place.url):
+            # As functions read them, but links may lead anywhere this user may read.
             self._bucket = open_bucket(place.bucket, hosts, roots=("/",))
 
     def open(self, key: str) -> Shard:
@@ -127,10 +121,7 @@ class Shards:
         return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
-        """Return a whole object of at most ``limit_bytes``, or that many bytes of it from ``begin`` on.
-
-        Raises ``ShardError`` if it cannot be read, or its version has changed.
-        """
+        """Return an object of at most ``limit_bytes``, or that many from ``begin`` on; or ``ShardError``."""
         if self._stop.is_set():
             raise CancelledError
 

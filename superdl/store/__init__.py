@@ -1,4 +1,4 @@
-"""``superdl store``: ``contents`` lists and drops packs, ``verifying`` checks them, ``command`` prints."""
+"""``superdl store``: list, verify and drop the packs of a store."""
 
 from __future__ import annotations
 

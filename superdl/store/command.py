@@ -1,7 +1,6 @@
-"""``superdl store``: list a store of decoded records, verify it, drop packs from it. Implemented in
-:mod:`superdl.store`.
+"""``superdl store``: list a store of decoded records, verify it, drop packs from it.
 
-Exit codes beyond the command's own: 1 also if ``verify`` has found something wrong, dropped or not.
+Exit code 1 also if ``verify`` has found something wrong, dropped or not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The contents of a store: its collections and packs, which are open, and dropping them.
-
-Packs to drop are chosen first (:func:`choose`), so that the user can confirm, and then dropped
-(:func:`prune`). Only files that the store itself names are ever removed.
-"""
+"""The contents of a store: its collections and packs, which are open, and dropping them."""
 
 from __future__ import annotations
 
@@ -47,25 +43,24 @@ __all__ = [
     "store_address",
 ]
 
+# Our own name among the users of a store; it is never registered.
 _INSTANCE = "superdl-store"
-"""Our own name among the users of a store; it is never registered."""
 _DAY_S = 86400.0
 
 
 @dataclass(slots=True)
 class Collection:
-    """The packs of one bucket under one recipe. ``packs`` are bytes by name.
-
-    ``bucket`` and ``recipe`` are empty if none of its packs could be read. ``used_s`` is the Unix time at
-    which a job last had it open; 0 if none did. ``decoders`` counts packs by their decoder's fingerprint.
-    """
+    """The packs of one bucket under one recipe. ``packs`` are bytes by name."""
 
     name: str
     packs: dict[str, int] = field(default_factory=dict)
+    # Empty, as the recipe, if none of its packs could be read.
     bucket: str = ""
     recipe: str = ""
+    # Counts of packs, by their decoder's fingerprint.
     decoders: dict[str, int] = field(default_factory=dict)
     records: int = 0
+    # Unix time at which a job last had it open; 0 if none did.
     used_s: float = 0.0
     in_use: bool = False
 
@@ -77,25 +72,18 @@ class Collection:
 
 @dataclass(slots=True)
 class Contents:
-    """The contents of a store: collections by name, and each pack's decoder.
-
-    ``broken`` has the packs whose index we cannot read, with the reasons.
-    """
+    """The contents of a store: collections by name, and each pack's decoder."""
 
     collections: dict[str, Collection] = field(default_factory=dict)
     decoders: dict[str, str] = field(default_factory=dict)
+    # Packs whose index we cannot read, with the reasons.
     broken: dict[str, StoreError] = field(default_factory=dict)
+    # Number of processes that have the store open.
     users: int = 0
-    """Number of processes that have the store open."""
 
 
 def store_address(named: str | None, environment: Mapping[str, str]) -> str:
-    """Return the address of the store: an argument, else ``SUPER_STORE``, else the default directory, which
-    ``auto`` also means.
-
-    Raises:
-        ConfigError: it is not an address, or ``SUPER_STORE`` disables the store.
-    """
+    """Return the store's address: given, ``SUPER_STORE``, or default; ``ConfigError`` if off."""
     text = named or environment.get("SUPER_STORE") or AUTO
     if text.lower() == AUTO:
         return str(default_directory(environment))
@@ -154,16 +142,10 @@ def choose(
     keep_bytes: int = 0,
     older_than_days: float | None = None,
 ) -> list[str]:
-    """Return the packs to drop, in the order in which a coordinator would make room.
+    """Return the packs to drop, in a coordinator's order; an open collection keeps its packs in any case.
 
-    An open collection keeps its packs in any case.
-
-    Args:
-        contents: of the store.
-        decoder: the fingerprint of this machine's decoder.
-        now_s: Unix time.
-        keep_bytes: bytes of packs that may stay.
-        older_than_days: instead, drop packs of collections that no job opened for this time.
+    ``keep_bytes`` of packs may stay; with ``older_than_days``, drop instead what no job opened for so long.
+    ``decoder`` is the fingerprint of this machine's; ``now_s`` is Unix time.
     """
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     if older_than_days is not None:
@@ -180,8 +162,8 @@ def choose(
 
 
 def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
-    """Return whether no reader here can use a pack. One readable only by its owner is kept."""
     if (why := contents.broken.get(pack)) is not None:
+        # A pack that only its owner can read is kept.
         return isinstance(why, StoreFormatError)
     return contents.decoders.get(pack) != decoder
 
@@ -198,6 +180,7 @@ def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
     return removed
 
 
+# Only files that the store itself names are ever removed.
 def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
     with threads(AT_ONCE) as pool:
         for _ in pool.map(store.remove, packs):  # raises the error
@@ -216,11 +199,7 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
 
 
 def clear(store: Store, now_s: float) -> Removed:
-    """Drop all packs, index and marks; the file that marks the directory as a store stays.
-
-    Raises:
-        StoreRefusedError: it is open elsewhere.
-    """
+    """Drop packs, index and marks, not the store's file; ``StoreRefusedError`` if open."""
     if users := store.others(_INSTANCE, now_s):
         raise StoreRefusedError(
             f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes where "

@@ -1,4 +1,4 @@
-"""Verification of a store, as readers read it: each pack's index, and some records' header and hash."""
+"""Verification of a store, as readers read it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "Verification", "Wrong", "verify"]
 
+# Minimum number of records checked in each collection, however small the share.
 LEAST = 16
-"""Minimum number of records checked in each collection, however small the share."""
 
 _AT_A_TIME = 64  # records of one pack that are in memory at once
 
@@ -56,13 +56,7 @@ class Verification:
 def verify(
     store: Store, *, share: float = 0.01, note: Callable[[str], None] = lambda _: None
 ) -> Verification:
-    """Check a share of each collection's records, drawn at random, and the index of every pack.
-
-    Args:
-        store: only read, never changed.
-        share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
-        note: called with a line of progress now and then.
-    """
+    """Check all packs' indexes, and a random ``share`` (0 to 1) of each collection's records."""
     packs = store.packs()
     verification = Verification(len(packs))
     collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)
@@ -103,7 +97,6 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
 
 
 def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
-    """Return the fault of each record in a pack's index, or None."""
     entries = np.sort(index.entries, order="offset")
     faults: list[Wrong | None] = []
     for start in range(0, len(entries), _AT_A_TIME):

@@ -1,6 +1,4 @@
-"""``superdl top``: ``looks`` polls a coordinator and computes rates, ``terminal`` shows them in a terminal,
-``web`` as a page on loopback.
-"""
+"""``superdl top``: views of a coordinator, in a terminal or as a page on loopback."""
 
 from __future__ import annotations
 

@@ -71,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _shown_as(
     arguments: argparse.Namespace, looks: Looks, *, once: bool
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a function that shows a view: on a page, as JSON, or in the terminal."""
     if arguments.web is not None:
         from superdl.top.web import Page
 

@@ -28,13 +28,8 @@ _Figures = dict[str, Any]
 class Looks:
     """The polling of one coordinator, from its first answer on through its restarts.
 
-    Args:
-        client: of the coordinator.
-        text: makes foreign text safe to display.
-        window_s: minimum age of the poll from which rates are computed.
-
-    Raises:
-        SuperError: the first poll reaches no coordinator, or none that answers this client.
+    ``text`` makes foreign text safe to display. Rates are computed from a poll at least ``window_s`` old.
+    ``SuperError`` if the first poll reaches no coordinator.
     """
 
     def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
@@ -52,7 +47,7 @@ class Looks:
         return self._view
 
     def again(self) -> dict[str, Any]:
-        """Poll again; without an answer figures stay, and ``unreachable`` has the outage."""
+        """Poll again; without an answer figures stay, and ``unreachable`` is set."""
         try:
             self._view = self._taken_down(self._patience)
             self._unreachable = None
@@ -65,11 +60,7 @@ class Looks:
         return self._view
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
-        """Return the newest batches of a job that readers waited for, newest first; thread-safe.
-
-        Raises:
-            SuperError: the coordinator does not answer.
-        """
+        """Return a job's newest batches that readers waited for. Thread-safe."""
         from superdl.stats_command import mapping
         from superdl.super_wire import coordinator_pb2 as pb
 
@@ -97,12 +88,10 @@ class Looks:
 
 
 def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
-    """Compute the view from two replies to ``GetJobStats``, as mappings.
-
-    Entries missing in the first have begun since, and a counter that fell was restarted: both count from 0.
-    """
+    """Compute the view from two replies to ``GetJobStats``, as mappings."""
 
     def rate(old: float, new: float) -> float | None:
+        # Entries missing before have begun since, and a counter that fell was restarted: both from 0.
         return (new - old if new >= old else new) / over_s if over_s > 0 else None
 
     def rates(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""A view for the terminal. Foreign text is escaped, and never taken as markup."""
+"""A view for the terminal."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _JOBS_SHOWN = 20
 _LEAST_WAIT = 0.005  # of a second in each
 
 
+# Foreign text comes in Text, which is never taken as markup.
 def rendered(view: Mapping[str, Any]) -> RenderableType:
     """Return the view, as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"

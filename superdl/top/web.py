@@ -1,9 +1,4 @@
-"""Views as a page in the browser: one HTML file, the stream of server-sent events that it draws, and, on
-request, the late batches of a job.
-
-The page is on loopback and changes nothing. It answers only GET, and only for a loopback name, so that no
-site in the browser can read it under its own name (DNS rebinding).
-"""
+"""Views as a page in the browser, on loopback: one HTML file and its events."""
 
 from __future__ import annotations
 
@@ -41,12 +36,8 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE
 class Page:
     """The page, with the last fifteen minutes for each new visitor.
 
-    Args:
-        port: on 127.0.0.1; 0: any free one.
-        late_batches: returns the recent batches of a job, by its name, that readers waited for.
-
-    Raises:
-        ConfigError: the port is invalid or not available.
+    ``port`` is on 127.0.0.1, 0 a free one, ``ConfigError`` if it is taken. ``late_batches`` returns the
+    recent batches of a job, by its name, that readers waited for.
     """
 
     def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
@@ -85,10 +76,9 @@ class Page:
             self._news.notify_all()
 
     def after(self, seen: int) -> tuple[int, str] | None:
-        """Return the number and JSON of the newest view, with the timeline's points since view ``seen``.
+        """Wait for a newer view than ``seen``; return its number and JSON, with the timeline since.
 
-        Waits for a newer one. The JSON is empty if none comes in time; the result is ``None`` when the page
-        is closed.
+        The JSON is empty if none comes in time; the result is ``None`` when the page is closed.
         """
         with self._news:
             self._news.wait_for(lambda: self._closed or self._number > seen, _KEEP_ALIVE_S)
@@ -130,8 +120,6 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy(html: str) -> str:
-    """Return the page's Content-Security-Policy: its own script, style and stream."""
-
     def digest(tag: str) -> str:
         content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
@@ -165,6 +153,7 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host") or []
         path = self.path.partition("?")[0]
+        # Or a site in the browser could read the page under its own name (DNS rebinding).
         if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
             self.send_error(403, f"this page answers to loopback names only: open {self.server.page.url}")
         elif path == "/":
@@ -232,7 +221,6 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(f"{text}\n".encode())
 
     def version_string(self) -> str:
-        """Return a name without versions."""
         return "superdl"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
