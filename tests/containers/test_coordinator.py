@@ -111,12 +111,7 @@ def test_a_kill_in_mid_epoch_loses_nothing(coordinator, cache, source):
 
 
 def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
-    container_host,
-    image,
-    cache,
-    source,
-    certificates,
-    monkeypatch,
+    container_host, image, cache, source, certificates, monkeypatch
 ):
     address = f"127.0.0.1:{free_port()}"
     pair = certificates.server

@@ -54,15 +54,7 @@ def main(settings):
     dist.destroy_process_group()
 
 
-def passed(
-    settings,
-    model,
-    rank,
-    *,
-    epochs=1,
-    stop=None,
-    **how,
-):
+def passed(settings, model, rank, *, epochs=1, stop=None, **how):
     """One pass: its batches, and what all ranks agree on."""
     dataset = SuperDataset(settings.source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     how = {"shuffle": True} | how

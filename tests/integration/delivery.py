@@ -44,15 +44,7 @@ def assert_exactly_once(delivered, expected):
     assert all(expected[pixels] == label for pixels, label in delivered)
 
 
-def train(
-    stack,
-    images,
-    source="",
-    *,
-    disturb=None,
-    batch_size=4,
-    workers=0,
-):
+def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0):
     """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
     order in which it comes again when nothing is done.
 

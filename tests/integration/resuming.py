@@ -25,16 +25,7 @@ class Run:
     A run that goes on with another has none of its objects, only its state, which went through JSON.
     """
 
-    def __init__(
-        self,
-        stack,
-        images,
-        *,
-        kind,
-        workers,
-        options,
-        **arguments,
-    ):
+    def __init__(self, stack, images, *, kind, workers, options, **arguments):
         self.kind = kind
         self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
         arguments = {
@@ -64,16 +55,7 @@ class Run:
 
 
 @contextmanager
-def run_of(
-    stack,
-    images,
-    state=None,
-    *,
-    kind="plain",
-    workers=0,
-    options=None,
-    **arguments,
-):
+def run_of(stack, images, state=None, *, kind="plain", workers=0, options=None, **arguments):
     """A run, from ``state`` on if there is one: the sampler's of a plain DataLoader, else the loader's.
 
     ``kind`` of the loader is ``plain``, ``stateful`` (torchdata's) or ``threads`` (SuperLoader). ``options``

@@ -205,12 +205,7 @@ FAULTS = {
 @pytest.mark.parametrize(
     "befall", [empty_the_cache, *(pytest.param(one, marks=pytest.mark.slow) for one in list(FAULTS)[1:])]
 )
-def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
-    tmp_path,
-    images,
-    capsys,
-    befall,
-):
+def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(tmp_path, images, capsys, befall):
     words, part = FAULTS[befall]
     source = tmp_path / "images"
     shutil.copytree(images, source)

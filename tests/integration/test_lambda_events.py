@@ -74,11 +74,7 @@ def test_a_cache_that_is_emptied_in_between_loses_outcomes_and_no_sample(stack, 
 
 @pytest.mark.slow
 def test_each_side_needs_no_more_rights_than_the_page_says(
-    lambda_service,
-    photos,
-    valkey,
-    images,
-    monkeypatch,
+    lambda_service, photos, valkey, images, monkeypatch
 ):
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     with valkey.client() as client:

@@ -162,13 +162,7 @@ def test_crops_of_unequal_sizes_are_refused(scenes, shared_stack):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
-def test_pairs_in_tars_come_back_out_of_the_store(
-    scenes,
-    apart,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
+def test_pairs_in_tars_come_back_out_of_the_store(scenes, apart, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory, key_list = tarred(scenes, apart=apart)

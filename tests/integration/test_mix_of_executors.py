@@ -76,12 +76,7 @@ def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(made, images, lam
     assert fared["local"]["trouble"] == ""
 
 
-def test_one_that_does_not_start_is_left_out_and_tried_again(
-    made,
-    images,
-    lambda_service,
-    caplog,
-):
+def test_one_that_does_not_start_is_left_out_and_tried_again(made, images, lambda_service, caplog):
     stack = made("lambda,local", lambda_function="nobody")
     with caplog.at_level("WARNING"):
         fared = fared_in_training(stack, images)
@@ -92,12 +87,7 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(
 
 
 @pytest.mark.slow
-def test_functions_that_cannot_read_the_source_are_not_asked_for_it(
-    made,
-    images,
-    lambda_service,
-    caplog,
-):
+def test_functions_that_cannot_read_the_source_are_not_asked_for_it(made, images, lambda_service, caplog):
     """They see no files; and then they may not read the bucket."""
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
     stack = made("lambda,local")

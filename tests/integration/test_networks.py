@@ -59,12 +59,7 @@ def tls_cluster(certificates):
 
 
 @pytest.mark.parametrize("cache", [pytest.param(tls_server, marks=pytest.mark.slow), tls_cluster])
-def test_an_epoch_by_tls_with_a_user_for_each_side(
-    images,
-    certificates,
-    monkeypatch,
-    cache,
-):
+def test_an_epoch_by_tls_with_a_user_for_each_side(images, certificates, monkeypatch, cache):
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")

@@ -54,13 +54,7 @@ def epochs(shared_stack, images):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 @pytest.mark.parametrize(("kind", "workers", "options"), LOADERS)
 def test_a_run_goes_on_wherever_the_one_before_was_stopped(
-    shared_stack,
-    images,
-    epochs,
-    kind,
-    workers,
-    options,
-    seed,
+    shared_stack, images, epochs, kind, workers, options, seed
 ):
     """Runs stop after any batch, at the last one of an epoch, or after the epoch; some abandon an epoch for
     the next. Each is made of the state of the one before, which some take up twice.

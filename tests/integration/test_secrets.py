@@ -85,13 +85,7 @@ def ended_coordinators(environments):
 
 
 def test_no_secret_is_told_whatever_goes_wrong(
-    object_store,
-    valkey,
-    certificates,
-    everything,
-    monkeypatch,
-    caplog,
-    capfd,
+    object_store, valkey, certificates, everything, monkeypatch, caplog, capfd
 ):
     caplog.set_level(logging.DEBUG)
     images = write_images(object_store.directory / "photos", 16)

@@ -110,14 +110,7 @@ def coordinators_environment(template, secrets, function):
 
 
 @pytest.fixture
-def stack(
-    lambda_service,
-    photos,
-    cache,
-    secrets,
-    template,
-    certificates,
-):
+def stack(lambda_service, photos, cache, secrets, template, certificates):
     """Coordinator and function with the template's environments."""
     prefetch, secret = template.resources["Prefetch"], secrets.arns["cache-function"]
     variables = prefetch["Environment"]["Variables"]
@@ -162,13 +155,7 @@ def trains_as_documented(secrets, certificates, tmp_path, monkeypatch):
 
 
 def test_an_epoch_with_what_the_template_gives(
-    stack,
-    lambda_service,
-    secrets,
-    certificates,
-    images,
-    tmp_path,
-    monkeypatch,
+    stack, lambda_service, secrets, certificates, images, tmp_path, monkeypatch
 ):
     trains_as_documented(secrets, certificates, tmp_path, monkeypatch)
     train(stack, images, "s3://photos/train", batch_size=8)

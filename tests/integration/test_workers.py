@@ -91,15 +91,7 @@ def loader_of(dataset, sampler, workers, context, persistent):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize(("workers", "context", "persistent"), CASES)
-def test_three_epochs(
-    tcp_stack,
-    images,
-    expected,
-    capfd,
-    workers,
-    context,
-    persistent,
-):
+def test_three_epochs(tcp_stack, images, expected, capfd, workers, context, persistent):
     shared_before = set(SHARED_MEMORY.iterdir())
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with (

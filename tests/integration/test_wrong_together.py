@@ -124,9 +124,7 @@ def test_a_custom_step_that_the_function_does_not_have():
 
 
 @pytest.mark.slow
-def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lacks_it(
-    lambda_service,
-):
+def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lacks_it(lambda_service):
     dataset = SuperDataset("s3://photos/train", RECIPE)
     with SuperSampler(dataset, batch_size=4, shuffle=True) as sampler:
         lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})

@@ -60,16 +60,7 @@ def file_version(path):
 
 
 def request_for(
-    bucket,
-    versions,
-    cache,
-    recipe=PLAIN,
-    *,
-    epoch=0,
-    limits=None,
-    expires_in_s=60.0,
-    alias="",
-    prefix="",
+    bucket, versions, cache, recipe=PLAIN, *, epoch=0, limits=None, expires_in_s=60.0, alias="", prefix=""
 ):
     """A request for keys in given versions, with their true ids."""
     randomness = (recipe.augment_seed, epoch) if recipe.random else None

@@ -76,46 +76,17 @@ class Driver:
             kept.append(action)
         return actions
 
-    def open(
-        self,
-        job="job",
-        *,
-        rank=0,
-        at=(0, 0),
-        ineligible=frozenset(),
-        **plan,
-    ):
+    def open(self, job="job", *, rank=0, at=(0, 0), ineligible=frozenset(), **plan):
         """Open a job."""
         made = Plan(self.size, **{"batch_size": 8, **plan})
         self.step(JobOpened(job, self.dataset, made, rank, *at, ineligible))
         return made
 
-    def ask(
-        self,
-        start,
-        stop,
-        *,
-        job="job",
-        rank=0,
-        epoch=0,
-        yielded=0,
-        sees_store=False,
-    ):
+    def ask(self, start, stop, *, job="job", rank=0, epoch=0, yielded=0, sees_store=False):
         """The sampler asks for a page."""
         self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
 
-    def read(
-        self,
-        position,
-        *,
-        missed=(),
-        corrupt=(),
-        job="job",
-        rank=0,
-        epoch=0,
-        after_s=0.0,
-        **facts,
-    ):
+    def read(self, position, *, missed=(), corrupt=(), job="job", rank=0, epoch=0, after_s=0.0, **facts):
         """A reader reports: a batch read, or what it misses; other ``facts`` of it may be named."""
         usual = {
             "job": job,
@@ -133,14 +104,7 @@ class Driver:
         return self.step(BatchRead(**usual | facts), after_s=after_s)
 
     def answer(
-        self,
-        request,
-        outcome=Outcome.CACHED,
-        *,
-        record_bytes=RECORD_BYTES,
-        but=None,
-        after_s=0.01,
-        **facts,
+        self, request, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES, but=None, after_s=0.01, **facts
     ):
         """A function answers; ``but`` names samples with another outcome. Other ``facts`` of the answer may
         be named, such as the number of the ``pack`` that it has written.

@@ -59,13 +59,7 @@ def filled(tmp_path, valkey, monkeypatch):
     return Filled(store, images, [answer.pack for answer in answers])
 
 
-def fill(
-    monkeypatch,
-    store,
-    images,
-    cache,
-    recipe=RECIPE,
-):
+def fill(monkeypatch, store, images, cache, recipe=RECIPE):
     """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
     monkeypatch.setenv("SUPER_STORE", store)
     catalog, answers = list_source(str(images)), []
