@@ -281,7 +281,12 @@ class DatasetRegistry:
         if isinstance(result, SuperError):
             listing.error = result
         else:
-            listing.catalog, listing.listed = result, len(result)
+            listing.catalog, listing.listed = self._shared(result), len(result)
+
+    def _shared(self, catalog: Catalog) -> Catalog:
+        """Return an equal catalog that is already in memory, else this one."""
+        others = (listing.catalog for listing in self._listings)
+        return next((other for other in others if other and _equal_by(other) == _equal_by(catalog)), catalog)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
         """List a source and keep the catalog; long listings run in a separate process."""
@@ -349,3 +354,8 @@ class DatasetRegistry:
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
+
+
+def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
+    # Two locations may share an alias.
+    return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix

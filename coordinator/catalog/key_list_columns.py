@@ -14,7 +14,7 @@ from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 from superdl.super_wire.request import MEMBER_ENCODINGS, ROW_ENCODING, Limits, is_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,6 +117,11 @@ def kind_of(name: str) -> Any:
     import pyarrow as pa
 
     return pa.int64() if name.endswith(_NUMERIC) else pa.large_string()
+
+
+def other_fields(expected: Iterable[str]) -> str:
+    named = ", ".join(filter(None, expected))[:200] or "none"
+    return f"the label has other fields than those before it: {named}: all labels have the same"
 
 
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:

@@ -20,6 +20,7 @@ from superdl.coordinator.catalog.key_list_columns import (
     kind_of,
     labelled_by,
     names_of,
+    other_fields,
     parts_of,
 )
 from superdl.super_wire.parquet_pages import check_pages
@@ -127,6 +128,7 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     names: tuple[str, ...] = ()
     first: set[str] = set()
     labelled = ""
+    fields: set[str] | None = None
     for number, line in _lines(stream):
         if not line.strip():
             continue
@@ -138,9 +140,13 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
+        if isinstance(label := row[labelled], dict):
+            fields = fields or {*label}
+            if label.keys() != fields:  # Arrow would fill in nulls
+                raise BadRowError(number, other_fields(fields))
         # Among floats, Arrow takes true for 1.0.
-        if ("true" in line or "false" in line) and _holds_bool(row[labelled]):
-            raise BadRowError(number, f"the label {str(row[labelled])[:_SHOWN]!r}: {MIXED}")
+        if ("true" in line or "false" in line) and _holds_bool(label):
+            raise BadRowError(number, f"the label {str(label)[:_SHOWN]!r}: {MIXED}")
         # Most rows have the columns of the row before, so check only changes.
         if tuple(row) != names:
             names, columns = tuple(row), {*names_of(parts_of(row, number))} - {"encoding"}
@@ -189,7 +195,11 @@ def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Call
         # convert takes how many values to convert: search for the first misfit by halves.
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
-        reason = f"the {name} {shown!r} is not of its kind, or not of those before it: {why}"
+        if name in LABELS:
+            reason = f"the label {shown!r} is not of the kind of those before it ({why}): {MIXED}"
+        else:
+            kind = "a whole number" if kind_of(name) == pa.int64() else "a text"
+            reason = f"the {name} {shown!r} is not {kind} ({why})"
         raise BadRowError(int(numbers[at]), reason) from error
 
 

@@ -19,12 +19,13 @@ from superdl.coordinator.catalog.key_list_columns import (
     check_rows,
     coded,
     is_text,
+    other_fields,
 )
 from superdl.coordinator.catalog.members import narrowed
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES, MAX_LABEL_BYTES, MAX_LABEL_FIELDS, RaggedLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from superdl.super_wire.labels import Labels
 
@@ -98,7 +99,7 @@ class LabelColumn:
         # The first row decides, and every other must agree: a typo among numbers
         # must not turn all of them into class names.
         if columns.keys() != self._fields.keys():
-            raise BadRowError(int(numbers[0]), _other_fields(self._fields))
+            raise BadRowError(int(numbers[0]), other_fields(self._fields))
         sizes = np.zeros(len(labels), dtype=np.int64)
         for name, field in self._fields.items():
             try:
@@ -128,11 +129,10 @@ class LabelColumn:
             if not 0 < len(name.encode()) <= _MAX_NAME or bare.count(name) > 1:
                 rule = f"a field's name has 1 to {_MAX_NAME} bytes, and is there once"
                 raise BadRowError(int(numbers[0]), f"{rule}; not {name[:_SHOWN]!r}")
-        # Arrow gives each row all fields: those that its JSON has not are null.
-        expected = [*self._fields] or [name for name in names if columns[name][0].is_valid] or names
+        expected = [*self._fields] or names
         for name, column in columns.items():
             bad = column.is_null() if name in expected else column.is_valid()
-            check_rows(bad, numbers, _other_fields(expected))
+            check_rows(bad, numbers, other_fields(expected))
         return {name: column for name, column in columns.items() if name in expected}
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
@@ -159,11 +159,6 @@ class LabelColumn:
     def unseen(self) -> list[str]:
         """Return the given classes that no label has named."""
         return [name for name in self._names.given if name not in self._names.code_of]
-
-
-def _other_fields(expected: Iterable[str]) -> str:
-    named = ", ".join(filter(None, expected))[:200] or "none"
-    return f"the label has other fields than those before it: {named}: all labels have the same"
 
 
 class _Field:

@@ -132,7 +132,8 @@ class CatalogState:
         try:
             entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
             # The directory may be shared: the name must not lead out, the times must be numbers.
-            return entry if Path(entry.file).name == entry.file and entry.ended_s > 0 else None
+            is_sound = Path(entry.file).name == entry.file and entry.ended_s > 0 and entry.took_s >= 0
+            return entry if is_sound else None
         except (OSError, ValueError, TypeError):
             return None
 

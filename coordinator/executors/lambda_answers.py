@@ -44,7 +44,7 @@ _BROKEN = (
     FunctionRaisedError,
     (
         "{target} does not start ({summary}): build its package for its architecture and Python "
-        "(make lambda-zip), with the handler lambda_prefetch.handler.handler"
+        "(make lambda-zip), with the handler superdl.lambda_prefetch.handler.handler"
     ),
 )
 _NO_CACHE = (
@@ -151,9 +151,11 @@ def from_function(payload: bytes, target: Target, *, cache: str = "") -> Executo
     if _OUT_OF_TIME.search(message):
         failure = _TIMED_OUT
     elif kind.startswith("Runtime.") and _KILLED.search(message):
-        failure = _OUT_OF_MEMORY if "killed" in message else _CRASH
+        failure = _CRASH
     elif cache and kind in _CACHE_ERRORS:
         failure = _NO_CACHE
+    if failure is _CRASH and "killed" in message:
+        failure = _OUT_OF_MEMORY
     error, words = failure or (FunctionRaisedError, "{target} raised {summary}")
     return error(words.format(target=target, summary=summary, cache=cache))
 

@@ -39,7 +39,7 @@ from superdl.coordinator.server.upkeep import (
 from superdl.coordinator.server.watching import HISTORY_PAUSE_S, JobHistory, Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
-from superdl.super_wire.errors import CacheError
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
@@ -302,6 +302,11 @@ def _core_settings(
         cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd sets no cap"
         _log.info("%.4f USD were spent on this cache before; %s", spent_usd, cap)
     budget = info.budget(settings.cache_bytes)
+    if budget < 1:
+        raise ConfigError(
+            f"the cache {settings.cache} names no memory: set its maxmemory, or cache_bytes "
+            "(SUPER_CACHE_BYTES)"
+        )
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
     )

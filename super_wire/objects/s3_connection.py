@@ -71,7 +71,9 @@ class Head:
 
 
 class S3Connection:
-    """A connected socket, in use by one thread at a time. Any failure is an ``OSError``."""
+    """A connected socket, in use by one thread at a time. Failures are ``OSError``, or
+    ``UnusualAnswerError`` for an answer that urllib3 has to read.
+    """
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
 import secrets
 import stat
 from dataclasses import dataclass
@@ -173,9 +174,16 @@ def _refuse_what_is_private(root: str) -> None:
         raise StoreFormatError(f"{root} is no directory: name a directory for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to the user with the id {status.st_uid}: name a store of your own, or have "
-            "it shared (chmod 755 for reading, 775 for writing)"
+            f"{root} is private to {_user(status.st_uid)}: name a store of your own, or have it shared "
+            "(chmod 755 for reading, 775 for writing)"
         )
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user with the id {uid}"
 
 
 def _mark(root: str, *, create: bool) -> None:

@@ -10,17 +10,15 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.super_wire.cache import SLOTS, key_slot
-from superdl.super_wire.errors import CacheUnreachableError, ConfigError
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.ports import free_port
+from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
 MB = 2**20
-COMMANDS = "info dbsize scan eval get set getrange strlen unlink del xread xadd xdel pexpire pttl"
-COMMANDS += " cluster|slots asking"
-"""What a coordinator's user needs."""
 
 
 def an_id(number):
@@ -204,3 +202,20 @@ async def test_a_node_beyond_loopback_needs_tls():
                 await cache.info()
     finally:
         server.close()
+
+
+async def test_a_single_server_by_tls_needs_its_authority(valkey, certificates, monkeypatch):
+    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
+    front.start()
+    try:
+        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
+        async with open_cache(f"rediss://localhost:{front.port}") as cache:
+            await cache.hold_lock()
+            assert len((await cache.info()).nodes) == 1
+        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.strange_ca_file)
+        with pytest.raises(CacheError, match="SUPER_CACHE_CA_FILE") as caught:
+            async with open_cache(f"rediss://localhost:{front.port}") as cache:
+                await cache.info()
+        assert not isinstance(caught.value, CacheUnreachableError)
+    finally:
+        front.close()

@@ -186,9 +186,13 @@ def test_a_new_run_lists_again_what_is_too_old(source, age_s, is_shared):
             assert (await listed(datasets, source, "one", OTHER)).listing is first.listing
             second = await listed(datasets, source, "two")
             third = await listed(datasets, source, "three")
-            return first, second, third
+            clock.now_s += 301.0
+            fourth = await listed(datasets, source, "four")
+            return first, second, third, fourth
 
-    first, second, third = asyncio.run(work())
+    first, second, third, fourth = asyncio.run(work())
+    assert fourth.listing is not third.listing
+    assert is_shared or fourth.catalog is third.catalog, "equal content is in memory once"
     assert (second.listing is first.listing) is is_shared
     assert third.listing is second.listing
     assert len(second.catalog) == (6 if is_shared else 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
 
@@ -190,3 +191,16 @@ def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ev
     valkey_cluster.wait_until_ready()
     nodes.renew()
     assert store(nodes, range(200)) == [""] * 200
+
+
+@pytest.mark.slow
+def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
+    store(nodes, range(100))
+    process = valkey_cluster.nodes[0].process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answers = store(nodes, range(100), timeout_s=0.3)
+        hanging = [valkey_cluster.owners[key_slot(a_key(n))] == 0 for n in range(100)]
+        assert [bool(answer) for answer in answers] == hanging
+    finally:
+        process.send_signal(signal.SIGCONT)

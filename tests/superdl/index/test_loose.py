@@ -237,7 +237,7 @@ def _instances(**changed):
 
 
 IMAGE, BOX = INSTANCES["images"][0], INSTANCES["annotations"][0]
-NO_COCO = {  # spoilt files are for tests/hostile/fuzz_index.py
+NO_COCO = {  # spoilt files are for tests/hostile/fuzz_lists.py
     "no JSON": ("{", "JSONDecodeError"),
     "one id twice": (_instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]), "1 images have the id"),
     "one name twice": (_instances(images=[IMAGE, IMAGE | {"id": 5}]), "1 images have the id or the file"),
