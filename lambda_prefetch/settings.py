@@ -39,11 +39,11 @@ class FunctionSettings:
     store_read_only: bool = False  # no pack is written to it
     shard_cache: str = ""  # a directory for blocks of shards
     shard_cache_bytes: int = 0
-    decoders: int = 0  # one per core on Lambda, elsewhere one
+    decoders: int = 0  # 0: one per core on Lambda, elsewhere one
     decode_timeout_s: int = 20  # after which a sample is abandoned for now
-    max_pixels: int = 0  # the request's bound
+    max_pixels: int = 0  # 0: the request's bound
     text_bytes: int = _MIB  # of each unpacked text in a PNG
-    fetch_threads: int = 0  # the source's best number
+    fetch_threads: int = 0  # 0: the source's best number
     # Bounds on encoded objects and finished records that wait between stages; a single one may be larger.
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB

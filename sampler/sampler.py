@@ -186,7 +186,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.batch_size = spec.batch_size
         """Samples per batch on this rank."""
         self.counts = spec.mix or (spec.length(size),)
-        """Samples of each dataset in an epoch, over all ranks, without padding."""
+        """Samples of each dataset in an epoch, over all ranks, without padding; not known with a sampler of
+        your own.
+        """
         self._pid = os.getpid()
         self._closed = False
 

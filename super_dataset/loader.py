@@ -270,7 +270,7 @@ class SuperLoader(Generic[_Ref]):
     def close(self) -> None:
         """Stop threads and processes, and close a sampler that the loader created. Idempotent.
 
-        A thread finishes its batch first. Iterating fails afterwards.
+        A thread finishes its batch first. Iterating fails afterwards. A sampler that was passed stays open.
         """
         self._readers.stop()
         if self._made is not None:

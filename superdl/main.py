@@ -42,7 +42,7 @@ _GROUPS = {
         "run": "train a model from a spec, and get a report of where the time went",
         "compare": "train with several loaders in turn, and see how they differ",
         "report": "get the page of a run again, or one page of many runs",
-        "evaluate": "get the accuracy of a checkpoint, class by class",
+        "evaluate": "get the accuracy and loss of a checkpoint",
         "data": "get images to try things on, or send a folder to a bucket",
         "demo": "see SUPER beside DataLoader on this machine in a minute, with your images or drawn ones",
         "bench": "repeat the measurements of SUPER beside other loaders (needs a checkout)",

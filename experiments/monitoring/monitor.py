@@ -56,7 +56,8 @@ class GroupUsage:
 class PhaseUsage:
     """A phase: ``start`` (``epoch`` is None), or a pass, ``train`` or ``val``.
 
-    CPU seconds are exact to the system's tick; maxima and the GPU's mean are over ``samples``. A
+    CPU seconds are exact to the system's tick; maxima and the GPU's mean are over ``samples``, but for
+    shares of memory (PSS), which are read at the phase's borders. A
     missing group or GPU is absent, not 0.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +93,7 @@ def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
 
 def _peak_bytes(spec: Spec, classes: int, device: torch.device, size: int) -> int | None:
     """Take two steps on synthetic images and return their peak memory; None if it is too little."""
+    gc.collect()  # model, optimiser and schedule of an earlier size refer to one another
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     try:

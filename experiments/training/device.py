@@ -90,10 +90,17 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return torch's random states by rank, for a resumed run to draw the same; all ranks take part."""
+    """Return random states as plain values, torch's by rank; a run resumed with them draws the same.
+
+    All ranks take part.
+    """
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # user code draws from it
+    version, internal, following = random.getstate()
     return {
         "cpu": ranks.gathered(torch.get_rng_state()),
         "cuda": ranks.gathered(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+        "python": [version, list(internal), following],
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
     }
 
 
@@ -105,7 +112,11 @@ def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ra
         torch.set_rng_state(state["cpu"][ranks.process.rank])
         if device.type == "cuda" and state["cuda"] is not None:
             torch.cuda.set_rng_state(state["cuda"][ranks.process.rank], device)
-    except (LookupError, TypeError, RuntimeError) as error:
+        version, internal, following = state["python"]
+        random.setstate((version, tuple(internal), following))
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002  # the same
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"training.resume: the checkpoint's random states are damaged ({type(error).__name__}: {error})"
         ) from error

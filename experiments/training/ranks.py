@@ -209,6 +209,7 @@ class StopRequest:
         self._flag = torch.zeros(1)
         self._pending: Any = None
         self._before: Any = None
+        self._child_before: Any = None
 
     def __enter__(self) -> Self:
         # Other threads cannot handle signals.
@@ -219,6 +220,8 @@ class StopRequest:
     def __exit__(self, *exc_info: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+        if self._child_before is not None:
+            signal.signal(signal.SIGCHLD, self._child_before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
@@ -226,6 +229,10 @@ class StopRequest:
             raise Terminated
         # Clusters send SIGTERM before taking a machine: finish the step first.
         self._requested = True
+        # A worker killed by the same signal must not raise, by torch's handler, in the last step or while its
+        # checkpoint is written; a batch that can no longer come still raises when it is waited for.
+        if self._child_before is None:
+            self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
         """Begin training: from now on SIGTERM stops after a step."""

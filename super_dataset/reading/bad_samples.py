@@ -39,14 +39,16 @@ class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it a
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be produced, and how readers handled it."""
+    """A sample that could not be produced, and how readers handled it.
+
+    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``; ``times`` counts how
+    often readers of this process and its workers met it.
+    """
 
     # As in a BatchInfo, including the member of an archive.
     key: str
     reason: str
-    # The latest handling: skipped, replaced, batch left out or batch filled.
     handled: str
-    # Number of times that readers of this process and its workers met it.
     times: int
 
 

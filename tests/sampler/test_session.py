@@ -132,3 +132,17 @@ def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
     coordinator.script.fingerprint = b"g" * 16
     with pytest.raises(SourceError, match="file:///images has changed"):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+
+
+def test_one_that_has_found_all_and_packs_it_is_waited_for(coordinator):
+    coordinator.script.listing, coordinator.script.packing = [17] * 500, True
+    session(coordinator, listing_silence_s=0.05)
+    assert coordinator.count("OpenJob") == 1
+
+
+def test_the_time_for_opening_again_and_again_is_bounded_and_named(coordinator):
+    opened = session(coordinator, reopening_s=0.0)
+    coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
+    with pytest.raises(UnknownJobError, match=r"forgot job .* 1 times in a row.* and 0 s\)"):
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+    assert coordinator.count("NextBatches") == 1

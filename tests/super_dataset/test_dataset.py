@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +173,12 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         "real/../real",
     ]:
         assert normalise_url(form, name="source") == url
+
+
+def test_a_ref_of_another_dataset_is_refused(valkey):
+    ref = stored(valkey, images(1))
+    other = replace(ref, dataset_id=b"x" * 16)
+    with pytest.raises(UsageError, match=other.dataset_id.hex()):
+        bound_dataset()[other]
+    with pytest.raises(UsageError, match="none yet"):
+        SuperDataset("s3://bucket/train", RECIPE)[ref]
