@@ -95,7 +95,7 @@ def test_another_users_private_store_is_refused(store, monkeypatch):
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     for create in (True, False):
-        with pytest.raises(StoreRefusedError, match="is private to the user"):
+        with pytest.raises(StoreRefusedError, match="is private to user"):
             DirectoryStore.open(store.address, create=create)
     Path(store.address).chmod(0o750)
     assert DirectoryStore.open(store.address, create=False).id == store.id
