@@ -35,6 +35,8 @@ PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) * 3 // 
 QUICK = $(TESTS) --numprocesses $(PROCESSES) --dist worksteal -m "not slow and not soak"
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without byte code each of the hundreds of processes that the tests start would compile SUPER again: half a second of CPU.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit studies format proto check-proto check-infra wheel \
