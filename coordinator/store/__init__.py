@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
+from superdl.coordinator.store.index import (
+    AT_ONCE,
+    IndexedPack,
+    pack_segment,
+    read_indexes,
+    read_segments,
+    threads,
+)
 from superdl.coordinator.store.opening import (
     AUTO,
     NONE,
@@ -17,10 +24,12 @@ __all__ = [
     "AT_ONCE",
     "AUTO",
     "NONE",
+    "IndexedPack",
     "StoreChoice",
     "StoredPack",
     "chosen_store",
     "default_store",
+    "pack_segment",
     "read_indexes",
     "read_only_reason",
     "read_segments",

@@ -126,8 +126,7 @@ def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
         assert not look(store, collection, FINGERPRINT, known).useless
         del store.others
         again = look(store, collection, FINGERPRINT, known)
-        assert [pack.name for pack in again.told.packs] == added
-        assert again.usable.all()
+        assert [pack.name for pack in again.packs] == added
 
     kept(work)
 
@@ -206,7 +205,7 @@ def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
         good = write_pack(one.path, dataset, [8, 9])
         store.private = frozenset(private | set(store.segments()))
         found = look(store, collection, FINGERPRINT, Known())
-        assert [pack.name for pack in found.told.packs] == [good]
+        assert [pack.name for pack in found.packs] == [good]
         assert (found.useless, found.gone) == (frozenset(), frozenset())
         contents = contents_of(store, 0.0)
         assert contents.broken.keys() == private
