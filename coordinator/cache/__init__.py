@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from superdl.coordinator.cache.info import CacheInfo, combined
-
-__all__ = ["CacheInfo", "combined"]
+__all__: list[str] = []

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.nodes import Words
 
-__all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
-
 # Added to a record's length if the record is a pointer into the store.
 A_POINTER = 2**40
 

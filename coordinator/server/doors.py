@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.coordinator.server.tokens import Tokens
 
-__all__ = ["Doors", "Reception"]
-
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.tokens import Tokens
     from superdl.coordinator.server.trust import ServerTls
 
-__all__ = ["Health", "connections_that_fit", "listen", "listen_for_health", "raise_limit_of_open_files"]
-
 _log = logging.getLogger(__name__)
 
 _REQUEST_BYTES_MAX = 4 * 2**20

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["EMF_PAUSE_S", "METRICS", "EmfLines", "Metric", "Metrics"]
-
 # Labels are bounded: no sample has one, and only the busiest jobs have names.
 JOBS_NAMED = 50
 OTHER = "other"

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["Holders", "serve"]
-
 _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.coordinator.server.tokens import Tokens
 
-__all__ = ["CoordinatorService"]
-
 _MAX_WAIT_S = 20.0
 _MAX_COUNT = 1024
 _STORIES_MAX = 16

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.credentials import Token
 
-__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "is_named", "team_of"]
-
 _log = logging.getLogger(__name__)
 
 HEALTH_SERVICE = "grpc.health.v1.Health"

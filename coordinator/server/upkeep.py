@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.manager import ExecutorManager
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["DecoderReplacedError", "Upkeep", "agree_on_fingerprint", "take_over", "warm_and_take_over"]
-
 _log = logging.getLogger(__name__)
 
 _REACH_TIMEOUT_S = 10.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import ExecutorState, Job
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["HISTORY_PAUSE_S", "JobHistory", "Watch", "read_history"]
-
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0

@@ -33,23 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchResult
     from superdl.super_wire.store import Store
 
-__all__ = [
-    "AT_ONCE",
-    "Found",
-    "IndexedPack",
-    "Known",
-    "collection_in",
-    "look",
-    "merge_segments",
-    "pack_segment",
-    "pack_written",
-    "read_indexes",
-    "read_segments",
-    "threads",
-    "unpack_segment",
-    "write_segments",
-]
-
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 16

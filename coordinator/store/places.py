@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.store.index import IndexedPack
     from superdl.super_wire.store import Store
 
-__all__ = ["Joined", "Places", "join", "moved_line"]
-
 _LOOKED_AT = 64
 _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"

@@ -10,7 +10,7 @@ import pytest
 
 from superdl.coordinator.server.settings import Settings, add_arguments, executor_context, load_settings
 from superdl.coordinator.server.trust import check_listen_address, leaves_this_machine, warn_if_insecure
-from superdl.coordinator.store import StoreChoice
+from superdl.coordinator.store.opening import StoreChoice
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import socket_path
 

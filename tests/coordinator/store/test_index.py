@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.store import IndexedPack, pack_segment
-from superdl.coordinator.store.index import unpack_segment
+from superdl.coordinator.store.index import IndexedPack, pack_segment, unpack_segment
 from superdl.super_wire.errors import StoreFormatError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.store import PackIndex

@@ -15,11 +15,11 @@ import pytest
 
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import PacksLost, RecordsStored
-from superdl.coordinator.store import StoreChoice, index
+from superdl.coordinator.store import index
 from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
-from superdl.coordinator.store.opening import open_own
+from superdl.coordinator.store.opening import StoreChoice, open_own
 from superdl.store.contents import contents_of
 from superdl.super_wire.errors import StoreRefusedError
 from superdl.super_wire.recipe import Recipe

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.store import IndexedPack, pack_segment
+from superdl.coordinator.store.index import IndexedPack, pack_segment
 from superdl.main import main
 from superdl.store.contents import Collection, Contents, choose
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
