@@ -10,11 +10,10 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.super_wire.cache import SLOTS, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError
+from superdl.super_wire.keys import REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
 from tests.fixtures.ports import free_port
-from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
@@ -122,26 +121,6 @@ async def test_a_pass_over_the_records_goes_to_every_node(cluster):
     assert steps >= 3
 
 
-async def test_moving_slots_are_followed(cluster):
-    moving, moved = of_node(cluster, 0, 20), of_node(cluster, 1, 20)
-    everything = moving + moved + of_node(cluster, 2, 20)
-    cluster.set({cache_key(an_id(n)): a_record(9) for n in everything})
-
-    async with open_cache(cluster.url) as cache:
-        assert (await cache.audit(ids(everything)) > 0).all()
-        for n in moved:
-            cluster.move(key_slot(cache_key(an_id(n))), 2)
-        for n in moving:
-            slot = key_slot(cache_key(an_id(n)))
-            cluster.begin_move(slot, 1)
-            cluster.move_keys(slot, 1)
-        cluster.move(key_slot(LOCK_KEY), 0)
-        assert (await cache.audit(ids(everything)) > 0).all()
-        await cache.hold_lock()
-        await cache.drop(ids(everything))
-    assert sum(sizes(cluster)) == 1  # the lock
-
-
 async def test_streams_on_their_way_are_waited_for(cluster):
     slot = key_slot(REPORT_PREFIX)
     source = cluster.owners[slot]
@@ -202,20 +181,3 @@ async def test_a_node_beyond_loopback_needs_tls():
                 await cache.info()
     finally:
         server.close()
-
-
-async def test_a_single_server_by_tls_needs_its_authority(valkey, certificates, monkeypatch):
-    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    front.start()
-    try:
-        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-        async with open_cache(f"rediss://localhost:{front.port}") as cache:
-            await cache.hold_lock()
-            assert len((await cache.info()).nodes) == 1
-        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.strange_ca_file)
-        with pytest.raises(CacheError, match="SUPER_CACHE_CA_FILE") as caught:
-            async with open_cache(f"rediss://localhost:{front.port}") as cache:
-                await cache.info()
-        assert not isinstance(caught.value, CacheUnreachableError)
-    finally:
-        front.close()
