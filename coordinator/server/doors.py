@@ -122,7 +122,7 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        self._health.end()
+        self._health.serves = False
         # Before their service ends.
         self._reception.service = None
         for workers in self._all_workers.values():

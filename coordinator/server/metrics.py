@@ -50,8 +50,8 @@ class Metric(NamedTuple):
     field: str = ""
 
 
-# Name, kind, labels, field of the statistics, help. "job" is not used as a label: Prometheus gives that to its
-# targets.
+# Name, kind, labels, field of the statistics, help. "job" is not used as a label: Prometheus gives that
+# to its targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
 super_samples_read_total counter job_name place | Samples found at the first look in cache or store, or not.

@@ -131,7 +131,7 @@ async def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, 
     second = await listen_for_health(probed, health)
     try:
         await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
-        health.end()
+        health.serves = False
         await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
     finally:
         await second.stop(0)
