@@ -131,7 +131,7 @@ class Doors:
 
     async def _listen(self) -> None:
         self._is_open = True
-        server, _ = await listen(
+        server = await listen(
             self._settings.listen,
             self._reception,
             tls=self._tls,

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, socket_path
 
@@ -73,7 +74,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         self._tokens = tokens
         self._timeout_s = timeout_s
         self._called = called
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = HeldTasks("port")
 
     async def intercept_service(
         self,
@@ -102,7 +103,9 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         self, handler: Any, name: str, _: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         # A cancelled read leaves gRPC writing to freed memory: end the call, which ends the read.
-        limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
+        limit = asyncio.get_running_loop().call_later(
+            self._timeout_s, lambda: self._ending.start(self._abort(context))
+        )
         try:
             message = await context.read()
         finally:
@@ -121,11 +124,6 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         finally:
             if self._called is not None:
                 self._called(name, time.perf_counter() - begun_s)
-
-    def _end(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        ending = asyncio.get_running_loop().create_task(self._abort(context))
-        self._ending.add(ending)  # the loop itself holds tasks weakly
-        ending.add_done_callback(self._ending.discard)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
@@ -147,7 +145,7 @@ async def listen(
     tokens: Tokens | None = None,
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
-) -> tuple[grpc.aio.Server, Health]:
+) -> grpc.aio.Server:
     """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on.
 
     Callers need one of ``tokens``, if given. ``called`` gets each answered call's
@@ -163,12 +161,11 @@ async def listen(
         interceptors=[_Guard(tokens, _MESSAGE_TIMEOUT_S, called)],
         maximum_concurrent_rpcs=_CALLS_MAX,
     )
-    health = health or Health()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
-    server.add_generic_rpc_handlers((health.handler(),))
+    server.add_generic_rpc_handlers(((health or Health()).handler(),))
     _add_port(server, address, tls)
     await server.start()
-    return server, health
+    return server
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
-import numpy as np
 import pytest
 
-from superdl.coordinator.cache.cache import Cache, LockHeldError
+from superdl.coordinator.cache.cache import LockHeldError
 from superdl.super_wire.cache import SLOTS, key_slot
 from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import REPORT_PREFIX, cache_key, report_stream
-from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
+from superdl.super_wire.record import HEADER_BYTES, Tombstone
+from tests.coordinator.cache.test_cache import MB, a_record, an_id, open_cache
 from tests.fixtures.ports import free_port
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
-MB = 2**20
-
-
-def an_id(number):
-    return number.to_bytes(16, "big")
-
 
 def ids(numbers):
     return b"".join(map(an_id, numbers))
-
-
-def a_record(count):
-    header, payload = pack(np.zeros(count, dtype=np.uint8), an_id(0))
-    return header + bytes(payload)
-
-
-@contextlib.asynccontextmanager
-async def open_cache(address):
-    cache = Cache(address, owner="me")
-    try:
-        yield cache
-    finally:
-        await cache.close()
 
 
 @pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
@@ -73,7 +52,7 @@ def sizes(cluster):
 
 async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
     numbers = range(2500)
-    cluster.set({cache_key(an_id(n)): a_record(n % 7 + 1) for n in numbers if n % 3})
+    cluster.set({cache_key(an_id(n)): a_record(0, (n % 7 + 1,)) for n in numbers if n % 3})
 
     async with open_cache(cluster.url) as cache:
         found = await cache.audit(ids(numbers))
@@ -89,8 +68,7 @@ async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
 async def test_lock_digest_and_streams_are_the_clusters(cluster):
     async with open_cache(cluster.url) as cache:
         assert [await cache.hold_lock(), await cache.hold_lock()] == [True, False]
-        async with open_cache(cluster.url) as other:
-            other._owner = "somebody else"
+        async with open_cache(cluster.url, "somebody else") as other:
             with pytest.raises(LockHeldError):
                 await other.hold_lock()
         assert await cache.agree_on_fingerprint("aa") == ("aa", True)

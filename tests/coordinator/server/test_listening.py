@@ -63,7 +63,7 @@ def listening_on(serving_loop, address):
     """Listen on ``address`` until a client has connected."""
 
     async def work():
-        server, _ = await listen(address, CoordinatorServicer())
+        server = await listen(address, CoordinatorServicer())
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 await channel.channel_ready()
@@ -75,7 +75,7 @@ def listening_on(serving_loop, address):
 
 async def test_a_port_is_listened_on_alone(serving_loop):
     address = f"127.0.0.1:{free_port()}"
-    server, _ = await listen(address, CoordinatorServicer())
+    server = await listen(address, CoordinatorServicer())
     try:
         with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
             await listen(address, CoordinatorServicer())
