@@ -219,9 +219,11 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
 
 def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
     """Return a segment's bytes: a table of packs as JSON behind its length, all their entries, a digest."""
-    rows = [(pack.name, pack.bytes, len(pack.index.entries), asdict(pack.index.meta)) for pack in packs]
-    table = json.dumps(rows, ensure_ascii=False).encode()
-    body = len(table).to_bytes(_LENGTH_BYTES, "little") + table
+    numbers = {meta: number for number, meta in enumerate({pack.index.meta: None for pack in packs})}
+    rows = [(pack.name, pack.bytes, len(pack.index.entries), numbers[pack.index.meta]) for pack in packs]
+    table = json.dumps({"metas": [asdict(meta) for meta in numbers], "packs": rows}, ensure_ascii=False)
+    head = table.encode()
+    body = len(head).to_bytes(_LENGTH_BYTES, "little") + head
     body += b"".join(pack.index.entries.tobytes() for pack in packs)
     return body + digest128(body)
 
@@ -232,17 +234,21 @@ def unpack_segment(data: bytes) -> list[IndexedPack]:
     if digest128(body) != digest:
         raise StoreFormatError("the segment is broken, cut off, or none: its digest is another")
     try:
-        return list(_packs_in(body))
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        return _packs_in(body)
+    except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError) as error:
         raise StoreFormatError(f"the segment's table is broken: {error!r:.200}") from error
 
 
-def _packs_in(body: bytes) -> Iterator[IndexedPack]:
+def _packs_in(body: bytes) -> list[IndexedPack]:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
-    entries = np.frombuffer(memoryview(body)[end:], ENTRY_DTYPE)
-    for name, size, count, meta in json.loads(body[_LENGTH_BYTES:end]):
-        theirs, entries = entries[:count], entries[count:]
-        if len(theirs) != count:
-            raise ValueError(f"a pack has {count!r:.20} entries, of which {len(theirs)} are there")
-        check_entries(theirs, 0, size)
-        yield IndexedPack(checked_name(PACKS, name), size, PackIndex(PackMeta.from_mapping(meta), theirs))
+    table, entries = json.loads(body[_LENGTH_BYTES:end]), np.frombuffer(memoryview(body)[end:], ENTRY_DTYPE)
+    metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
+    sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
+    if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
+        raise ValueError(f"{len(entries)} entries are there, of {counts[:5]} and so on")
+    check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
+    theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
+    return [
+        IndexedPack(checked_name(PACKS, name), size, PackIndex(metas[number], part))
+        for (name, size, _, number), part in zip(rows, theirs, strict=False)
+    ]

@@ -194,13 +194,8 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     entry_of = np.full(len(id_halves), -1, dtype=np.int64)
     entry_of[by_need[is_match]] = entry[is_match]
     indices = np.flatnonzero(entry_of >= 0)
-    chosen = entries[entry_of[indices]]
-    return Joined(
-        indices,
-        packs[entry_of[indices]],
-        chosen["offset"],
-        chosen["bytes"],
-    )
+    found = entry_of[indices]
+    return Joined(indices, packs[found], entries["offset"][found], entries["bytes"][found])
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:

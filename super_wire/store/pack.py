@@ -181,12 +181,12 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     return PackIndex(meta, entries)
 
 
-def check_entries(entries: NDArray[np.void], first: int, end: int) -> None:
-    """Raise ``StoreFormatError`` unless each entry's record is between these offsets in its pack."""
+def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.uint64]) -> None:
+    """Raise ``StoreFormatError`` unless each record is between these offsets; ``end`` of all, or of each."""
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > end - np.minimum(begins, end))).any():
-        raise StoreFormatError(f"an entry names a record that is not within {first} and {end}")
+        raise StoreFormatError("an entry names a record beyond its pack's")
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:

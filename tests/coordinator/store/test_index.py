@@ -31,6 +31,13 @@ def test_a_segment_comes_back(packs):
     assert shown(unpack_segment(pack_segment(packs))) == shown(packs)
 
 
+def test_a_segment_of_many_has_each_meta_once():
+    packs = [indexed(META, [])] * 500
+    data = pack_segment(packs)
+    assert data.count(META.recipe.replace('"', '\\"').encode()) == 1
+    assert shown(unpack_segment(data)) == shown(packs)
+
+
 PACK = indexed(META, [1])
 
 
@@ -63,20 +70,19 @@ GOOD = pack_segment([PACK])
         pack_segment([replace(PACK, bytes=64)]),
         *(pack_segment([with_entry(**lie)]) for lie in ({"offset": 2**64 - 64}, {"bytes": 63})),
         *(
-            sealed([[PACK.name, *row]])
+            sealed({"metas": [META_TABLE], "packs": [[PACK.name, *row]]})
             for row in (
-                [PACK.bytes, 2, META_TABLE],
-                [PACK.bytes, -1, META_TABLE],
-                [PACK.bytes, None, META_TABLE],
-                [-1, 1, META_TABLE],
-                [10**30, 1, META_TABLE],
-                ["x", 1, META_TABLE],
-                [PACK.bytes, 1, {}],
+                *([PACK.bytes, count, 0] for count in (0, 2, -1, 2**64 - 1, None, "x")),
+                *([size, 1, 0] for size in (-1, 10**30, "x", None)),
+                *([PACK.bytes, 1, number] for number in (1, None)),
                 [PACK.bytes, 1],
             )
         ),
+        sealed({"metas": [{}], "packs": [[PACK.name, PACK.bytes, 1, 0]]}),
+        sealed({"metas": [META_TABLE], "packs": [["../x", PACK.bytes, 1, 0]]}),
+        sealed({"metas": [META_TABLE], "packs": []}),
         *map(sealed, ([3], {"a": 1}, 3, b"[" * 90_000, b"\xff", b"")),
-        sealed([], bytes(31)),
+        sealed({"metas": [], "packs": []}, bytes(31)),
         digest128(b""),
     ],
 )
