@@ -74,7 +74,6 @@ class StoreKeeper:
         self._known: dict[bytes, index.Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._opened_s: dict[bytes, float] = {}
-        self._late: set[bytes] = set()
         self._pending: defaultdict[str, list[index.IndexedPack]] = defaultdict(list)
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
@@ -148,7 +147,6 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The look goes on. Its result is posted when it comes.
-            self._late.add(content)
             self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
     def stored(self, content: bytes) -> list[Event]:
@@ -191,7 +189,6 @@ class StoreKeeper:
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
             self._known.pop(content, None)
             self._opened_s.pop(content, None)
-            self._late.discard(content)
         if self.address and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = self._tasks.start(self._keep())
 
@@ -241,10 +238,9 @@ class StoreKeeper:
         self.room.useless |= contents.useless
         self._lose(contents.gone | contents.useless)
         self.places.put(content, joined)
-        if content in self._late:
-            self._late.discard(content)
-            for event in self.stored(content) if content in self._datasets.opened else ():
-                self._post(event)
+        # Jobs that have it open began without, or this look was for another one.
+        for event in self.stored(content) if content in self._datasets.opened else ():
+            self._post(event)
         if not store.read_only:
             self._tasks.start(self._mark_and_merge(store, collection))
 
@@ -270,8 +266,6 @@ class StoreKeeper:
                 _log.info("the store is open again: %s", self.told)
                 for dataset in list(self._datasets.opened.values()):  # they were opened without a store
                     await self.opened(dataset)
-                    for event in self.stored(dataset.content):
-                        self._post(event)
 
     async def _let_go_if_gone(self) -> bool:
         """Drop the handle of a directory that was removed or replaced, and return whether it was."""
