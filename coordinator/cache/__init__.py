@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from superdl.coordinator.cache.info import CacheInfo, combined
+
+__all__ = ["CacheInfo", "combined"]

@@ -2,4 +2,19 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
+from superdl.coordinator.store.opening import AUTO, NONE, chosen_store, read_only_reason
+from superdl.coordinator.store.room import StoredPack, to_prune
+
+__all__ = [
+    "AT_ONCE",
+    "AUTO",
+    "NONE",
+    "StoredPack",
+    "chosen_store",
+    "read_indexes",
+    "read_only_reason",
+    "read_segments",
+    "threads",
+    "to_prune",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
+import secrets
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
@@ -17,7 +18,6 @@ from superdl.super_wire.store.layout import (
     PACKS,
     TEMPORARY,
     USED,
-    new_segment_name,
 )
 from superdl.super_wire.store.pack import PackWriter, read_pack_index
 
@@ -85,7 +85,7 @@ class Store(abc.ABC):
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
         """Write a segment under a new name, which begins with any collection; return it."""
-        name = new_segment_name(collection)
+        name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
         self._put(INDEX, name, data)
         return name
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,11 +110,6 @@ def checked_name(folder: str, name: str) -> str:
     if not is_name(folder, name):
         raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
     return name
-
-
-def new_segment_name(collection: str) -> str:
-    """Return a unique segment name; it begins with the collection, unless that is empty."""
-    return checked_name(INDEX, f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment")
 
 
 def new_mark(store_id: str) -> bytes:

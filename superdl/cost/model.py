@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.cache.info import CacheInfo, combined
+from superdl.coordinator.cache import CacheInfo, combined
 from superdl.coordinator.core import footprint
 from superdl.super_wire.errors import ConfigError
 

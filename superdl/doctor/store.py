@@ -26,7 +26,7 @@ _LEFT_FREE = 0.1
 
 def check_store(case: Case) -> Finding:
     """Check that it can be used from here."""
-    from superdl.coordinator.store.opening import AUTO, NONE, chosen_store
+    from superdl.coordinator.store import AUTO, NONE, chosen_store
 
     if case.named_store.lower() == NONE:
         return skipped("SUPER_STORE=none turns it off", "a directory or s3://bucket/prefix turns it on")
@@ -73,7 +73,7 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _not_there_yet(address: str) -> Finding:
-    from superdl.coordinator.store.opening import read_only_reason
+    from superdl.coordinator.store import read_only_reason
 
     above = next(folder for folder in Path(address).parents if folder.is_dir())
     if why := read_only_reason(above):

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
-from superdl.coordinator.store.opening import AUTO, NONE
-from superdl.coordinator.store.room import StoredPack, to_prune
+from superdl.coordinator.store import (
+    AT_ONCE,
+    AUTO,
+    NONE,
+    StoredPack,
+    read_indexes,
+    read_segments,
+    threads,
+    to_prune,
+)
 from superdl.super_wire.errors import ConfigError, StoreError, StoreFormatError, StoreRefusedError
 from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
 

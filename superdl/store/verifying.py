@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.store.index import read_indexes, threads
+from superdl.coordinator.store import read_indexes, threads
 from superdl.store.contents import collection_name
 from superdl.super_wire.errors import RecordError, StoreError, StoreFormatError, StoreGoneError
 from superdl.super_wire.store import check_record

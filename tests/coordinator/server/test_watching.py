@@ -149,7 +149,7 @@ async def test_a_closed_job_is_told_of_as_it_was_and_a_broken_history_begins_aga
     assert (told.job, told.source, told.batches_read) == ("job", f"file://{source}", 1)
     assert (told.epoch, told.position) == (0, 1)
     assert told.opened_s <= told.closed_s
-    await coordinator.cache.keep_history(b"\xff" * 9)
+    await coordinator.cache.keep(HISTORY_KEY, b"\xff" * 9)
     again = JobHistory(coordinator.cache)
     await again.load()
     assert not again.jobs
