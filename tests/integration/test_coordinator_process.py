@@ -160,50 +160,30 @@ def test_sigterm_drains_while_functions_work(images):
             assert not client.exists("super:lock")
 
 
-def coordinator(*arguments):
-    command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-    )
-
-
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "code", "reason"),
     [
-        (["--cache", "redis://:secret@127.0.0.1"], "SUPER_CACHE_PASSWORD"),
-        (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
+        ("--cache redis://:secret@127.0.0.1", 2, "SUPER_CACHE_PASSWORD"),
+        ("--config /nowhere/coordinator.toml", 2, "/nowhere/coordinator.toml cannot be read"),
+        ("--listen {taken} --cache {free}", 2, "cannot listen on {taken}"),
+        ("--listen 127.0.0.1:{port} --cache {owned}", 1, "another coordinator owns the cache at {owned}"),
+        ("--listen 127.0.0.1:{port} --cache {filled}", 2, "use one version of SUPER and Pillow, or empty it"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(arguments, reason):
-    ended = coordinator(*arguments)
-    assert ended.returncode == 2
-    assert reason in ended.stderr.splitlines()[-1]
+def test_why_it_does_not_start_is_told(shared_stack, valkey, arguments, code, reason):
+    if "{filled}" in arguments:  # by functions that decode otherwise
+        with valkey.client() as client:
+            client.set("super:golden", "00" * 16)
+    caches = {"free": valkey.unix_url, "filled": valkey.unix_url, "owned": shared_stack.valkey.unix_url}
+    names = {"taken": shared_stack.address, "port": free_port(), **caches}
+    command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments.format(**names).split()]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+    assert ended.returncode == code
+    assert reason.format(**names) in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_what_cannot_be_listened_on_is_told(shared_stack, valkey):
-    ended = coordinator("--listen", shared_stack.address, "--cache", valkey.unix_url)
-    assert ended.returncode == 2
-    assert f"cannot listen on {shared_stack.address}" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert shared_stack.process is not None
-    assert shared_stack.process.poll() is None  # whose socket it is still runs
-
-
-def test_functions_that_decode_otherwise_than_the_cache_was_filled_are_refused(valkey):
-    with valkey.client() as client:
-        client.set("super:golden", "00" * 16)
-    ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", valkey.unix_url)
-    assert ended.returncode == 2
-    assert "use one version of SUPER and Pillow, or empty it" in ended.stderr
-
-
-def test_one_coordinator_owns_a_cache(shared_stack):
-    cache = shared_stack.valkey.unix_url
-    ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", cache)
-    assert ended.returncode == 1
-    assert "another coordinator" in ended.stderr
-    assert cache in ended.stderr
+    assert shared_stack.process.poll() is None  # whose socket and cache these are still runs
 
 
 def test_a_coordinator_that_lost_its_cache_to_another_ends(stack):

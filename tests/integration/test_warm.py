@@ -49,19 +49,6 @@ def pressed():
         yield running
 
 
-def plan(stack, source, *, side=SIDE, **order):
-    """What a coming job reads, in its order."""
-    dataset = SuperDataset(source, Recipe.image(resize=side, crop=side))
-    order = {"shuffle": True} | order
-    with SuperSampler(dataset, batch_size=10, coordinator=stack.address, **order) as sampler:
-        return list(sampler), dataset
-
-
-def there(stack, keys):
-    with stack.valkey.client() as client:
-        return [bool(client.exists(key)) for key in keys]
-
-
 def never_full(stack):
     with stack.valkey.client() as client:
         memory = client.info("memory")
@@ -127,8 +114,10 @@ def plan_presence(stack, source, *, seed):
     """What of an epoch's samples is there, in its order; seen before the asking changes it."""
     with stack.valkey.client() as client:
         found = set(client.keys("super:r1:*"))
-    refs, _ = plan(stack, source, side=LARGE, seed=seed)
-    return [key in found for ref in refs for key in cache_keys(ref.sample_ids)]
+    dataset = SuperDataset(source, Recipe.image(resize=LARGE, crop=LARGE))
+    order = {"batch_size": 10, "shuffle": True, "seed": seed}
+    with SuperSampler(dataset, coordinator=stack.address, **order) as sampler:
+        return [key in found for ref in sampler for key in cache_keys(ref.sample_ids)]
 
 
 @pytest.mark.slow

@@ -234,27 +234,22 @@ def answer(port):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [CLOSE_JOB, "/no.such/Method", "/grpc.health.v1.Health/Watch"],
+    ("path", "is_probe"),
+    [
+        (CLOSE_JOB, False),
+        ("/no.such/Method", False),
+        ("/grpc.health.v1.Health/Watch", False),
+        ("/grpc.health.v1.Health/Check", True),
+    ],
 )
-def test_strangers_are_refused_without_waiting_for_their_messages(serving_loop, path):
-    def use(port, _):
-        with HalfCalls(port) as strangers:
-            for _ in range(3):
-                strangers.begin(path, CALLS // 2)
-                strangers.until_ended(CALLS // 2)
-            assert answer(port)
-
-    serving(serving_loop, use, tokens=Tokens(TOKEN))
-
-
-def test_health_is_told_without_waiting_for_the_question(serving_loop):
+def test_strangers_are_answered_without_waiting_for_their_messages(serving_loop, path, is_probe):
     def use(*ports):
-        for port in ports:
+        for port in ports[: 1 + is_probe]:
             with HalfCalls(port) as strangers:
                 for _ in range(3):
-                    strangers.begin("/grpc.health.v1.Health/Check", CALLS // 2)
+                    strangers.begin(path, CALLS // 2)
                     strangers.until_ended(CALLS // 2)
+                assert is_probe or answer(port)
 
     serving(serving_loop, use, tokens=Tokens(TOKEN))
 
