@@ -19,7 +19,15 @@ from grpc_health.v1 import health_pb2
 
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.cancelling import HeldTasks
-from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
+from superdl.super_wire.errors import (
+    CacheError,
+    ConfigError,
+    CoordinatorTrustError,
+    ProtocolMismatchError,
+    SourceError,
+    SuperError,
+    UnknownJobError,
+)
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, socket_path
 
 if TYPE_CHECKING:
@@ -43,6 +51,18 @@ _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
+_ERROR_BYTES_MAX = 2000  # it travels in a header, which must be short
+
+
+_CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
+    (CoordinatorTrustError, grpc.StatusCode.UNAUTHENTICATED),
+    (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
+    (UnknownJobError, grpc.StatusCode.NOT_FOUND),
+    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
+    (SourceError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CacheError, grpc.StatusCode.FAILED_PRECONDITION),
+    (SuperError, grpc.StatusCode.INTERNAL),
+)
 
 
 class Health:
@@ -66,7 +86,7 @@ class Health:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that refuses calls without a token, and those with a malformed or late message."""
+    """An interceptor: refuses calls without a token or with a malformed or late message, and types errors."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
@@ -89,7 +109,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
             # For a unary handler grpc.aio would first wait for the call's message: strangers could hold
             # calls without one, and memory with many large ones. A stream's handler runs at once, and
             # this one reads nothing.
-            return grpc.stream_unary_rpc_method_handler(partial(_refuse, refusal))
+            return grpc.stream_unary_rpc_method_handler(partial(_refuse, CoordinatorTrustError(refusal)))
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # it has the right type
@@ -121,6 +141,8 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         begun_s = time.perf_counter()
         try:
             return await handler.unary_unary(request, context)
+        except SuperError as error:
+            await _refuse(error, None, context)
         finally:
             if self._called is not None:
                 self._called(name, time.perf_counter() - begun_s)
@@ -132,9 +154,11 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
             )
 
 
-async def _refuse(reason: str, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    named = ((ERROR_METADATA_KEY, CoordinatorTrustError.__name__),)
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason, named)
+async def _refuse(error: SuperError, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    # The message travels as the status's details, the error's class in the trailing metadata.
+    message = str(error).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
+    await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
 
 async def listen(

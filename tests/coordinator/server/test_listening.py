@@ -26,7 +26,6 @@ from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, Coordin
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S, serving
 from tests.fixtures.half_calls import HalfCalls
-from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey
 from tests.hostile.fuzz_wire import mutate
@@ -73,16 +72,6 @@ def listening_on(serving_loop, address):
     serving_loop.run(work())
 
 
-async def test_a_port_is_listened_on_alone(serving_loop):
-    address = f"127.0.0.1:{free_port()}"
-    server = await listen(address, CoordinatorServicer())
-    try:
-        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
-            await listen(address, CoordinatorServicer())
-    finally:
-        await server.stop(0)
-
-
 def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory):
     path = directory / "c.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -94,16 +83,21 @@ def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory)
 def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
     path, precious = directory / "c.sock", directory / "precious.txt"
     precious.write_text("mine")
-    with socket.socket(socket.AF_UNIX) as living:
+    with (
+        socket.socket(socket.AF_UNIX) as living,
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken,  # it would share its port
+    ):
         living.bind(str(path))
         living.listen()
-        for there, reason in (
-            (path, "somebody answers there"),
-            (precious, "which is no socket"),
-            (directory / "no" / "c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
+        port = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, reason in (
+            (f"unix:{path}", "somebody answers there"),
+            (f"unix:{precious}", "which is no socket"),
+            (f"unix:{directory}/no/c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
+            (port, f"cannot listen on {port}"),
         ):
             with pytest.raises(ConfigError, match=reason):
-                listening_on(serving_loop, f"unix:{there}")
+                listening_on(serving_loop, address)
         assert path.is_socket()
     assert precious.read_text() == "mine"
 

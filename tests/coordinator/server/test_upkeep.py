@@ -53,7 +53,9 @@ class Kept(NamedTuple):
     """An upkeep, and what it keeps."""
 
     upkeep: Upkeep
+    cache: Cache
     engine: Engine
+    reports: ReportReader
     outcomes: OutcomeReader
 
 
@@ -67,7 +69,7 @@ async def kept_at(address):
     upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
     try:
         await upkeep.once()
-        yield Kept(upkeep, engine, outcomes)
+        yield Kept(upkeep, cache, engine, reports, outcomes)
     finally:
         await engine.close()
         await cache.close()
