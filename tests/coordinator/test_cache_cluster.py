@@ -1,7 +1,5 @@
 """The coordinator's side of a real cluster, in plain text and by TLS: while slots move and nodes die, too."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A reply of the cache that is garbled, or another's, is a lost connection and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

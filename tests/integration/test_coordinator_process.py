@@ -2,8 +2,6 @@
 its size, a job that vanishes, settings, the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A coordinator that wants tokens: guarded by TLS too, as beyond loopback, and one that two teams share."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Secrets are in no log, no error and no answer: everything at its most talkative, while much goes wrong."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -3,8 +3,6 @@
 In a cold epoch records go to packs once, and the cache has pointers to them.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

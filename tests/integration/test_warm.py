@@ -2,8 +2,6 @@
 and where something bounds, breaks or interrupts it: money, time, killed parts.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The coordinator's side of a real cache: audits, deletions, tombstones, the lock, the budget, errors."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Read reports become events, and outcomes reach those who wait for them, once. Bad entries are skipped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

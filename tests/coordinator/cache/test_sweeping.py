@@ -1,7 +1,5 @@
 """What nobody accounts for is deleted from a real cache, and nothing else, whatever comes in between."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ports: any bytes and calls that begin and never go on hold nothing that others need."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import select

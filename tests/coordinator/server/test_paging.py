@@ -1,7 +1,5 @@
 """Pages of a plan: what fits, what is left out, and that batches are what the plan says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

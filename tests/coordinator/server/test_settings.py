@@ -1,7 +1,5 @@
 """Settings: which source wins, what is refused by name, and what is needed to be reached from elsewhere."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import logging

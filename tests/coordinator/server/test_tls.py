@@ -1,7 +1,5 @@
 """A coordinator's certificates: from files and from text, renewed while it serves, and wrong ones told."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import socket

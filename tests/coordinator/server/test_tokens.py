@@ -1,7 +1,5 @@
 """Which tokens are let in, also after their file has changed, and what a wrong caller hears."""
 
-from __future__ import annotations
-
 import logging
 
 import grpc

@@ -1,7 +1,5 @@
 """The log tells each change of state once; the history keeps what closed jobs did, also across a crash."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

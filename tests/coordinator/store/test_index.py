@@ -1,7 +1,5 @@
 """Segments of a store's index: they come back, and what is broken or lies is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

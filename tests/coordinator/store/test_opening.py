@@ -1,7 +1,5 @@
 """Which store there is: named, none, or the user's own where that is on a disk of this machine with room."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

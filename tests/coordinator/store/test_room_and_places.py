@@ -1,7 +1,5 @@
 """Room in a store: never the last tenth of a disk, what goes first, and what stays."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
