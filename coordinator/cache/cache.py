@@ -21,7 +21,6 @@ from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigE
 from superdl.super_wire.ids import ID_BYTES, split_ids
 from superdl.super_wire.keys import (
     FINGERPRINT_KEY,
-    HISTORY_KEY,
     LOCK_KEY,
     RECORD_PREFIX,
     SPENT_KEY,
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.cache.nodes import Words
-
-__all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
 
 # Added to a record's length if the record is a pointer into the store.
 A_POINTER = 2**40
@@ -167,7 +164,7 @@ class Cache:
     @_as_asked
     async def fingerprint(self) -> str:
         """Return the decoder fingerprint of this cache's records; empty if none is recorded."""
-        agreed = string(await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY) or b"")
+        agreed = await self.kept(FINGERPRINT_KEY)
         if agreed and not _DIGEST.fullmatch(agreed):
             raise ValueError(f"{agreed!r} is no digest")
         return agreed.decode()
@@ -182,14 +179,10 @@ class Cache:
             return digest, True
         return agreed or await self.fingerprint(), False
 
-    async def replace_fingerprint(self, digest: str) -> None:
-        """Replace the decoder fingerprint of this cache."""
-        await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest)
-
     @_as_asked
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
         """Return what earlier coordinators spent, in all and by team; ``ConfigError`` if invalid."""
-        written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
+        written = await self.kept(SPENT_KEY) or b"0"
         try:
             spent = json.loads(written)
             # A plain number, too: the error below asks the user for one.
@@ -207,17 +200,16 @@ class Cache:
 
     async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
         """Record the spending for future coordinators."""
-        spent = json.dumps({"usd": usd, "teams": dict(by_team)})
-        await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, spent)
+        await self.keep(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
 
     @_as_asked
-    async def history(self) -> bytes:
-        """Return the last value given to :meth:`keep_history`; empty if none."""
-        return string(await self._nodes.one(HISTORY_KEY, "GET", HISTORY_KEY) or b"")
+    async def kept(self, key: bytes) -> bytes:
+        """Return the last value given to :meth:`keep` under this key; empty if none."""
+        return string(await self._nodes.one(key, "GET", key) or b"")
 
-    async def keep_history(self, told: bytes) -> None:
-        """Record what jobs did for future coordinators."""
-        await self._nodes.one(HISTORY_KEY, "SET", HISTORY_KEY, told)
+    async def keep(self, key: bytes, value: bytes) -> None:
+        """Record something small for future coordinators."""
+        await self._nodes.one(key, "SET", key, value)
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:

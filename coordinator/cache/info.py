@@ -10,8 +10,6 @@ from superdl.coordinator.core import headroom_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CacheInfo", "CacheLoad", "combined"]
-
 _UNLIMITED_SHARE = 0.25
 # Usable share of a node's maxmemory in a cluster: a node may get 5% too many records.
 _SPREAD_SHARE = 0.95

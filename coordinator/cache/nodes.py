@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.cache import Credentials, SlotMap
 
-__all__ = ["CacheNodes", "Master", "Words", "string"]
-
 Words: TypeAlias = "tuple[bytes | str | int, ...]"
 
 _CALLS_MAX = 64

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.nodes import CacheNodes, Words
     from superdl.super_wire.request import Answer
 
-__all__ = ["OutcomeReader", "ReportReader", "Streams"]
-
 _log = logging.getLogger(__name__)
 
 # Streams expire unless renewed: a coordinator that never comes back leaves nothing behind.

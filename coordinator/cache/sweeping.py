@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.cache import Cache
     from superdl.coordinator.catalog.dataset import Dataset
 
-__all__ = ["HeldIds", "Ids", "Sweep", "known_ids", "strangers_among"]
-
 _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.coordinator.server.tokens import Tokens
 
-__all__ = ["Doors", "Reception"]
-
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0
@@ -124,7 +122,7 @@ class Doors:
         self._stack.callback(self._close)
 
     def _close(self) -> None:
-        self._health.end()
+        self._health.serves = False
         # Before their service ends.
         self._reception.service = None
         for workers in self._all_workers.values():
@@ -133,7 +131,7 @@ class Doors:
 
     async def _listen(self) -> None:
         self._is_open = True
-        server, _ = await listen(
+        server = await listen(
             self._settings.listen,
             self._reception,
             tls=self._tls,

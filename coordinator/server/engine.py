@@ -35,8 +35,8 @@ from superdl.coordinator.core import (
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
-from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store.keeper import StoreKeeper
+from superdl.coordinator.store.opening import StoreChoice
 from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import (
     CacheError,
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.super_wire.request import PrefetchResult
-
-__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,18 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from superdl.coordinator.server.tokens import HEALTH_SERVICE, TokenInterceptor
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.protocol import socket_path
+from superdl.super_wire.cancelling import HeldTasks
+from superdl.super_wire.errors import (
+    CacheError,
+    ConfigError,
+    CoordinatorTrustError,
+    ProtocolMismatchError,
+    SourceError,
+    SuperError,
+    UnknownJobError,
+)
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,10 +36,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.tokens import Tokens
     from superdl.coordinator.server.trust import ServerTls
 
-__all__ = ["Health", "connections_that_fit", "listen", "listen_for_health", "raise_limit_of_open_files"]
-
 _log = logging.getLogger(__name__)
 
+_HEALTH_SERVICE = "grpc.health.v1.Health"
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
@@ -44,6 +51,18 @@ _MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
+_ERROR_BYTES_MAX = 2000  # it travels in a header, which must be short
+
+
+_CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
+    (CoordinatorTrustError, grpc.StatusCode.UNAUTHENTICATED),
+    (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
+    (UnknownJobError, grpc.StatusCode.NOT_FOUND),
+    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
+    (SourceError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CacheError, grpc.StatusCode.FAILED_PRECONDITION),
+    (SuperError, grpc.StatusCode.INTERNAL),
+)
 
 
 class Health:
@@ -52,10 +71,6 @@ class Health:
     def __init__(self) -> None:
         self.serves = True
 
-    def end(self) -> None:
-        """Report from now on that the server does not serve."""
-        self.serves = False
-
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for a grpc.aio server."""
         # No message is read: a client that sends a large one, or only its beginning, ties
@@ -63,49 +78,54 @@ class Health:
         check = grpc.stream_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
-        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check})
+        return grpc.method_handlers_generic_handler(_HEALTH_SERVICE, {"Check": check})
 
     async def _check(self, _: Any, __: grpc.aio.ServicerContext[Any, Any]) -> health_pb2.HealthCheckResponse:
         answer = health_pb2.HealthCheckResponse
         return answer(status=answer.SERVING if self.serves else answer.NOT_SERVING)
 
 
-class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that ends unary calls whose message is malformed or later than ``timeout_s``."""
+class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
+    """An interceptor: refuses calls without a token or with a malformed or late message, and types errors."""
 
-    def __init__(self, timeout_s: float, called: Callable[[str, float], None] | None) -> None:
+    def __init__(
+        self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
+    ) -> None:
+        self._tokens = tokens
         self._timeout_s = timeout_s
         self._called = called
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = HeldTasks("port")
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
+        name = str(handler_call_details.method)
+        # Probes have no token, and learn only whether it serves.
+        tokens = None if name == f"/{_HEALTH_SERVICE}/Check" else self._tokens
+        shown = handler_call_details.invocation_metadata
+        if tokens is not None and (refusal := tokens.refusal(shown)):
+            # For a unary handler grpc.aio would first wait for the call's message: strangers could hold
+            # calls without one, and memory with many large ones. A stream's handler runs at once, and
+            # this one reads nothing.
+            return grpc.stream_unary_rpc_method_handler(partial(_refuse, CoordinatorTrustError(refusal)))
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # it has the right type
-        method = handler.unary_unary
-        if self._called is not None:
-            method = _timed(method, partial(self._called, str(handler_call_details.method)))
         # grpc.aio would wait for the message as long as the caller likes, and write a traceback
         # for malformed bytes. So take each call as a stream of bytes, and read one message.
         return grpc.stream_unary_rpc_method_handler(
-            partial(self._answer, method, handler.request_deserializer or bytes),
-            None,
-            handler.response_serializer,
+            partial(self._answer, handler, name), None, handler.response_serializer
         )
 
     async def _answer(
-        self,
-        method: Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]],
-        read: Callable[[bytes], Any],
-        _: Any,
-        context: grpc.aio.ServicerContext[Any, Any],
+        self, handler: Any, name: str, _: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         # A cancelled read leaves gRPC writing to freed memory: end the call, which ends the read.
-        limit = asyncio.get_running_loop().call_later(self._timeout_s, self._end, context)
+        limit = asyncio.get_running_loop().call_later(
+            self._timeout_s, lambda: self._ending.start(self._abort(context))
+        )
         try:
             message = await context.read()
         finally:
@@ -113,17 +133,19 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # unknown to the stubs
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without its message")
         try:
-            request = read(message)
+            request = (handler.request_deserializer or bytes)(message)
         except DecodeError as error:
             about = {"cause": "malformed call"}
             _log.warning("a call's message of %d bytes is malformed: %s", len(message), error, extra=about)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the call's message is malformed: {error}")
-        return await method(request, context)
-
-    def _end(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        ending = asyncio.get_running_loop().create_task(self._abort(context))
-        self._ending.add(ending)  # the loop itself holds tasks weakly
-        ending.add_done_callback(self._ending.discard)
+        begun_s = time.perf_counter()
+        try:
+            return await handler.unary_unary(request, context)
+        except SuperError as error:
+            await _refuse(error, None, context)
+        finally:
+            if self._called is not None:
+                self._called(name, time.perf_counter() - begun_s)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
@@ -132,17 +154,11 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             )
 
 
-def _timed(
-    method: Callable[[Any, Any], Awaitable[Any]], called: Callable[[float], None]
-) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def call(request: Any, context: Any) -> Any:
-        begun_s = time.perf_counter()
-        try:
-            return await method(request, context)
-        finally:
-            called(time.perf_counter() - begun_s)
-
-    return call
+async def _refuse(error: SuperError, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    # The message travels as the status's details, the error's class in the trailing metadata.
+    message = str(error).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
+    await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
 
 async def listen(
@@ -153,7 +169,7 @@ async def listen(
     tokens: Tokens | None = None,
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
-) -> tuple[grpc.aio.Server, Health]:
+) -> grpc.aio.Server:
     """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on.
 
     Callers need one of ``tokens``, if given. ``called`` gets each answered call's
@@ -166,18 +182,14 @@ async def listen(
             ("grpc.max_send_message_length", _REPLY_BYTES_MAX),
             ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION_MAX),
         ),
-        interceptors=[
-            *([TokenInterceptor(tokens)] if tokens is not None else []),
-            _MessageDeadline(_MESSAGE_TIMEOUT_S, called),
-        ],
+        interceptors=[_Guard(tokens, _MESSAGE_TIMEOUT_S, called)],
         maximum_concurrent_rpcs=_CALLS_MAX,
     )
-    health = health or Health()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
-    server.add_generic_rpc_handlers((health.handler(),))
+    server.add_generic_rpc_handlers(((health or Health()).handler(),))
     _add_port(server, address, tls)
     await server.start()
-    return server, health
+    return server
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:

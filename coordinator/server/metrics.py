@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["EMF_PAUSE_S", "METRICS", "EmfLines", "Metric", "Metrics"]
+_Row: TypeAlias = "tuple[str, tuple[str, ...], float]"
 
 # Labels are bounded: no sample has one, and only the busiest jobs have names.
 JOBS_NAMED = 50
@@ -46,9 +46,12 @@ class Metric(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     help: str
+    # Its field in the statistics of an executor, a team or the cache, if it is one of those.
+    field: str = ""
 
 
-# Name, kind, labels, help. "job" is not used as a label: Prometheus gives that to its targets.
+# Name, kind, labels, field of the statistics, help. "job" is not used as a label: Prometheus gives that
+# to its targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
 super_samples_read_total counter job_name place | Samples found at the first look in cache or store, or not.
@@ -69,39 +72,39 @@ super_job_usd gauge job_name | A job's share of the dollars spent; it moves as o
 super_jobs gauge state | Jobs that read, or have lapsed: no sign of life lately.
 super_ranks gauge state | Ranks of open jobs, likewise.
 super_requests_total counter executor outcome | Requests that ended: answered, or by the kind of failure.
-super_requests_in_flight gauge executor | Requests that functions work on, or that wait for one.
-super_concurrency_wanted gauge executor | Requests at once that the settings allow.
-super_concurrency_had gauge executor | Requests at once that the executor takes now.
-super_executor_trouble gauge executor | 1 while `superdl stats` names a trouble of it.
-super_executor_samples_total counter executor | Samples that an executor produced.
-super_executor_usd_total counter executor | Dollars billed for its requests.
+super_requests_in_flight gauge executor = in_flight | Requests that functions work on, or that wait for one.
+super_concurrency_wanted gauge executor = capacity | Requests at once that the settings allow.
+super_concurrency_had gauge executor = concurrency | Requests at once that the executor takes now.
+super_executor_trouble gauge executor = trouble | 1 while `superdl stats` names a trouble of it.
+super_executor_samples_total counter executor = samples | Samples that an executor produced.
+super_executor_usd_total counter executor = usd | Dollars billed for its requests.
 super_cold_starts_total counter executor | Answers of functions that had to start.
 super_cold_start_seconds_total counter executor | Seconds until those functions began.
 super_workers gauge executor state | Workers that are connected: at work, or waiting with another decoder.
 super_slot_failures_total counter executor kind | What befell workers' slots: crashed, timed_out, restarted.
-super_team_share gauge team | A team's share of requests and cache; no team is "-".
-super_team_requests_in_flight gauge team | Requests that functions work on for a team's jobs.
-super_team_requests_total counter team | Requests made for a team's jobs.
-super_team_usd_total counter team | Dollars that a team's requests have cost, before a restart too.
-super_team_stopped gauge team | 1 while a team may spend no more, else 0.
-super_cache_budget_bytes gauge | Memory of the cache for records.
-super_cache_resident_bytes gauge | Memory that records take.
-super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
-super_cache_needed_bytes gauge | The budget with which nothing would be dropped.
-super_cache_trouble gauge | 1 while the cache does not answer.
+super_team_share gauge team = share | A team's share of requests and cache; no team is "-".
+super_team_requests_in_flight gauge team = in_flight | Requests that functions work on for a team's jobs.
+super_team_requests_total counter team = requests | Requests made for a team's jobs.
+super_team_usd_total counter team = usd | Dollars that a team's requests have cost, before a restart too.
+super_team_stopped gauge team = stopped | 1 while a team may spend no more, else 0.
+super_cache_budget_bytes gauge = budget_bytes | Memory of the cache for records.
+super_cache_resident_bytes gauge = resident_bytes | Memory that records take.
+super_cache_free_bytes gauge = free_bytes | Memory that is free; below 0 under pressure.
+super_cache_needed_bytes gauge = needed_bytes | The budget with which nothing would be dropped.
+super_cache_trouble gauge = cache_trouble | 1 while the cache does not answer.
 super_cache_fullest_node_ratio gauge | Share of its memory that the fullest node uses.
 super_cache_busiest_node_ratio gauge | Share of a core that the busiest node's main thread uses.
 super_cache_evicted_keys_total counter | Keys that nodes dropped of their own accord.
 super_cache_samples gauge state | Samples that are resident, or in flight.
-super_cache_dropped_samples_total counter | Samples dropped to make room.
-super_cache_reproduced_samples_total counter | Of those, samples produced again.
-super_cache_thrashing gauge | 1 while samples are dropped and soon produced again.
-super_store_used_bytes gauge | Bytes of all packs in the store.
-super_store_room_bytes gauge | Bytes that packs may take; 0: no bound.
-super_store_packs gauge | Packs in the store.
-super_store_trouble gauge | 1 while `superdl stats` names a trouble of the store.
+super_cache_dropped_samples_total counter = dropped_samples | Samples dropped to make room.
+super_cache_reproduced_samples_total counter = reproduced_samples | Of those, samples produced again.
+super_cache_thrashing gauge = thrashing | 1 while samples are dropped and soon produced again.
+super_store_used_bytes gauge = store_used_bytes | Bytes of all packs in the store.
+super_store_room_bytes gauge = store_room_bytes | Bytes that packs may take; 0: no bound.
+super_store_packs gauge = store_packs | Packs in the store.
+super_store_trouble gauge = store_trouble | 1 while `superdl stats` names a trouble of the store.
 super_usd_total counter kind | Dollars spent since the start, by what was paid for.
-super_usd_per_hour gauge | Dollars spent in the last minute, as an hour's.
+super_usd_per_hour gauge = usd_per_hour | Dollars spent in the last minute, as an hour's.
 super_spending_limited gauge | 1 near a cap on spending, 2 at the cap, else 0.
 super_listings gauge | Sources that are being listed.
 super_listing_samples gauge | Samples that those listings have found so far.
@@ -109,11 +112,16 @@ super_warnings_total counter part | Warnings and errors, written or counted, by 
 super_call_seconds histogram method | Seconds to answer a call; GetDataset waits.
 super_build_info gauge version | Always 1; the label names SUPER's version.
 """
-_ROWS = [line.partition(" | ") for line in _LIST.strip().splitlines()]
-METRICS = tuple(
-    Metric(name, kind, tuple(labels), text)
-    for (name, kind, *labels), text in ((head.split(), text) for head, _, text in _ROWS)
-)
+
+
+def _listed(line: str) -> Metric:
+    head, _, text = line.partition(" | ")
+    declared, _, field = head.partition(" = ")
+    name, kind, *labels = declared.split()
+    return Metric(name, kind, tuple(labels), text, field)
+
+
+METRICS = tuple(map(_listed, _LIST.strip().splitlines()))
 
 
 # A job's counters: the metric, and the job's attribute, after the other label's value if any.
@@ -168,7 +176,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         call_metric = {metric.name: metric for metric in METRICS}["super_call_seconds"]
         self._calls = Histogram(
-            *call_metric[::3], call_metric.labels, buckets=CALL_S, registry=self._registry
+            call_metric.name, call_metric.help, call_metric.labels, buckets=CALL_S, registry=self._registry
         )
 
     def called(self, method: str, took_s: float) -> None:
@@ -187,9 +195,9 @@ class Metrics:
         """Yield all metric families, for the registry."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        rows = (self._of_jobs(), self._of_executors(), self._of_teams(), self._of_the_rest())
+        teams = (_fields(stats, ("team",), (stats.name or "-",)) for stats in team_stats(self._engine.core))
         values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
-        for name, labels, value in chain.from_iterable(rows):
+        for name, labels, value in chain(self._of_jobs(), self._of_executors(), *teams, self._of_the_rest()):
             values[name].append((labels, value))
         for metric in METRICS:
             kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -199,7 +207,7 @@ class Metrics:
                     family.add_metric(labels, value)
                 yield family
 
-    def _of_jobs(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def _of_jobs(self) -> Iterator[_Row]:
         core = self._engine.core
         jobs = core.jobs
         # A job keeps its name until it closes or lapses.
@@ -232,7 +240,7 @@ class Metrics:
         yield from _states("super_jobs", [job.lapsed for job in jobs])
         yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])
 
-    def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def _of_executors(self) -> Iterator[_Row]:
         core = self._engine.core
         members = core.state.fleet.executors
         for stats, member, executor in zip(
@@ -242,12 +250,7 @@ class Metrics:
             name = (stats.name if member.decodes else f"{stats.name} (store)",)
             for outcome in _OUTCOMES:
                 yield "super_requests_total", (*name, outcome), member.outcomes[outcome]
-            yield "super_requests_in_flight", name, stats.in_flight
-            yield "super_concurrency_wanted", name, stats.capacity
-            yield "super_concurrency_had", name, stats.concurrency
-            yield "super_executor_trouble", name, bool(stats.trouble)
-            yield "super_executor_samples_total", name, stats.samples
-            yield "super_executor_usd_total", name, stats.usd
+            yield from _fields(stats, ("executor",), name)
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
             waiting = sum(worker.waits for worker in executor.made.connected)
@@ -256,31 +259,15 @@ class Metrics:
             for kind, count in executor.made.slot_failures.items():
                 yield "super_slot_failures_total", (*name, kind), count
 
-    def _of_teams(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        for stats in team_stats(self._engine.core):
-            team = (stats.name or "-",)
-            yield "super_team_share", team, stats.share
-            yield "super_team_requests_in_flight", team, stats.in_flight
-            yield "super_team_requests_total", team, stats.requests
-            yield "super_team_usd_total", team, stats.usd
-            yield "super_team_stopped", team, stats.stopped
-
-    def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def _of_the_rest(self) -> Iterator[_Row]:
         engine = self._engine
         stats = cache_stats(engine)
-        for name in ("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "thrashing"):
-            yield f"super_cache_{name}", (), getattr(stats, name)
-        yield "super_cache_trouble", (), bool(stats.cache_trouble)
+        yield from _fields(stats, (), ())
         yield "super_cache_fullest_node_ratio", (), engine.cache_load.fullest_share
         yield "super_cache_busiest_node_ratio", (), engine.cache_load.busiest_share
         yield "super_cache_evicted_keys_total", (), engine.cache_load.evicted_keys
         yield "super_cache_samples", ("resident",), stats.resident_samples
         yield "super_cache_samples", ("in_flight",), stats.in_flight_samples
-        yield "super_cache_dropped_samples_total", (), stats.dropped_samples
-        yield "super_cache_reproduced_samples_total", (), stats.reproduced_samples
-        for name in ("used_bytes", "room_bytes", "packs"):
-            yield f"super_store_{name}", (), getattr(stats, f"store_{name}")
-        yield "super_store_trouble", (), bool(stats.store_trouble)
         costs = engine.core.state.ledger.spent()
         for kind in costs.__slots__:
             if kind == "earlier_usd":  # already counted by the series before the restart
@@ -288,7 +275,6 @@ class Metrics:
             # Sums in a different order differ in the last digit, and a counter must never fall.
             usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
             yield "super_usd_total", (kind.removesuffix("_usd"),), usd
-        yield "super_usd_per_hour", (), stats.usd_per_hour
         yield "super_spending_limited", (), list(Spending).index(Spending(stats.spending))
         listings = {
             id(dataset.listing): dataset.listing for dataset in engine.datasets if not dataset.listing.ended
@@ -301,7 +287,15 @@ class Metrics:
         yield "super_build_info", (installed_version(),), 1
 
 
-def _states(name: str, lapsed: list[bool]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
+    """Yield the figures that are fields of these statistics; a text counts as 1 if there is any."""
+    for metric in METRICS:
+        if metric.field and metric.labels == labels:
+            value = getattr(stats, metric.field)
+            yield metric.name, values, bool(value) if isinstance(value, str) else value
+
+
+def _states(name: str, lapsed: list[bool]) -> Iterator[_Row]:
     yield name, ("reading",), len(lapsed) - sum(lapsed)
     yield name, ("lapsed",), sum(lapsed)
 

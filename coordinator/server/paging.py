@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.messages import RecordPlaces
     from superdl.coordinator.store.places import Places
 
-__all__ = [
-    "Occurrence",
-    "Orders",
-    "PlannedBatches",
-    "check_job_id",
-    "check_place",
-    "page_of",
-    "places_fit",
-    "samples_from",
-]
-
 _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
 _KEY_BYTES = 4

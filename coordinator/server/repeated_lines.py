@@ -15,8 +15,6 @@ from superdl.super_wire.redaction import counted, shown_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINE_FORMATS", "PARTS", "RepeatedLines", "Warned", "tell_counts", "warn_of_samples", "warned_of"]
-
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0

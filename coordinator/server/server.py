@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["Holders", "serve"]
-
 _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
@@ -136,7 +134,7 @@ async def _start(
 ) -> tuple[Engine, _Steps]:
     """Start everything, the ports last, on the stack; return steps to repeat, with pauses in seconds."""
     warn_if_insecure(settings)
-    facts = _facts(settings)  # report mistakes in prices at once
+    _facts(settings)  # report mistakes in prices at once
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
@@ -164,7 +162,7 @@ async def _start(
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
-        _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
+        _core_settings(settings, info, _facts(settings, doors.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
     )
     engine = Engine(
@@ -265,30 +263,22 @@ async def _follow(
         raise DecoderReplacedError(successor)
 
 
-def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
+def _facts(settings: Settings, workers: Workers | None = None) -> tuple[ExecutorFacts, ...]:
+    """Return the executors' facts; ``workers`` that are connected see the store if all of them do."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices
 
         prices_of = load_prices(settings.prices).of
-    classes = executor_classes(settings.executors)
-    facts = [
-        ExecutorFacts(cls.name, prices_of(cls.name), sees_store=cls.sees_store(settings, store))
-        for cls in classes
-    ]
+    facts = []
+    for cls in executor_classes(settings.executors):
+        all_see = cls is WorkersExecutor and workers is not None and workers.all_see_store
+        sees_store = all_see or cls.sees_store(settings, store)
+        facts.append(ExecutorFacts(cls.name, prices_of(cls.name), sees_store=sees_store))
     for executor, _ in settings.store_only:  # their machines' hours are already counted
         of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))
     return tuple(facts)
-
-
-def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[ExecutorFacts, ...]:
-    """Mark workers as seeing the store, if all connected ones do."""
-    if workers is None or not workers.all_see_store:
-        return facts
-    return tuple(
-        replace(each, sees_store=True) if each.name == WorkersExecutor.name else each for each in facts
-    )
 
 
 def _core_settings(

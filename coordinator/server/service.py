@@ -1,13 +1,10 @@
-"""The gRPC service: checks requests, calls the engine, maps errors to statuses; each call is idempotent."""
+"""The gRPC service: checks requests and calls the engine; each call is idempotent, or raises a SuperError."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import grpc
 
 from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
 from superdl.coordinator.server.paging import (
@@ -26,22 +23,22 @@ from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import (
-    CacheError,
     ConfigError,
     CoordinatorError,
     PlanError,
     ProtocolMismatchError,
     SourceError,
-    SuperError,
     UnknownJobError,
 )
 from superdl.super_wire.ids import ID_BYTES, checked_naming
 from superdl.super_wire.labels import checked_classes
-from superdl.super_wire.protocol import ERROR_METADATA_KEY, MAX_REPLY_BYTES, PROTOCOL_VERSION
+from superdl.super_wire.protocol import MAX_REPLY_BYTES, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
+
+    import grpc
 
     from superdl.coordinator.cache.streams import ReportReader
     from superdl.coordinator.catalog.dataset import Dataset
@@ -51,46 +48,17 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.coordinator.server.tokens import Tokens
 
-__all__ = ["CoordinatorService"]
-
 _MAX_WAIT_S = 20.0
 _MAX_COUNT = 1024
 _STORIES_MAX = 16
 _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
-_MAX_MESSAGE = 2000  # bytes; an error travels in a header, which must be short
 _MAX_RANKS = 100_000  # of all jobs together
 _MAX_TEXT = 65_536
 _MAX_BATCH_IDS = 4096
 _MAX_JOBS_TOLD = 1024
 
-_CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
-    (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
-    (UnknownJobError, grpc.StatusCode.NOT_FOUND),
-    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
-    (SourceError, grpc.StatusCode.FAILED_PRECONDITION),
-    (CacheError, grpc.StatusCode.FAILED_PRECONDITION),
-    (SuperError, grpc.StatusCode.INTERNAL),
-)
-
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
-
-def _typed_errors(
-    method: Callable[[Any, Any, _Context], Awaitable[Any]],
-) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
-    @wraps(method)
-    async def call(self: CoordinatorService, request: Any, context: _Context) -> Any:
-        try:
-            return await method(self, request, context)
-        except SuperError as error:
-            code = next(code for kind, code in _CODES if isinstance(error, kind))
-            # The message travels as the status's details, the error's class in the
-            # trailing metadata.
-            message = str(error).encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
-            await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
-
-    return call
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -118,7 +86,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._planned, self._orders = PlannedBatches(), Orders()
         self._watch = watch or Watch(engine)
 
-    @_typed_errors
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
         """Start listing a source, or find it already listed."""
         if request.protocol_version != PROTOCOL_VERSION:
@@ -136,19 +103,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dataset = self._datasets.register(*place, naming, classes, renew=request.renew)
         return await self._described(dataset, listed=0, wait_s=0.5)  # most are listed by then
 
-    @_typed_errors
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
         """Return the progress of a listing, after a bounded wait for news."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
-    @_typed_errors
     async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
         """Return a part of a listed dataset's labels, and keys."""
         catalog = self._dataset(request.dataset_id).catalog
         return samples_from(catalog, request.start, with_keys=request.with_keys)
 
-    @_typed_errors
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
         """Open a job or add a rank to it, unless both exist already."""
         check_job_id(request.job)
@@ -206,13 +170,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             store_id=store_id,
         )
 
-    @_typed_errors
     async def SendOrder(self, request: pb.OrderPart, context: _Context) -> pb.OrderReceived:
         """Keep a part of an order until its job is opened."""
         check_job_id(request.job)
         return pb.OrderReceived(indices=await asyncio.to_thread(self._orders.add, request))
 
-    @_typed_errors
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
         """Return a page of the plan, with status."""
         job = self._job(request.job)
@@ -241,7 +203,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._engine.post(BatchesAsked(*span, sees_store=sees_store))
         return page
 
-    @_typed_errors
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
         """Have a job fill the cache or the store; return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
@@ -254,7 +215,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))
         return filling(self._core, job, self._datasets[job.dataset])
 
-    @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
         """Return the status of batches; sample by sample while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
@@ -270,7 +230,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reply.statuses.append(status)
         return reply
 
-    @_typed_errors
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
         """Close a rank; the job ends with its last one."""
         check_job_id(request.job)
@@ -285,7 +244,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._reports.leave(request.job)
         return pb.CloseJobReply(closed=known)
 
-    @_typed_errors
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
         """Return statistics of jobs and of the cache."""
         core = self._core

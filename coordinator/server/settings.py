@@ -15,7 +15,7 @@ from superdl.coordinator.executors.base import ExecutorContext, check_settings, 
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from superdl.coordinator.executors.workers import StoreWorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
-from superdl.coordinator.store import AUTO, StoreChoice, chosen_store
+from superdl.coordinator.store.opening import AUTO, StoreChoice, chosen_store
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, executor_names
 from superdl.super_wire.protocol import socket_path
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import Executor
-
-__all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {

@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
 
-__all__ = [
-    "batch_status",
-    "cache_stats",
-    "coordinating",
-    "executor_prices",
-    "executor_stats",
-    "filling",
-    "job_stats",
-    "stats",
-    "team_stats",
-]
-
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
 _TOLD_FAILURES = 20

@@ -7,24 +7,21 @@ import hmac
 import logging
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from superdl.coordinator.core import NO_TEAM, Team
 from superdl.coordinator.server.trust import file_stamp
 from superdl.super_wire.credentials import read_tokens, tokens_given
-from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
-from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Iterable, Sequence
+
+    import grpc
 
     from superdl.super_wire.credentials import Token
 
-__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "is_named", "team_of"]
-
 _log = logging.getLogger(__name__)
 
-HEALTH_SERVICE = "grpc.health.v1.Health"
 _SCHEME = "Bearer "
 _DIGITS_MAX = 10
 
@@ -66,6 +63,13 @@ class Tokens:
     def accept(self, presented: str) -> bool:
         """Return whether this token is accepted; takes as long for one that nearly is."""
         return self._team(presented) is not None
+
+    def refusal(self, metadata: Iterable[tuple[str, Any]]) -> str:
+        """Return why a call with this metadata is refused; empty if it shows an accepted token."""
+        shown = [str(value) for key, value in metadata if key == TOKEN_METADATA_KEY]
+        if len(shown) != 1 or not shown[0].startswith(_SCHEME):
+            return _MISSING
+        return "" if self.accept(shown[0].removeprefix(_SCHEME)) else _WRONG
 
     def team(self, presented: str) -> str:
         """Return a token's team; :data:`NO_TEAM` if it names none, or is not accepted."""
@@ -132,45 +136,6 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
     except ValueError:
         reason = "share and max_usd are numbers, priority is a whole one"
         raise ConfigError(f"{origin}: team {team[:64]}: {reason}") from None
-
-
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that rejects missing and wrong tokens."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Pass the call on, or answer it with UNAUTHENTICATED."""
-        # Probes have no token, and learn only whether it serves.
-        if str(handler_call_details.method) == f"/{HEALTH_SERVICE}/Check":
-            return await continuation(handler_call_details)
-        shown = [
-            value for key, value in handler_call_details.invocation_metadata if key == TOKEN_METADATA_KEY
-        ]
-        if len(shown) != 1 or not str(shown[0]).startswith(_SCHEME):
-            return _TURN_AWAY[_MISSING]
-        if not self._tokens.accept(str(shown[0])[len(_SCHEME) :]):
-            return _TURN_AWAY[_WRONG]
-        return await continuation(handler_call_details)
-
-
-def _turning_away(message: str) -> grpc.RpcMethodHandler[Any, Any]:
-    async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED, message, ((ERROR_METADATA_KEY, CoordinatorTrustError.__name__),)
-        )
-
-    # For a unary handler grpc.aio would first wait for the call's message: strangers could hold calls without
-    # one, and memory with many large ones. A stream's handler runs at once, and this one reads nothing.
-    return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-_TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
 
 
 def _digest(token: str) -> bytes:

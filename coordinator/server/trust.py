@@ -22,15 +22,6 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import host_and_port, socket_path
 from superdl.super_wire.source_url import parse_http_hosts
 
-__all__ = [
-    "ServerTls",
-    "TrustSettings",
-    "check_listen_address",
-    "file_stamp",
-    "leaves_this_machine",
-    "warn_if_insecure",
-]
-
 _log = logging.getLogger(__name__)
 
 _PEM = "-----BEGIN "

@@ -16,6 +16,7 @@ from superdl.coordinator.core import CacheEvicted, CacheGrew, CacheReset, CacheR
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import FINGERPRINT_KEY
 
 if TYPE_CHECKING:
     from superdl.coordinator.cache.cache import Cache
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.executors.manager import ExecutorManager
     from superdl.coordinator.server.engine import Engine
-
-__all__ = ["DecoderReplacedError", "Upkeep", "agree_on_fingerprint", "take_over", "warm_and_take_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.replace_fingerprint(digest)  # last: it matches even if this ends
+    await cache.keep(FINGERPRINT_KEY, digest.encode())  # last: it matches even if this ends
     return True
 
 

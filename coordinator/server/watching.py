@@ -13,6 +13,7 @@ from superdl.coordinator.server.repeated_lines import tell_counts
 from superdl.coordinator.server.statistics import job_stats
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError
+from superdl.super_wire.keys import HISTORY_KEY
 from superdl.super_wire.redaction import counted, some_of
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.cache import Cache
     from superdl.coordinator.core import ExecutorState, Job
     from superdl.coordinator.server.engine import Engine
-
-__all__ = ["HISTORY_PAUSE_S", "JobHistory", "Watch", "read_history"]
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +180,7 @@ class JobHistory:
         """Load the history left by earlier coordinators of this cache."""
         if self._cache is not None:
             try:
-                jobs = read_history(await self._cache.history())
+                jobs = read_history(await self._cache.kept(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
                 _log.warning("the history of jobs begins again, what the cache holds is none: %s", error)
@@ -191,9 +190,8 @@ class JobHistory:
         if self._cache is not None and self._changed:
             self._changed = False
             try:
-                await self._cache.keep_history(
-                    pb.JobStatsList(history=self.jobs.values()).SerializeToString()
-                )
+                told = pb.JobStatsList(history=self.jobs.values()).SerializeToString()
+                await self._cache.keep(HISTORY_KEY, told)
             except CacheError:  # upkeep reports it
                 self._changed = True
 

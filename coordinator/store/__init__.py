@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
-from superdl.coordinator.store.opening import (
-    AUTO,
-    NONE,
-    StoreChoice,
-    chosen_store,
-    default_store,
-    read_only_reason,
-)
+from superdl.coordinator.store.opening import AUTO, NONE, chosen_store, read_only_reason
 from superdl.coordinator.store.room import StoredPack, to_prune
 
 __all__ = [
     "AT_ONCE",
     "AUTO",
     "NONE",
-    "StoreChoice",
     "StoredPack",
     "chosen_store",
-    "default_store",
     "read_indexes",
     "read_only_reason",
     "read_segments",

@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
+from superdl.super_wire.ids import digest128
+from superdl.super_wire.record import RecordKind
 from superdl.super_wire.store import (
-    SEGMENT_DTYPE,
+    ENTRY_DTYPE,
+    PACKS,
+    PackIndex,
     PackMeta,
-    Segment,
-    SegmentPack,
+    check_entries,
+    checked_name,
     collection_of,
-    pack_segment,
-    segment_entries,
-    segment_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.super_wire.request import PrefetchResult
-    from superdl.super_wire.store import PackIndex, Store
-
-__all__ = [
-    "AT_ONCE",
-    "Found",
-    "Known",
-    "collection_in",
-    "look",
-    "merge_segments",
-    "read_indexes",
-    "read_segments",
-    "segment_written",
-    "threads",
-    "write_segments",
-]
+    from superdl.super_wire.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +39,7 @@ AT_ONCE = 16
 
 # Per collection; more are merged into one.
 _SEGMENTS_MAX = 16
+_LENGTH_BYTES, _DIGEST_BYTES = 8, 16
 
 # Entries of a full segment. It gets no more, and merging leaves it alone.
 _LARGE = 2**20
@@ -65,13 +54,21 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexedPack:
+    """A pack by its name, with its length and its index."""
+
+    name: str
+    bytes: int
+    index: PackIndex
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a look: the sizes of all packs of the store, and the entries of the new ones."""
+    """The result of a look: the sizes of all packs of the store, and the new packs."""
 
     sizes: dict[str, int]
-    told: Segment
-    # Marks those packs of told that hold records of this decoder and have the right length.
-    usable: NDArray[np.bool_]
+    # Those that hold records of this decoder and have the right length.
+    packs: list[IndexedPack]
     # The other packs, and those with a broken index.
     useless: frozenset[str]
     # Known before, and missing now.
@@ -90,48 +87,56 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     present = {name for name in sizes if name.startswith(collection)}
     gone, new = before - present, present - before
     names = [name for name in _segments_of(store, collection) if name not in known.segments] if new else []
-    pieces = list(read_segments(store, names))
-    by_segments = {pack.name for piece in pieces for pack in piece.packs}
-    indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
-    if indexes and not store.read_only:
+    packs = [pack for segment in read_segments(store, names) for pack in segment]
+    indexed, broken = _by_own_indexes(
+        store, {name: sizes[name] for name in sorted(new - {pack.name for pack in packs})}
+    )
+    if indexed and not store.read_only:
         # Save the next reader from reading these packs.
         with contextlib.suppress(StoreError):  # a full disk: packs can be read again
-            names += write_segments(store, collection, indexes)
-    merged = _together([*pieces, *indexes])
+            names += write_segments(store, collection, indexed)
+    packs += indexed
     usable = [
-        sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in merged.packs
+        pack
+        for pack in packs
+        if sizes.get(pack.name) == pack.bytes and pack.index.meta.fingerprint == fingerprint
     ]
     # A segment may list a pack newer than the listing: the next look finds it.
-    useless = {
-        pack.name for pack, good in zip(merged.packs, usable, strict=True) if not good and pack.name in sizes
-    }
+    useless = {pack.name for pack in packs if pack.name in sizes} - {pack.name for pack in usable}
     known.segments.update(names)
     known.packs = present | (known.packs - before)
-    return Found(sizes, merged, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
+    return Found(sizes, usable, frozenset(useless | broken), gone)
 
 
-def segment_written(
+def pack_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
-) -> Segment:
-    """Return a result's entries for its function's pack; ``StoreFormatError``: there is no such pack."""
+) -> IndexedPack:
+    """Return the pack that a function wrote, by its result; ``StoreFormatError``: there is no such pack."""
     made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
-    pack = SegmentPack(result.pack, result.store_bytes, PackMeta(collection_in(dataset), *made_of))
-    offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
+    meta = PackMeta(collection_in(dataset), *made_of)
+    if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
+        raise StoreFormatError(f"the pack is not of the collection {meta.collection}")
+    offsets = np.array(result.offsets, dtype=np.int64)
     stored = offsets > 0
-    return segment_of(pack, dataset.ids(indices, 0), offsets[stored], lengths[stored])
+    entries = np.zeros(np.count_nonzero(stored), ENTRY_DTYPE)
+    entries["id"] = np.frombuffer(dataset.ids(indices[stored], 0), ENTRY_DTYPE["id"])
+    entries["offset"], entries["bytes"] = offsets[stored], np.array(result.lengths)[stored]
+    entries["kind"] = RecordKind.DATA
+    check_entries(entries, 0, result.store_bytes)
+    return IndexedPack(result.pack, result.store_bytes, PackIndex(meta, entries))
 
 
-def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> list[str]:
+def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) -> list[str]:
     """Write packs' entries as segments, bounded for readers' memory; return names."""
-    names, group, entries = [], [], 0
-    for piece in pieces:
-        group.append(piece)
-        entries += len(piece.entries)
+    names, group, entries = [], list[IndexedPack](), 0
+    for pack in packs:
         if entries >= _LARGE:
-            names.append(store.write_segment(pack_segment(_together(group)), collection))
+            names.append(store.write_segment(pack_segment(group), collection))
             group, entries = [], 0
+        group.append(pack)
+        entries += len(pack.index.entries)
     if group:
-        names.append(store.write_segment(pack_segment(_together(group)), collection))
+        names.append(store.write_segment(pack_segment(group), collection))
     return names
 
 
@@ -140,17 +145,17 @@ def merge_segments(store: Store, collection: str) -> None:
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
-    existing, merged, kept = set(store.packs()), [], []
+    existing, kept, merged = set(store.packs()), list[IndexedPack](), []
     for name in names:
-        segment = next(read_segments(store, [name]), None)
-        if segment is not None and len(segment.entries) < _LARGE:
-            # Each pack once, and only those that still exist.
-            kept.append(_only(segment, existing))
-            existing.difference_update(pack.name for pack in segment.packs)
-            merged.append(name)
+        for packs in read_segments(store, [name]):
+            if sum(len(pack.index.entries) for pack in packs) < _LARGE:
+                # Each pack once, and only those that still exist.
+                kept += [pack for pack in packs if pack.name in existing]
+                existing.difference_update(pack.name for pack in packs)
+                merged.append(name)
     # Others may merge at the same time, or read removed segments: they read more
     # packs, or entries twice.
-    if len(kept) > 1:
+    if len(merged) > 1:
         write_segments(store, collection, kept)
         for name in merged:
             store.remove_segment(name)
@@ -160,12 +165,12 @@ def _segments_of(store: Store, collection: str) -> list[str]:
     return sorted(name for name in store.segments() if name.startswith(collection))
 
 
-def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
-    """Yield the segments that can be read. For others, packs hold the same entries."""
+def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPack]]:
+    """Yield the packs in each segment that can be read. Other packs hold the same entries."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
-                yield store.read_segment(name)
+                yield unpack_segment(store.read_segment(name))
             except (StoreFormatError, StoreRefusedError) as error:
                 _log.warning("the segment %s of the store is left out: %s", name, error)
 
@@ -196,38 +201,54 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment], set[str]]:
-    """Return the entries of packs from their own indexes, and the broken packs."""
-    segments: list[Segment] = []
+def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[IndexedPack], set[str]]:
+    """Return packs with the indexes in them, and the names of broken ones."""
+    indexed: list[IndexedPack] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
         if isinstance(outcome, StoreError):
             unread[name] = outcome
         else:
-            segments.append(
-                Segment((SegmentPack(name, packs[name], outcome.meta),), segment_entries(outcome, 0))
-            )
+            indexed.append(IndexedPack(name, packs[name], outcome))
     if unread:
         example = next(iter(unread.values()))
         _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
     # Packs of others that may not be read are not broken.
-    return segments, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
+    return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
-def _together(pieces: Iterable[Segment]) -> Segment:
-    packs: list[SegmentPack] = []
-    parts = [np.empty(0, dtype=SEGMENT_DTYPE)]
-    for piece in pieces:
-        part = piece.entries.copy()
-        part["pack"] += len(packs)
-        parts.append(part)
-        packs += piece.packs
-    return Segment(tuple(packs), np.concatenate(parts))
+def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
+    """Return a segment's bytes: a table of packs as JSON behind its length, all their entries, a digest."""
+    numbers = {meta: number for number, meta in enumerate({pack.index.meta: None for pack in packs})}
+    rows = [(pack.name, pack.bytes, len(pack.index.entries), numbers[pack.index.meta]) for pack in packs]
+    table = json.dumps({"metas": [asdict(meta) for meta in numbers], "packs": rows}, ensure_ascii=False)
+    head = table.encode()
+    body = len(head).to_bytes(_LENGTH_BYTES, "little") + head
+    body += b"".join(pack.index.entries.tobytes() for pack in packs)
+    return body + digest128(body)
 
 
-def _only(segment: Segment, wanted: set[str]) -> Segment:
-    is_wanted = np.array([pack.name in wanted for pack in segment.packs], dtype=np.bool_)
-    entries = segment.entries[is_wanted[segment.entries["pack"]]].copy()
-    entries["pack"] = (np.cumsum(is_wanted) - 1)[entries["pack"]]
-    packs = tuple(pack for pack in segment.packs if pack.name in wanted)
-    return Segment(packs, entries)
+def unpack_segment(data: bytes) -> list[IndexedPack]:
+    """Return the packs in a segment, whose entries are views of it; ``StoreFormatError`` if it is broken."""
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if digest128(body) != digest:
+        raise StoreFormatError("the segment is broken, cut off, or none: its digest is another")
+    try:
+        return _packs_in(body)
+    except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError) as error:
+        raise StoreFormatError(f"the segment's table is broken: {error!r:.200}") from error
+
+
+def _packs_in(body: bytes) -> list[IndexedPack]:
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    table, entries = json.loads(body[_LENGTH_BYTES:end]), np.frombuffer(memoryview(body)[end:], ENTRY_DTYPE)
+    metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
+    sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
+    if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
+        raise ValueError(f"{len(entries)} entries are there, of {counts[:5]} and so on")
+    check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
+    theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
+    return [
+        IndexedPack(checked_name(PACKS, name), size, PackIndex(metas[number], part))
+        for (name, size, _, number), part in zip(rows, theirs, strict=False)
+    ]

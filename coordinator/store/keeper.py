@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import Event
     from superdl.coordinator.store.opening import StoreChoice
     from superdl.super_wire.request import PrefetchResult
-    from superdl.super_wire.store import Segment, Store
+    from superdl.super_wire.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class StoreKeeper:
         self._known: dict[bytes, index.Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._opened_s: dict[bytes, float] = {}
-        self._late: set[bytes] = set()
-        self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
+        self._pending: defaultdict[str, list[index.IndexedPack]] = defaultdict(list)
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
         self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open", "there"), 0.0)
@@ -148,7 +147,6 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The look goes on. Its result is posted when it comes.
-            self._late.add(content)
             self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
     def stored(self, content: bytes) -> list[Event]:
@@ -167,16 +165,15 @@ class StoreKeeper:
         self.places.forget(dataset.content, indices[lost])
         if not result.pack or self._store is None:
             return 0, None
-        offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
-        stored = offsets > 0
-        placed, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
         try:
-            segment = index.segment_written(dataset, placed, result, self.fingerprint)
+            written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
             self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
             return 0, None
-        self._pending[index.collection_in(dataset)].append(segment)
-        number = self.places.put_pack(dataset.content, result.pack, placed, offsets, lengths)
+        self._pending[written.index.meta.collection].append(written)
+        stored = np.array(result.offsets) > 0
+        placed = indices[stored]
+        number = self.places.put_pack(dataset.content, written, placed)
         self.room.wrote(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
             self.step()  # at once: until there is room, decoded records are not stored
@@ -192,7 +189,6 @@ class StoreKeeper:
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
             self._known.pop(content, None)
             self._opened_s.pop(content, None)
-            self._late.discard(content)
         if self.address and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = self._tasks.start(self._keep())
 
@@ -227,7 +223,7 @@ class StoreKeeper:
 
         def looked() -> tuple[Joined, index.Found]:
             contents = index.look(store, collection, self.fingerprint, known)
-            joined = self.places.join(ids, contents)
+            joined = self.places.join(ids, contents.packs)
             dataset.moved = "" if joined.indices.size or known.packs else moved_line(store, dataset)
             return joined, contents
 
@@ -237,16 +233,14 @@ class StoreKeeper:
             self._in_trouble(f"what it holds cannot be read: {error}")
             return
         self.trouble = ""
-        counts = np.bincount(contents.told.entries["pack"], minlength=len(contents.told.packs)).tolist()
-        self.room.records.update(zip((pack.name for pack in contents.told.packs), counts, strict=True))
+        self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
         self.room.found(contents.sizes, packs_before)
         self.room.useless |= contents.useless
         self._lose(contents.gone | contents.useless)
         self.places.put(content, joined)
-        if content in self._late:
-            self._late.discard(content)
-            for event in self.stored(content) if content in self._datasets.opened else ():
-                self._post(event)
+        # Jobs that have it open began without, or this look was for another one.
+        for event in self.stored(content) if content in self._datasets.opened else ():
+            self._post(event)
         if not store.read_only:
             self._tasks.start(self._mark_and_merge(store, collection))
 
@@ -272,8 +266,6 @@ class StoreKeeper:
                 _log.info("the store is open again: %s", self.told)
                 for dataset in list(self._datasets.opened.values()):  # they were opened without a store
                     await self.opened(dataset)
-                    for event in self.stored(dataset.content):
-                        self._post(event)
 
     async def _let_go_if_gone(self) -> bool:
         """Drop the handle of a directory that was removed or replaced, and return whether it was."""

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.store import Store
 
-__all__ = [
-    "AUTO",
-    "NONE",
-    "StoreChoice",
-    "chosen_store",
-    "default_store",
-    "filesystem_of",
-    "is_gone",
-    "network_filesystem",
-    "open_own",
-    "read_only_reason",
-]
-
 _log = logging.getLogger(__name__)
 
 # Settings in place of an address: no store, and the user's own.

@@ -12,18 +12,16 @@ from superdl.coordinator.executors.messages import RecordPlaces
 from superdl.coordinator.store.index import read_indexes
 from superdl.super_wire.errors import StoreError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.store import segment_entries
+from superdl.super_wire.store import DATA_KINDS, ENTRY_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.store.index import Found
+    from superdl.coordinator.store.index import IndexedPack
     from superdl.super_wire.store import Store
-
-__all__ = ["Joined", "Places", "join", "moved_line"]
 
 _LOOKED_AT = 64
 _IDS_DERIVED = 10**7  # takes seconds
@@ -71,11 +69,12 @@ class Places:
             self._gone[number] = False
             return number
 
-    def join(self, ids: NDArray[np.uint8], found: Found) -> Joined:
-        """Return which of a dataset's ids a look has found in usable packs."""
-        usable = zip(found.told.packs, found.usable.tolist(), strict=True)
-        numbers = [self.number(pack.name) if is_usable else 0 for pack, is_usable in usable]
-        return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32))
+    def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
+        """Return which of a dataset's ids are in packs that a look has found; of equal ids, the last wins."""
+        entries = [pack.index.entries for pack in packs]
+        numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
+        of_entries = np.repeat(numbers, [len(part) for part in entries])
+        return join(ids, np.concatenate([np.empty(0, ENTRY_DTYPE), *entries]), of_entries)
 
     def open(self, content: bytes, size: int) -> None:
         """Allocate a dataset of ``size`` samples unless it exists."""
@@ -98,17 +97,11 @@ class Places:
             columns.offset[joined.indices] = joined.offsets
             columns.length[joined.indices] = joined.lengths
 
-    def put_pack(
-        self,
-        content: bytes,
-        pack: str,
-        indices: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-    ) -> int:
-        """Record places in a newly written pack; return its number."""
-        numbers = np.full(indices.size, number := self.number(pack), dtype=np.uint32)
-        self.put(content, Joined(indices, numbers, offsets.astype(np.uint64), lengths.astype(np.uint32)))
+    def put_pack(self, content: bytes, pack: IndexedPack, indices: NDArray[np.int64]) -> int:
+        """Record the places of ``indices`` in a newly written pack; return its number."""
+        entries, number = pack.index.entries, self.number(pack.name)
+        numbers = np.full(indices.size, number, dtype=np.uint32)
+        self.put(content, Joined(indices, numbers, entries["offset"], entries["bytes"]))
         return number
 
     def forget(self, content: bytes, indices: NDArray[np.int64]) -> None:
@@ -179,15 +172,16 @@ class Places:
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Return which of a dataset's ids are among entries of segments; of equal ids, the last wins.
+    """Return which of a dataset's ids are among entries of packs; of equal ids, the last wins.
 
     Args:
         ids: of all samples, in their order; shape (samples, 16).
-        entries: with ``id``, ``offset``, ``bytes`` and ``pack``.
-        packs: numbers of packs, indexed by the ``pack`` of the entries; 0 for unusable ones.
+        entries: of packs' indexes; of other kinds than data they are left out.
+        packs: number of each entry's pack.
     """
-    usable = packs[entries["pack"]] > 0
-    entries = entries if usable.all() else entries[usable]
+    holds_data = np.isin(entries["kind"], list(DATA_KINDS))
+    if not holds_data.all():
+        entries, packs = entries[holds_data], packs[holds_data]
     id_halves = np.ascontiguousarray(ids).view("<u8")
     entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
     # Sort by an id's first half, then compare the second. A shared first half costs a decode.
@@ -200,13 +194,8 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
     entry_of = np.full(len(id_halves), -1, dtype=np.int64)
     entry_of[by_need[is_match]] = entry[is_match]
     indices = np.flatnonzero(entry_of >= 0)
-    chosen = entries[entry_of[indices]]
-    return Joined(
-        indices,
-        packs[chosen["pack"]],
-        chosen["offset"].astype(np.uint64),
-        chosen["bytes"].astype(np.uint32),
-    )
+    found = entry_of[indices]
+    return Joined(indices, packs[found], entries["offset"][found], entries["bytes"][found])
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
@@ -235,7 +224,7 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         # These are the samples' ids in the other directory.
         ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
-        if join(by_sample, segment_entries(index, 0), np.ones(1, dtype=np.uint32)).indices.size:
+        if join(by_sample, index.entries, np.ones(len(index.entries), dtype=np.uint32)).indices.size:
             return (
                 f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
                 "moved or copied, and is decoded again, since samples are known by their directory. "

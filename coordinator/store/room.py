@@ -12,8 +12,6 @@ from superdl.super_wire.store import IN_USE_S, is_bucket
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-__all__ = ["Room", "StoredPack", "room_bytes", "to_prune"]
-
 _SHARE = 4
 _KEPT_SHARE = 10
 _MARGIN_SHARE = 16

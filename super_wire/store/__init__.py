@@ -9,47 +9,45 @@ from superdl.super_wire.store.bucket import BucketStore
 from superdl.super_wire.store.directory import DirectoryStore
 from superdl.super_wire.store.layout import (
     IN_USE_S,
+    PACKS,
     bucket_and_prefix,
+    checked_name,
     default_directory,
     is_bucket,
     parse_store,
 )
 from superdl.super_wire.store.pack import (
-    SEGMENT_DTYPE,
+    DATA_KINDS,
+    ENTRY_DTYPE,
     PackIndex,
     PackMeta,
-    Segment,
-    SegmentPack,
+    check_entries,
     check_record,
     collection_of,
-    pack_segment,
-    segment_entries,
-    segment_of,
 )
 
 if TYPE_CHECKING:
     from superdl.super_wire.objects.s3_connection import Patience
 
 __all__ = [
+    "DATA_KINDS",
+    "ENTRY_DTYPE",
     "IN_USE_S",
-    "SEGMENT_DTYPE",
+    "PACKS",
     "DirectoryStore",
     "PackInProgress",
     "PackIndex",
     "PackMeta",
-    "Segment",
-    "SegmentPack",
     "Store",
     "bucket_and_prefix",
+    "check_entries",
     "check_record",
+    "checked_name",
     "collection_of",
     "default_directory",
     "is_bucket",
     "open_store",
-    "pack_segment",
     "parse_store",
-    "segment_entries",
-    "segment_of",
 ]
 
 

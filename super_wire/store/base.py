@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
+import secrets
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
@@ -17,16 +18,15 @@ from superdl.super_wire.store.layout import (
     PACKS,
     TEMPORARY,
     USED,
-    new_segment_name,
 )
-from superdl.super_wire.store.pack import PackWriter, read_pack_index, read_segment
+from superdl.super_wire.store.pack import PackWriter, read_pack_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from superdl.super_wire.record import Bytes
-    from superdl.super_wire.store.pack import PackIndex, PackMeta, Segment
+    from superdl.super_wire.store.pack import PackIndex, PackMeta
 
 
 class Listed(NamedTuple):
@@ -62,8 +62,10 @@ class Store(abc.ABC):
 
     def read_index(self, pack: str, size: int) -> PackIndex:
         """Read the index of a pack that has ``size`` bytes."""
-        with self._naming(PACKS, pack):
+        try:
             return read_pack_index(lambda offset, length: self.read(pack, offset, length), size)
+        except StoreFormatError as error:
+            raise StoreFormatError(f"{self.address}/{PACKS}/{pack}: {error}") from error
 
     @abc.abstractmethod
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
@@ -77,14 +79,13 @@ class Store(abc.ABC):
         """Return the names of all segments."""
         return [segment.name for segment in self._list(INDEX)]
 
-    def read_segment(self, name: str) -> Segment:
-        """Read one segment."""
-        with self._naming(INDEX, name):
-            return read_segment(self._contents(INDEX, name, MAX_SEGMENT_BYTES))
+    def read_segment(self, name: str) -> bytes:
+        """Read one segment, unchecked."""
+        return self._contents(INDEX, name, MAX_SEGMENT_BYTES)
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
         """Write a segment under a new name, which begins with any collection; return it."""
-        name = new_segment_name(collection)
+        name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
         self._put(INDEX, name, data)
         return name
 
@@ -148,13 +149,6 @@ class Store(abc.ABC):
         for folder, name in old:
             self._remove(folder, name)
         return len(old)
-
-    @contextlib.contextmanager
-    def _naming(self, folder: str, name: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreFormatError as error:
-            raise StoreFormatError(f"{self.address}/{folder}/{name}: {error}") from error
 
 
 class PackInProgress:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 # Names come over networks and from shared disks: each is checked before it joins a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
-    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.index"),
+    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.segment"),
     OPEN: re.compile(r"[A-Za-z0-9_-]{1,64}"),
     USED: re.compile(r"[0-9a-f]{16}"),
     TEMPORARY: re.compile(r"(?!\.{1,2}$)[^/\0]+"),
@@ -111,11 +110,6 @@ def checked_name(folder: str, name: str) -> str:
     if not is_name(folder, name):
         raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
     return name
-
-
-def new_segment_name(collection: str) -> str:
-    """Return a unique segment name; it begins with the collection, unless that is empty."""
-    return checked_name(INDEX, f"{collection}{collection and '-'}{secrets.token_hex(12)}.index")
 
 
 def new_mark(store_id: str) -> bytes:

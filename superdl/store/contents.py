@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from superdl.coordinator.store import (
     AT_ONCE,
     AUTO,
@@ -17,13 +15,7 @@ from superdl.coordinator.store import (
     threads,
     to_prune,
 )
-from superdl.super_wire.errors import (
-    ConfigError,
-    StoreError,
-    StoreFormatError,
-    StoreGoneError,
-    StoreRefusedError,
-)
+from superdl.super_wire.errors import ConfigError, StoreError, StoreFormatError, StoreRefusedError
 from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
 
 if TYPE_CHECKING:
@@ -98,8 +90,7 @@ def contents_of(store: Store, now_s: float) -> Contents:
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}
     for segment in read_segments(store, store.segments()):
-        counts = np.bincount(segment.entries["pack"], minlength=len(segment.packs)).tolist()
-        known |= {pack.name: (pack.meta, count) for pack, count in zip(segment.packs, counts, strict=True)}
+        known |= {pack.name: (pack.index.meta, len(pack.index.entries)) for pack in segment}
     for pack, index in read_indexes(store, {name: size for name, size in packs.items() if name not in known}):
         if isinstance(index, StoreError):
             contents.broken[pack] = index
@@ -191,11 +182,9 @@ def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
 def _segments_of_nothing(store: Store) -> Iterator[str]:
     remaining = store.packs()
     for name in store.segments():
-        try:
-            if not any(pack.name in remaining for pack in store.read_segment(name).packs):
+        for packs in read_segments(store, [name]):  # none if it is gone, broken or another user's
+            if not any(pack.name in remaining for pack in packs):
                 yield name
-        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version or user
-            continue
 
 
 def clear(store: Store, now_s: float) -> Removed:

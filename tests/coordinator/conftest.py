@@ -1,7 +1,5 @@
 """Running a coordinator inside the test's own process."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 

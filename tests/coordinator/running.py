@@ -23,7 +23,7 @@ from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import Settings
 from superdl.super_wire import coordinator_pb2 as pb
@@ -245,7 +245,7 @@ async def running(
             tokens=tokens,
         )
         address = f"unix:{valkey.directory}/c.sock"
-        server, _ = await listen(address, service)
+        server = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
         reading = asyncio.create_task(follow(reports))
         stack.push_async_callback(cancel_and_wait, reading)
@@ -322,7 +322,8 @@ def serving(loop, use, **guards):
 
     async def work():
         port, probed = free_port(), free_port()
-        server, health = await listen(f"127.0.0.1:{port}", ClosesJobs(), **guards)
+        health = guards.setdefault("health", Health())
+        server = await listen(f"127.0.0.1:{port}", ClosesJobs(), **guards)
         second = await listen_for_health(f"127.0.0.1:{probed}", health)
         try:
             await asyncio.to_thread(use, port, probed)

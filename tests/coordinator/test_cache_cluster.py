@@ -1,46 +1,22 @@
 """The coordinator's side of a real cluster, in plain text and by TLS: while slots move and nodes die, too."""
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
 
-import numpy as np
 import pytest
 
-from superdl.coordinator.cache.cache import Cache, LockHeldError
+from superdl.coordinator.cache.cache import LockHeldError
 from superdl.super_wire.cache import SLOTS, key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
-from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError
+from superdl.super_wire.keys import REPORT_PREFIX, cache_key, report_stream
+from superdl.super_wire.record import HEADER_BYTES, Tombstone
+from tests.coordinator.cache.test_cache import MB, a_record, an_id, open_cache
 from tests.fixtures.ports import free_port
-from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
-
-MB = 2**20
-
-
-def an_id(number):
-    return number.to_bytes(16, "big")
 
 
 def ids(numbers):
     return b"".join(map(an_id, numbers))
-
-
-def a_record(count):
-    header, payload = pack(np.zeros(count, dtype=np.uint8), an_id(0))
-    return header + bytes(payload)
-
-
-@contextlib.asynccontextmanager
-async def open_cache(address):
-    cache = Cache(address, owner="me")
-    try:
-        yield cache
-    finally:
-        await cache.close()
 
 
 @pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
@@ -74,7 +50,7 @@ def sizes(cluster):
 
 async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
     numbers = range(2500)
-    cluster.set({cache_key(an_id(n)): a_record(n % 7 + 1) for n in numbers if n % 3})
+    cluster.set({cache_key(an_id(n)): a_record(0, (n % 7 + 1,)) for n in numbers if n % 3})
 
     async with open_cache(cluster.url) as cache:
         found = await cache.audit(ids(numbers))
@@ -90,8 +66,7 @@ async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
 async def test_lock_digest_and_streams_are_the_clusters(cluster):
     async with open_cache(cluster.url) as cache:
         assert [await cache.hold_lock(), await cache.hold_lock()] == [True, False]
-        async with open_cache(cluster.url) as other:
-            other._owner = "somebody else"
+        async with open_cache(cluster.url, "somebody else") as other:
             with pytest.raises(LockHeldError):
                 await other.hold_lock()
         assert await cache.agree_on_fingerprint("aa") == ("aa", True)
@@ -120,26 +95,6 @@ async def test_a_pass_over_the_records_goes_to_every_node(cluster):
             steps += 1
     assert {found[at : at + 16] for at in range(0, len(found), 16)} == {an_id(n) for n in range(3000)}
     assert steps >= 3
-
-
-async def test_moving_slots_are_followed(cluster):
-    moving, moved = of_node(cluster, 0, 20), of_node(cluster, 1, 20)
-    everything = moving + moved + of_node(cluster, 2, 20)
-    cluster.set({cache_key(an_id(n)): a_record(9) for n in everything})
-
-    async with open_cache(cluster.url) as cache:
-        assert (await cache.audit(ids(everything)) > 0).all()
-        for n in moved:
-            cluster.move(key_slot(cache_key(an_id(n))), 2)
-        for n in moving:
-            slot = key_slot(cache_key(an_id(n)))
-            cluster.begin_move(slot, 1)
-            cluster.move_keys(slot, 1)
-        cluster.move(key_slot(LOCK_KEY), 0)
-        assert (await cache.audit(ids(everything)) > 0).all()
-        await cache.hold_lock()
-        await cache.drop(ids(everything))
-    assert sum(sizes(cluster)) == 1  # the lock
 
 
 async def test_streams_on_their_way_are_waited_for(cluster):
@@ -202,20 +157,3 @@ async def test_a_node_beyond_loopback_needs_tls():
                 await cache.info()
     finally:
         server.close()
-
-
-async def test_a_single_server_by_tls_needs_its_authority(valkey, certificates, monkeypatch):
-    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    front.start()
-    try:
-        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-        async with open_cache(f"rediss://localhost:{front.port}") as cache:
-            await cache.hold_lock()
-            assert len((await cache.info()).nodes) == 1
-        monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.strange_ca_file)
-        with pytest.raises(CacheError, match="SUPER_CACHE_CA_FILE") as caught:
-            async with open_cache(f"rediss://localhost:{front.port}") as cache:
-                await cache.info()
-        assert not isinstance(caught.value, CacheUnreachableError)
-    finally:
-        front.close()

@@ -1,7 +1,5 @@
 """A coordinator takes a cache over before it starts functions, and is gone in time, whatever hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

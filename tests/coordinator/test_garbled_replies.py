@@ -1,22 +1,15 @@
 """A reply of the cache that is garbled, or another's, is a lost connection and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
 
 import pytest
 
-from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
-from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CoreSettings
-from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.server.upkeep import agree_on_fingerprint
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.record import Tombstone
-from tests.coordinator.running import ScriptedExecutor
+from tests.coordinator.server.test_upkeep import kept_at
 from tests.fixtures.valkey import Valkey
 
 IDS = bytes(range(48))
@@ -92,20 +85,9 @@ class Garbler:
 @contextlib.asynccontextmanager
 async def garbled_cache(valkey):
     """A cache behind a garbler, and all that a coordinator does with it, by name."""
-    async with Garbler(f"{valkey.directory}/redis.sock") as garbler:
-        cache = Cache(garbler.address, owner="me")
-        info = await take_over(cache)
-        await agree_on_fingerprint(cache, "aa")
-        engine = Engine(
-            CoreSettings(budget_bytes=2**24),
-            cache,
-            [ScriptedExecutor(garbler.address)],
-            DatasetRegistry(max_age_s=1.0),
-        )
-        reports, outcomes = ReportReader(cache.streams, engine.post_all), OutcomeReader(cache.streams)
+    async with Garbler(f"{valkey.directory}/redis.sock") as garbler, kept_at(garbler.address) as kept:
+        cache, reports = kept.cache, kept.reports
         await reports.follow("job")
-        await outcomes.begin()
-        upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
         tombstone = Tombstone("k", "r", "m", permanent=False)
         uses = {
             "info": cache.info,
@@ -116,16 +98,12 @@ async def garbled_cache(valkey):
             "drop": lambda: cache.drop(IDS),
             "bury": lambda: cache.bury(IDS, [tombstone] * 3, 60.0),
             "streams": lambda: cache.streams.begin(STREAM),
-            "upkeep": upkeep.once,
+            "upkeep": kept.upkeep.once,
             "reports": reports.read_once,
-            "outcomes": outcomes.read_once,
+            "outcomes": kept.outcomes.read_once,
             "follow": lambda: reports.follow(f"job{len(reports.jobs)}"),
         }
-        try:
-            yield garbler, uses, engine
-        finally:
-            await engine.close()
-            await cache.close()
+        yield garbler, uses, kept.engine
 
 
 GROUPS = 3

@@ -1,7 +1,5 @@
 """The probe says whether a coordinator serves, by sentence and exit code, and asks on this machine only."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Every RPC over real gRPC: the typed error for each bad input, and that it harms nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -17,6 +17,7 @@ import xxhash
 from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.server.watching import read_history
+from superdl.coordinator.store.index import IndexedPack, pack_segment, unpack_segment
 from superdl.super_dataset.reading.scatter import parse_line
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import BatchRef
@@ -31,6 +32,7 @@ from superdl.super_wire.cache import (
 )
 from superdl.super_wire.credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
+from superdl.super_wire.ids import digest128
 from superdl.super_wire.labels import label_dtype_of, unpack_labels
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
@@ -46,11 +48,10 @@ from superdl.super_wire.record import (
 )
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
-from superdl.super_wire.store import pack_segment
 from superdl.super_wire.store.layout import new_mark, read_mark
-from superdl.super_wire.store.pack import read_segment
+from superdl.super_wire.store.pack import new_pack_name
 from superdl.super_wire.stream_entries import OUTCOME_FIELD, ReadReport, pack_outcome, read_outcome
-from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
+from tests.super_wire.store.packing import index_of, pack_bytes, records
 
 INTERESTING = (
     *(b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff"),
@@ -99,7 +100,7 @@ _RESULT = PrefetchResult(
 )
 _PACK = pack_bytes(records([1, 70, 3]))
 _INDEX_AT = int.from_bytes(_PACK[-48:-40], "little")
-_SEGMENT = pack_segment(segment_of(_PACK, pack_bytes([])))
+_SEGMENT = pack_segment([IndexedPack(new_pack_name("0" * 16), len(_PACK), index_of(_PACK))])
 _SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:6379\r\n$1\r\nx\r\n"
 _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r\n"
 
@@ -117,11 +118,9 @@ def _resealed_pack(index):
     return index_of(_PACK[:_INDEX_AT] + index + sealed)
 
 
-def _resealed_segment(body):
+def _resealed_segment(table):
     """The same of a segment."""
-    count = min(len(body) // 32, 3)
-    head = b"SSEG" + struct.pack("<IQQ", 1, len(body) - count * 32, count)
-    return read_segment(head + struct.pack("<Q32x", xxhash.xxh3_64_intdigest(head + body)) + body)
+    return unpack_segment(bytes(table) + digest128(bytes(table)))
 
 
 def _as_json(parse):
@@ -179,8 +178,8 @@ PARSERS = {
     "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(RecordKind.ARRAYS, read_arrays), RecordError),
     "pack": (_PACK, index_of, StoreFormatError),
     "pack's index": (_PACK[_INDEX_AT:-64], _resealed_pack, StoreFormatError),
-    "segment": (_SEGMENT, read_segment, StoreFormatError),
-    "segment's body": (_SEGMENT[64:], _resealed_segment, StoreFormatError),
+    "segment": (_SEGMENT, unpack_segment, StoreFormatError),
+    "segment's table": (_SEGMENT[:-16], _resealed_segment, StoreFormatError),
     "store.json": (new_mark("0" * 32), lambda data: read_mark(data, "x"), StoreFormatError),
     "replies": (_REPLIES, parse_reply, MalformedReplyError),
     "a GET's reply": (b"$123456", parse_line, ProtocolDoubtError),

@@ -1,25 +1,34 @@
-"""``python -P -m superdl.coordinator`` as a process with real functions: a cache that is too small, settings,
-the end.
+"""``python -P -m superdl.coordinator`` as a process with real functions: a cache that is too small or changes
+its size, a job that vanishes, settings, the end.
 """
 
-from __future__ import annotations
-
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
+from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
+from superdl.sampler.rpc import FIRST_CONTACT, Client
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
 SIDE = 96
+TRAINER = Path(__file__).with_name("train_forever.py")
+
+
+def stats_of(stack):
+    return Client(stack.address).call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
 
 
 @contextlib.contextmanager
@@ -64,6 +73,77 @@ def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(press
         assert "errorstat_OOM" not in client.info("errorstats")
 
 
+CROP = 224  # 150 samples take 25 MiB
+SIZES_MB = (12, 64, 8, 48)
+LONGEST_WAIT_S = 10.0
+FOLLOWS_WITHIN_S = 5.0
+
+
+@pytest.mark.slow
+def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images):
+    with Stack(maxmemory="40mb", arguments=("--slots", "2")) as stack:
+        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=CROP, crop=CROP))
+        with (
+            stack.valkey.client() as client,
+            SuperSampler(dataset, batch_size=5, shuffle=True, seed=1, coordinator=stack.address) as sampler,
+        ):
+
+            def resize(megabytes, *, waits):
+                client.config_set("maxmemory", f"{megabytes}mb")
+                deadline_s = time.monotonic() + FOLLOWS_WITHIN_S
+                while waits and not 0.7 <= stats_of(stack).cache.budget_bytes / (megabytes * 2**20) <= 0.9:
+                    assert time.monotonic() < deadline_s, f"the budget does not follow to {megabytes} MB"
+
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+            expected = expected_pixels(images, resize=CROP, crop=CROP)
+            collect(loader)
+            for waits in (True, False):
+                delivered, longest_s, asked_s = [], 0.0, time.monotonic()
+                for number, batch in enumerate(loader):
+                    longest_s = max(longest_s, time.monotonic() - asked_s)
+                    delivered += collect([batch])
+                    if number % 6 == 5 and number // 6 < len(SIZES_MB):
+                        resize(SIZES_MB[number // 6], waits=waits)
+                    asked_s = time.monotonic()
+                assert_exactly_once(delivered, expected)
+                assert longest_s < LONGEST_WAIT_S
+            assert client.info("stats")["evicted_keys"] == 0
+
+
+@pytest.fixture
+def leasing():
+    """A stack whose leases last a little longer than two heartbeats."""
+    with Stack(arguments=("--slots", "2", "--lease-s", "4.5")) as running:
+        yield running
+
+
+def test_a_job_whose_process_was_killed_lapses_and_others_go_on(leasing, images):
+    environment = {**os.environ, "SUPER_COORDINATOR": leasing.address, "PYTHONPATH": str(TRAINER.parents[2])}
+    trainer = subprocess.Popen(  # our own script
+        [sys.executable, str(TRAINER), str(images), "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert trainer.stdout is not None
+        for _ in range(5):
+            assert trainer.stdout.readline()
+        with reading(leasing, images) as (loader, sampler):
+            trainer.kill()
+            trainer.communicate(timeout=END_TIMEOUT_S)
+            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+            lapsed = {}
+            while not any(lapsed.values()):  # pytest's timeout bounds it
+                lapsed = {job.job: job.lapsed for job in stats_of(leasing).jobs}
+            assert not lapsed[sampler.job], "its heartbeat keeps the lease of the one that still lives"
+            assert len(lapsed) == 2, "and nothing is forgotten"
+    finally:
+        trainer.kill()
+        trainer.communicate(timeout=END_TIMEOUT_S)
+
+
 def test_sigterm_drains_while_functions_work(images):
     with Stack(arguments=("--slots", "1", "--request-samples", "1")) as stack:
         with reading(stack, images, 32):  # the coordinator looks ahead from now on
@@ -78,50 +158,30 @@ def test_sigterm_drains_while_functions_work(images):
             assert not client.exists("super:lock")
 
 
-def coordinator(*arguments):
-    command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-    )
-
-
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "code", "reason"),
     [
-        (["--cache", "redis://:secret@127.0.0.1"], "SUPER_CACHE_PASSWORD"),
-        (["--config", "/nowhere/coordinator.toml"], "/nowhere/coordinator.toml cannot be read"),
+        ("--cache redis://:secret@127.0.0.1", 2, "SUPER_CACHE_PASSWORD"),
+        ("--config /nowhere/coordinator.toml", 2, "/nowhere/coordinator.toml cannot be read"),
+        ("--listen {taken} --cache {free}", 2, "cannot listen on {taken}"),
+        ("--listen 127.0.0.1:{port} --cache {owned}", 1, "another coordinator owns the cache at {owned}"),
+        ("--listen 127.0.0.1:{port} --cache {filled}", 2, "use one version of SUPER and Pillow, or empty it"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(arguments, reason):
-    ended = coordinator(*arguments)
-    assert ended.returncode == 2
-    assert reason in ended.stderr.splitlines()[-1]
+def test_why_it_does_not_start_is_told(shared_stack, valkey, arguments, code, reason):
+    if "{filled}" in arguments:  # by functions that decode otherwise
+        with valkey.client() as client:
+            client.set("super:golden", "00" * 16)
+    caches = {"free": valkey.unix_url, "filled": valkey.unix_url, "owned": shared_stack.valkey.unix_url}
+    names = {"taken": shared_stack.address, "port": free_port(), **caches}
+    command = [sys.executable, "-P", "-m", "superdl.coordinator", *arguments.format(**names).split()]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+    assert ended.returncode == code
+    assert reason.format(**names) in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_what_cannot_be_listened_on_is_told(shared_stack, valkey):
-    ended = coordinator("--listen", shared_stack.address, "--cache", valkey.unix_url)
-    assert ended.returncode == 2
-    assert f"cannot listen on {shared_stack.address}" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert shared_stack.process is not None
-    assert shared_stack.process.poll() is None  # whose socket it is still runs
-
-
-def test_functions_that_decode_otherwise_than_the_cache_was_filled_are_refused(valkey):
-    with valkey.client() as client:
-        client.set("super:golden", "00" * 16)
-    ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", valkey.unix_url)
-    assert ended.returncode == 2
-    assert "use one version of SUPER and Pillow, or empty it" in ended.stderr
-
-
-def test_one_coordinator_owns_a_cache(shared_stack):
-    cache = shared_stack.valkey.unix_url
-    ended = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", cache)
-    assert ended.returncode == 1
-    assert "another coordinator" in ended.stderr
-    assert cache in ended.stderr
+    assert shared_stack.process.poll() is None  # whose socket and cache these are still runs
 
 
 def test_a_coordinator_that_lost_its_cache_to_another_ends(stack):

@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a real coordinator, and its rules fire while functions are throttled."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

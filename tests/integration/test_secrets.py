@@ -1,7 +1,5 @@
 """Secrets are in no log, no error and no answer: everything at its most talkative, while much goes wrong."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -128,7 +126,8 @@ def test_no_secret_is_told_whatever_goes_wrong(
             changed.setenv("SUPER_CACHE_PASSWORD", WRONG["password"])
             main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
-        _run_without_permission(stacks[1], everything)
+        stacks[1].start()  # without permission
+        everything.hear(_failure(stacks[1], SourceError))
         everything.hear(*ended_coordinators(wrong))
     finally:
         for stack in stacks:
@@ -153,11 +152,6 @@ def _run(stack, images, everything, monkeypatch):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)
             everything.hear(_failure(stack, error))
-
-
-def _run_without_permission(stack, everything):
-    stack.start()
-    everything.hear(_failure(stack, SourceError))
 
 
 def _failure(stack, kind):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader
 from superdl.sampler import SuperSampler
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_dataset import Recipe, SuperDataset
+from tests.fixtures.bad_front import LONGEST_S, BadFront
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect, remove_busy
@@ -112,23 +111,6 @@ def copied(photos, target):
     return target
 
 
-@pytest.mark.slow
-def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(photos, tmp_path, monkeypatch):
-    """Two runs with the embedded default, the second of a set that has come to another path."""
-    monkeypatch.setenv("SUPER_STORE", str(tmp_path / "store"))
-    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
-    named = {"alias": "photos", "versions": "digests"}
-    first = train(None, photos, **named)
-    release_all()
-    moved = copied(photos, tmp_path / "elsewhere" / "images")
-    shutil.rmtree(photos)
-    second = train(None, moved, epochs=2, **named)
-    release_all()
-    assert (second.stats.samples_produced, second.stats.source_bytes) == (0, 0)
-    assert second.epochs[0] == first.epochs[0]
-    assert_exactly_once(second.epochs[1], expected)
-
-
 def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(photos, tmp_path, coordinator, caplog):
     stack = coordinator()
     train(stack, photos)
@@ -148,11 +130,15 @@ def test_a_name_serves_readers_of_a_store_that_others_write(photos, tmp_path, co
     changed = write_images(tmp_path / "changed", 8, seed=9, side=40)
     shutil.copytree(changed, moved, dirs_exist_ok=True)  # other bytes under eight of the keys
     expected = expected_pixels(moved, resize=SIDE, crop=SIDE)
-    packs = sorted((tmp_path / "store" / "packs").iterdir())
+
+    def times():
+        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+
+    before = times()
     second = train(coordinator("--store-read-only"), moved, **named)
     assert second.stats.samples_produced == 8
     assert_exactly_once(second.epochs[0], expected)
-    assert sorted((tmp_path / "store" / "packs").iterdir()) == packs
+    assert times() == before
     assert len(first.epochs[0]) == len(expected)
 
 
@@ -195,21 +181,6 @@ def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
     stack.start_coordinator()
     assert train(stack, photos).epochs == first.epochs
     assert len(list((store / "index").iterdir())) == 1  # so that the next one need not open every pack
-
-
-@pytest.mark.slow
-def test_a_store_is_shared_for_reading_alone(photos, tmp_path, coordinator):
-    train(stack := coordinator(), photos)
-    assert stack.close_coordinator() == 0
-
-    def times():
-        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
-
-    before = times()
-    write_images(photos / "ant", 8, seed=9, side=40)
-    second = train(coordinator("--store-read-only"), photos)
-    assert second.stats.samples_produced == 8
-    assert times() == before
 
 
 def remove_the_store(store):
@@ -266,45 +237,6 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(photos, tmp_path,
     assert stats.samples_produced > 0 or fault is remove_packs
 
 
-def test_a_store_that_is_removed_in_mid_run_is_made_again(photos, tmp_path, coordinator):
-    train(stack := coordinator(), photos)
-    store = tmp_path / "store"
-    remove_busy(store)
-    deadline, sides = time.monotonic() + 60, itertools.count(8)
-    while not list(store.glob("packs/*.pack")) and time.monotonic() < deadline:
-        recipe = Recipe.image(resize=SIDE, crop=next(sides))  # which nobody has decoded yet
-        assert len(train(stack, photos, recipe=recipe).epochs[0]) == len(list(photos.glob("*/*.jpg")))
-    assert list(store.glob("packs/*.pack"))
-    assert stat.S_IMODE(store.stat().st_mode) == 0o700
-    assert "store.json" in {path.name for path in store.iterdir()}
-
-
-@pytest.mark.slow
-def test_a_full_store_lets_go_of_what_nobody_has_open(images, photos, tmp_path, coordinator):
-    large = Recipe.image(resize=128, crop=128)
-    train(stack := coordinator("--store-bytes", "8mb"), photos, recipe=large)
-    assert stack.close_coordinator() == 0
-    packs = tmp_path / "store" / "packs"
-    old = {pack.name for pack in packs.iterdir()}
-    for mark in (tmp_path / "store" / "used").iterdir():
-        os.utime(mark, (1000, 1000))  # long ago
-    stack = coordinator("--store-bytes", "8mb")
-    other = shutil.copytree(images, tmp_path / "others")
-    deadline = time.monotonic() + 30
-    # What is decoded while the store is full is not written: it is decoded again where the cache has lost it.
-    while train(stack, other, recipe=large).stats.samples_produced:
-        assert time.monotonic() < deadline, "the store does not take all of what is read now"
-        with stack.valkey.client() as cache:
-            cache.flushall()
-    while sum((left := {pack.name: pack.stat().st_size for pack in packs.iterdir()}).values()) > 8 * 2**20:
-        assert time.monotonic() < deadline, "packs are removed where store_bytes is exceeded"
-        time.sleep(0.05)
-    assert len(old & set(left)) < len(old)
-    with stack.valkey.client() as cache:
-        cache.flushall()
-    assert train(stack, other, recipe=large).stats.samples_produced == 0, "what is read now stays"
-
-
 def test_a_store_in_a_bucket_serves_a_second_run(photos, object_store, coordinator):
     (object_store.directory / "bucket").mkdir()
     first = train(stack := coordinator(store="s3://bucket/some/store"), photos)
@@ -314,3 +246,42 @@ def test_a_store_in_a_bucket_serves_a_second_run(photos, object_store, coordinat
     assert second.epochs == first.epochs
     assert (second.stats.samples_produced, second.stats.samples_restored) == (0, len(first.epochs[0]))
     assert second.stats.store_requests <= len(first.epochs[0]) // 4
+
+
+@pytest.fixture
+def front(object_store, monkeypatch):
+    (object_store.directory / "bucket").mkdir()
+    bad = BadFront(object_store)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", bad.url)
+    yield bad
+    bad.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["throttled", "silent", "broken off"])
+def test_s3_that_answers_badly_costs_decodes_alone(images, object_store, front, coordinator, fault):
+    expected = expected_pixels(images, resize=SIDE, crop=SIDE)
+    stack = coordinator("--lookahead-batches", "2", store="s3://bucket/store")
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
+        first = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        settled_stats(sampler)
+    assert stack.close_coordinator() == 0, stack.log.read_text()
+    assert list((object_store.directory / "bucket").rglob("*.pack"))
+    with stack.valkey.client() as client:
+        client.flushall()
+    front.one_in = 4 if fault == "silent" else 2
+    front.fault = fault
+    stack.start_coordinator()
+    began_s = time.monotonic()
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
+        second = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        stats = settled_stats(sampler)
+    assert time.monotonic() - began_s < LONGEST_S
+    assert front.spoilt
+    assert second == first
+    assert_exactly_once(second, expected)
+    assert stats.samples_produced + stats.samples_restored == len(expected)
+    assert stats.samples_restored or fault != "throttled"
+    if stats.samples_produced:
+        assert "s3://bucket/store" in stack.log.read_text()

@@ -1,7 +1,5 @@
 """The page of ``superdl top --web`` in a real browser, beside a real coordinator and real functions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

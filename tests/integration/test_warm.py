@@ -1,13 +1,16 @@
 """``superdl warm`` over a real coordinator, cache and functions: what it leaves in the cache, what it tells,
-when it stops.
+and where something bounds, breaks or interrupts it: money, time, killed parts.
 """
 
-from __future__ import annotations
+import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 
 from superdl.coordinator.core import footprint
+from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.sampler.rpc import FIRST_CONTACT, Client
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
@@ -16,7 +19,18 @@ from superdl.super_wire.keys import cache_keys
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.warming import LARGE, SIDE, told, warm
+
+SIDE = 32
+LARGE = 128
+
+
+def warm(stack, source, *options, side=SIDE):
+    sizes = ("--resize", str(side), "--crop", str(side))
+    return main(["warm", str(source), "--coordinator", stack.address, *sizes, *options])
+
+
+def told(capsys):
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +45,6 @@ def pressed():
     """A cache of 24 MB, of which 18 are for records."""
     with Stack(maxmemory="24mb", arguments=("--slots", "2")) as running:
         yield running
-
-
-def plan(stack, source, *, side=SIDE, **order):
-    """What a coming job reads, in its order."""
-    dataset = SuperDataset(source, Recipe.image(resize=side, crop=side))
-    order = {"shuffle": True} | order
-    with SuperSampler(dataset, batch_size=10, coordinator=stack.address, **order) as sampler:
-        return list(sampler), dataset
-
-
-def there(stack, keys):
-    with stack.valkey.client() as client:
-        return [bool(client.exists(key)) for key in keys]
 
 
 def never_full(stack):
@@ -111,8 +112,10 @@ def plan_presence(stack, source, *, seed):
     """What of an epoch's samples is there, in its order; seen before the asking changes it."""
     with stack.valkey.client() as client:
         found = set(client.keys("super:r1:*"))
-    refs, _ = plan(stack, source, side=LARGE, seed=seed)
-    return [key in found for ref in refs for key in cache_keys(ref.sample_ids)]
+    dataset = SuperDataset(source, Recipe.image(resize=LARGE, crop=LARGE))
+    order = {"batch_size": 10, "shuffle": True, "seed": seed}
+    with SuperSampler(dataset, coordinator=stack.address, **order) as sampler:
+        return [key in found for ref in sampler for key in cache_keys(ref.sample_ids)]
 
 
 @pytest.mark.slow
@@ -138,3 +141,107 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(tmp_path, cap
         assert 600 <= sum(packed) < 660
         assert warm(stack, source, "--json", side=LARGE) == 0
         assert told(capsys)["invocations"] == 0
+
+
+class Hook:
+    """Does something once, when a sample is warm."""
+
+    def __init__(self, monkeypatch, act):
+        self.act, self.done = act, False
+        update = Progress.update
+
+        def updating(progress, task, *, completed, phrase):
+            update(progress, task, completed=completed, phrase=phrase)
+            if completed and not self.done:
+                self.done = True
+                self.act()
+
+        monkeypatch.setattr(Progress, "update", updating)
+
+
+@contextmanager
+def half_warm(tmp_path):
+    """A running stack and 800 images, a third of which are warm; its functions are suspended."""
+    with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
+        source = write_images(tmp_path, 800)
+        assert warm(stack, source, "--max-bytes", "1mb") == 0
+        functions = stack.functions()
+        for process in functions:
+            process.suspend()
+        try:
+            yield stack, source
+        finally:
+            for process in functions:
+                process.resume()
+
+
+def test_a_cache_that_is_gone_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
+    with half_warm(tmp_path) as (stack, source):
+        capsys.readouterr()
+        hook = Hook(monkeypatch, stack.valkey.kill)
+        assert warm(stack, source, "--json", "--patience", "1") == 1
+        report = told(capsys)
+        assert hook.done
+        assert (report["ended"], report["samples"]) == ("stalled", 800)
+        assert 0 < report["warm"] < 800
+        assert report["why"]
+
+
+def test_money_bounds_it(tmp_path, capsys):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[local]\ninvocation = 0.001\n")
+    with Stack(arguments=("--slots", "2", "--prices", str(prices), "--request-samples", "2")) as stack:
+        source = write_images(tmp_path / "images", 800)
+        assert warm(stack, source, "--json", "--max-usd", "0.2") == 1
+        report = told(capsys)
+        assert report["ended"] == "max_usd"
+        assert 0.1 < report["usd"] <= 0.25  # the last requests are smaller, and so dearer, than the mean
+        assert 0 < report["warm"] <= 500
+        assert report["invocations"] * 0.001 == pytest.approx(report["usd"])
+        assert warm(stack, source, "--json", "--max-usd", "0.00001") == 1
+        assert told(capsys)["invocations"] == 0
+
+
+@pytest.mark.slow
+def test_functions_and_a_coordinator_that_are_killed_are_got_over(tmp_path, capsys, monkeypatch):
+    with Stack(arguments=("--slots", "2")) as stack:
+        for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
+            hook = Hook(monkeypatch, act)
+            source = write_images(tmp_path / str(number), 700, seed=number)
+            assert warm(stack, source, "--json") == 0
+            assert hook.done
+            assert told(capsys)["warm"] == 700
+            monkeypatch.undo()
+        with stack.valkey.client() as client:
+            assert len(client.keys("super:r1:*")) == 1400
+
+
+def kill_functions(stack):
+    for process in stack.functions():
+        process.kill()
+
+
+def restart(stack):
+    stack.kill_coordinator()
+    stack.start_coordinator()
+
+
+def test_an_interrupt_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with half_warm(tmp_path) as (stack, source):
+        capsys.readouterr()
+        hook = Hook(monkeypatch, interrupt)
+        assert warm(stack, source, "--json") == 130
+        report = told(capsys)
+        assert hook.done
+        assert report["ended"] == "interrupted"
+        assert 0 < report["warm"] < 800
+        assert main(["stats", "--coordinator", stack.address]) == 0
+        assert "no open jobs" in capsys.readouterr().out
+        monkeypatch.undo()
+        for process in stack.functions():
+            process.resume()
+        assert warm(stack, source, "--json") == 0
+        assert told(capsys)["hits"] >= report["warm"]

@@ -1,4 +1,4 @@
-"""Records, packs, segments: they come back, keep their form, and no change of a byte gives anything else."""
+"""Records and packs: they come back, keep their form, and no change of a byte gives anything else."""
 
 from __future__ import annotations
 
@@ -29,17 +29,12 @@ from superdl.super_wire.record import (
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
 from superdl.super_wire.store import (
     check_record,
-    pack_segment,
-)
-from superdl.super_wire.store.pack import (
-    read_segment,
 )
 from tests.hostile.fuzz_wire import mutate
 from tests.super_wire.store.packing import (
     index_of,
     pack_bytes,
     records,
-    segment_of,
 )
 
 if TYPE_CHECKING:
@@ -82,11 +77,6 @@ def contents(data):
     return index.meta, held
 
 
-def segment_in(data):
-    segment = read_segment(data)
-    return segment.packs, segment.entries.tobytes()
-
-
 @dataclass(frozen=True)
 class Form:
     """``good`` bytes, their reader, the xxh3-64 by which a change of form shows, and bytes nothing guards."""
@@ -125,11 +115,6 @@ FORMS = {
         TIMES,
     ),
     "pack": Form(pack_bytes(SAMPLES), contents, "b04a75e324f9c736", PADDING),
-    "segment": Form(
-        pack_segment(segment_of(pack_bytes(records([1, 5])), pack_bytes(records([9], seed=1)))),
-        segment_in,
-        "b777b7badffd60af",
-    ),
 }
 
 

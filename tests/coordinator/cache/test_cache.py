@@ -1,8 +1,5 @@
 """The coordinator's side of a real cache: audits, deletions, tombstones, the lock, the budget, errors."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
 import dataclasses
 
@@ -30,16 +27,6 @@ async def open_cache(address, owner=""):
         await cache.close()
 
 
-def on(address, use, owner=""):
-    """Run ``use(cache)`` on a cache of its own and give what it gives."""
-
-    async def run():
-        async with open_cache(address, owner) as cache:
-            return await use(cache)
-
-    return asyncio.run(run())
-
-
 def an_id(number):
     return number.to_bytes(16, "big")
 
@@ -53,7 +40,7 @@ def a_tombstone(key="a.jpg", message="cannot be decoded"):
     return Tombstone(key, "undecodable", message, permanent=True)
 
 
-def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
+async def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
     tombstone = pack_tombstone(a_tombstone(), an_id(0))
     record = a_record(1)
     pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
@@ -72,7 +59,9 @@ def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
         client.set(cache_key(an_id(9)), record[:8] + b"\xff" * 8 + record[16:])  # of another length
         client.set(cache_key(an_id(10)), pointer)
         client.set(cache_key(an_id(11)), pointer[:-1])
-    found = on(either.url, lambda cache: cache.audit(ids))
+    async with open_cache(either.url) as cache:
+        found = await cache.audit(ids)
+        assert not (await cache.audit(b"")).size
     assert found.tolist() == [
         len(record),
         len(arrays),
@@ -81,121 +70,100 @@ def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
         A_POINTER + len(pointer),
         0,
     ]
-    assert on(either.url, lambda cache: cache.audit(b"")).tolist() == []
 
 
-def test_tombstones_expire_and_overwrite_nothing(either):
+async def test_tombstones_expire_and_overwrite_nothing(either):
     record, tombstone = a_record(1), dataclasses.replace(a_tombstone(), permanent=False)
     with either.client() as client:
         client.set(cache_key(an_id(1)), record)
-        on(either.url, lambda cache: cache.bury(an_id(1) + an_id(2), [tombstone, tombstone], 60.0))
+        async with open_cache(either.url) as cache:
+            await cache.bury(an_id(1) + an_id(2), [tombstone, tombstone], 60.0)
         assert client.get(cache_key(an_id(1))) == record
         assert client.pttl(cache_key(an_id(1))) == -1
         assert read_tombstone(client.get(cache_key(an_id(2)))) == tombstone
         assert 0 < client.pttl(cache_key(an_id(2))) <= 60_000
 
 
-def test_the_lock_is_taken_once_and_then_renewed(either):
-    async def use(cache):
-        taken = await cache.hold_lock()
+async def test_the_lock_is_taken_once_and_then_renewed(either):
+    async with open_cache(either.url) as cache:
+        assert await cache.hold_lock()
         with either.client() as client:
             client.pexpire(LOCK_KEY, 1000)
-            renewed = await cache.hold_lock()
-            return taken, renewed, client.pttl(LOCK_KEY)
-
-    taken, renewed, ttl_ms = on(either.url, use)
-    assert (taken, renewed) == (True, False)
-    assert 1000 < ttl_ms <= LOCK_TTL_S * 1000
+            assert not await cache.hold_lock()
+            assert 1000 < client.pttl(LOCK_KEY) <= LOCK_TTL_S * 1000
 
 
 @pytest.mark.parametrize(("owner", "other"), [("me", "me2"), ("me", "m"), ("me", ""), ("", "")])
-def test_another_owner_is_refused_and_told_where_and_for_how_long(valkey, owner, other):
-    async def use(first):
+async def test_another_owner_is_refused_and_told_where_and_for_how_long(valkey, owner, other):
+    async with open_cache(valkey.url, owner) as first, open_cache(valkey.url, other) as second:
         await first.hold_lock()
-        async with open_cache(valkey.url, other) as second:
-            with pytest.raises(LockHeldError, match="another coordinator owns the cache") as caught:
-                await second.hold_lock()
-        return caught.value
-
-    error = on(valkey.url, use, owner)
-    assert valkey.url in str(error)
-    assert 0 < error.expires_in_s <= LOCK_TTL_S
+        with pytest.raises(LockHeldError, match="another coordinator owns the cache") as caught:
+            await second.hold_lock()
+    assert valkey.url in str(caught.value)
+    assert 0 < caught.value.expires_in_s <= LOCK_TTL_S
 
 
-def test_a_restarted_coordinator_takes_the_lock_of_its_owner_over_for_good(valkey):
-    async def use(old):
+async def test_a_restarted_coordinator_takes_the_lock_of_its_owner_over_for_good(valkey):
+    async with open_cache(valkey.url, "me") as old, open_cache(valkey.url, "me") as new:
         await old.hold_lock()
-        async with open_cache(valkey.url, "me") as new:
-            assert await new.hold_lock()
-            with pytest.raises(LockHeldError):  # the old one, should it still live, does not take it back
-                await old.hold_lock()
-            await old.release_lock()
-            assert not await new.hold_lock()
-
-    on(valkey.url, use, owner="me")
+        assert await new.hold_lock()
+        with pytest.raises(LockHeldError):  # the old one, should it still live, does not take it back
+            await old.hold_lock()
+        await old.release_lock()
+        assert not await new.hold_lock()
 
 
-def test_releasing_frees_the_own_lock_alone_and_one_that_is_gone_is_taken(valkey):
-    async def use(first):
+async def test_releasing_frees_the_own_lock_alone_and_one_that_is_gone_is_taken(valkey):
+    async with open_cache(valkey.url) as first, open_cache(valkey.url) as second:
         await first.hold_lock()
-        async with open_cache(valkey.url) as second:
-            await second.release_lock()
-            with pytest.raises(LockHeldError):
-                await second.hold_lock()
-            await first.release_lock()
-            assert await second.hold_lock()
-            with valkey.client() as client:
-                client.flushall()
-            assert [await second.hold_lock(), await second.hold_lock()] == [True, False]
-
-    on(valkey.url, use)
+        await second.release_lock()
+        with pytest.raises(LockHeldError):
+            await second.hold_lock()
+        await first.release_lock()
+        assert await second.hold_lock()
+        with valkey.client() as client:
+            client.flushall()
+        assert [await second.hold_lock(), await second.hold_lock()] == [True, False]
 
 
-def fill(server, *, records):
+def fill(server):
     with server.client() as client:
-        for number in range(records):
+        for number in range(1000):
             client.set(cache_key(an_id(number)), bytes(64 * 1024))
 
 
-def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
+async def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
     server = Valkey(maxmemory="4mb")
     server.start()
-
-    async def use(cache):
-        await cache.hold_lock()
-        await cache.agree_on_fingerprint("d1")
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
-            fill(server, records=1000)
-        assert not await cache.hold_lock()
-        assert await cache.agree_on_fingerprint("d1") == ("d1", False)
-        await cache.drop(b"".join(map(an_id, range(1000))))
-        return (await cache.audit(an_id(0))).tolist()
-
     try:
-        assert on(server.unix_url, use) == [0]
+        async with open_cache(server.unix_url) as cache:
+            await cache.hold_lock()
+            await cache.agree_on_fingerprint("d1")
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                fill(server)
+            assert not await cache.hold_lock()
+            assert await cache.agree_on_fingerprint("d1") == ("d1", False)
+            await cache.drop(b"".join(map(an_id, range(1000))))
+            assert (await cache.audit(an_id(0))).tolist() == [0]
     finally:
         server.close()
 
 
-def test_the_first_fingerprint_stays(valkey):
-    async def use(cache):
-        return [await cache.agree_on_fingerprint(digest) for digest in ("aa", "aa", "bb")]
-
-    assert on(valkey.url, use) == [("aa", True), ("aa", False), ("aa", False)]
+async def test_the_first_fingerprint_stays(valkey):
+    async with open_cache(valkey.url) as cache:
+        agreed = [await cache.agree_on_fingerprint(digest) for digest in ("aa", "aa", "bb")]
+    assert agreed == [("aa", True), ("aa", False), ("aa", False)]
     with valkey.client() as client:
         assert client.ttl(FINGERPRINT_KEY) == -1
 
 
-def test_the_server_tells_memory_policy_and_identity(either):
+async def test_the_server_tells_memory_policy_and_identity(either):
     with either.client() as client:
         client.set("a", "b")
-
-    async def use(cache):
+    async with open_cache(either.unix_url) as cache:
         before = await cache.info()
         either.restart_empty()
-        return before, await cache.info()  # over a connection that broke while it was idle
-
-    before, after = on(either.unix_url, use)
+        after = await cache.info()  # over a connection that broke while it was idle
     assert before.maxmemory == 512 * MB
     assert before.policy == "noeviction"
     assert before.keys == 1
@@ -223,37 +191,31 @@ def test_the_budget_leaves_headroom(maxmemory, system_memory, wanted, expected):
     assert info.budget(wanted) == expected
 
 
-def test_every_command_names_an_unreachable_cache(valkey):
+async def test_every_command_names_an_unreachable_cache(valkey):
     valkey.kill()
-    commands = [
-        lambda cache: cache.info(),
-        lambda cache: cache.hold_lock(),
-        lambda cache: cache.agree_on_fingerprint("aa"),
-        lambda cache: cache.audit(an_id(0)),
-        lambda cache: cache.drop(an_id(0)),
-        lambda cache: cache.bury(an_id(0), [a_tombstone()], 1.0),
-        lambda cache: cache.streams.take([b"s"], block_ms=1, count=1),
-        lambda cache: cache.streams.begin(b"s"),
-        lambda cache: cache.streams.keep([b"s"]),
-        lambda cache: cache.streams.delete(b"s"),
-    ]
-    for command in commands:
-        with pytest.raises(CacheUnreachableError, match=valkey.url):
-            on(valkey.url, command)
-
-
-@pytest.fixture
-def guarded(valkey):
-    """A server that wants a password."""
-    with valkey.client() as client:
-        client.config_set("requirepass", "right")
-    return valkey
+    async with open_cache(valkey.url) as cache:
+        for command in (
+            cache.info,
+            cache.hold_lock,
+            lambda: cache.agree_on_fingerprint("aa"),
+            lambda: cache.audit(an_id(0)),
+            lambda: cache.drop(an_id(0)),
+            lambda: cache.bury(an_id(0), [a_tombstone()], 1.0),
+            lambda: cache.streams.take([b"s"], block_ms=1, count=1),
+            lambda: cache.streams.begin(b"s"),
+            lambda: cache.streams.keep([b"s"]),
+            lambda: cache.streams.delete(b"s"),
+        ):
+            with pytest.raises(CacheUnreachableError, match=valkey.url):
+                await command()
 
 
 @pytest.mark.parametrize("form", ["url", "unix_url"])
 @pytest.mark.parametrize("password", [None, "", "wrong"])
-def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, password, form):
-    address = getattr(guarded, form)
+async def test_a_wrong_password_is_refused_and_not_repeated(valkey, monkeypatch, password, form):
+    address = getattr(valkey, form)
+    with valkey.client() as client:
+        client.config_set("requirepass", "right")
     monkeypatch.delenv("SUPER_CACHE_USERNAME", raising=False)
     if password is None:
         monkeypatch.delenv("SUPER_CACHE_PASSWORD", raising=False)
@@ -261,14 +223,16 @@ def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, pass
         monkeypatch.setenv("SUPER_CACHE_PASSWORD", password)
     refusal = f"the cache at {address} refused.*set SUPER_CACHE_USERNAME"
     with pytest.raises(CacheError, match=refusal) as caught:
-        on(address, lambda cache: cache.info())
+        async with open_cache(address) as cache:
+            await cache.info()
     assert not isinstance(caught.value, CacheUnreachableError)
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "right")
-    assert on(address, lambda cache: cache.info()).keys == 0
+    async with open_cache(address) as cache:
+        assert (await cache.info()).keys == 0
 
 
-def test_a_record_is_read_back_to_its_end(either):
+async def test_a_record_is_read_back_to_its_end(either):
     tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])
     pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
@@ -276,7 +240,8 @@ def test_a_record_is_read_back_to_its_end(either):
     with either.client() as client:
         for number, value in enumerate(values):
             client.set(cache_key(an_id(number)), value)
-    found = on(either.url, lambda cache: cache.read_back(b"".join(map(an_id, range(8)))))
+    async with open_cache(either.url) as cache:
+        found = await cache.read_back(b"".join(map(an_id, range(8))))
     assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, A_POINTER + len(pointer), 0, 0]
 
 

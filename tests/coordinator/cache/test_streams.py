@@ -1,7 +1,5 @@
 """Read reports become events, and outcomes reach those who wait for them, once. Bad entries are skipped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -65,15 +63,12 @@ async def read_until(reader, condition):
             await reader.read_once()
 
 
-def test_a_report_becomes_an_event(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            send(valkey)
-            await read_until(reader, lambda: events)
-            return events
-
-    (event,) = asyncio.run(work())
+async def test_a_report_becomes_an_event(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("job")
+        send(valkey)
+        await read_until(reader, lambda: events)
+    (event,) = events
     assert (event.job, event.rank, event.epoch, event.position) == ("job", 1, 2, 3)
     assert (event.samples, event.hits, event.straight) == (8, 6, 4)
     assert (event.wait_us, event.read_us) == (40, 50)
@@ -82,78 +77,68 @@ def test_a_report_becomes_an_event(valkey):
     assert event.done is False
 
 
-def test_every_report_comes_once_and_in_order(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("a")
-            await reader.follow("b")
-            for position in range(700):
-                send(valkey, "a" if position % 2 else "b", position=position)
-            await read_until(reader, lambda: len(events) >= 700)
-            send(valkey, "a", position=9999)
-            await read_until(reader, lambda: events[-1].position == 9999)
-            return events
-
-    events = asyncio.run(work())
+async def test_every_report_comes_once_and_in_order(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("a")
+        await reader.follow("b")
+        for position in range(700):
+            send(valkey, "a" if position % 2 else "b", position=position)
+        await read_until(reader, lambda: len(events) >= 700)
+        send(valkey, "a", position=9999)
+        await read_until(reader, lambda: events[-1].position == 9999)
     assert len(events) == 701
     for job, odd in (("a", 1), ("b", 0)):
         positions = [event.position for event in events[:-1] if event.job == job]
         assert positions == list(range(odd, 700, 2))
 
 
-def test_a_stream_that_nobody_keeps_expires(valkey):
+async def test_a_stream_that_nobody_keeps_expires(valkey):
     """Also where readers made it anew, after the cache was emptied."""
+    with valkey.client() as client:
 
-    async def work():
+        def lives_for_an_hour():
+            return 3500 < client.ttl(report_stream("job")) <= 3600
+
         async with reading(valkey) as (reader, _):
             await reader.follow("job")
-            lives_s = [client.ttl(report_stream("job"))]
+            assert lives_for_an_hour()
             send(valkey)
             await reader.keep(0.0)
-            lives_s.append(client.ttl(report_stream("job")))
+            assert lives_for_an_hour()
             client.flushall()
             send(valkey)
             await reader.keep(59.0)
             assert client.ttl(report_stream("job")) == -1, "once in a minute"
             await reader.keep(60.0)
-            return [*lives_s, client.ttl(report_stream("job"))]
-
-    with valkey.client() as client:
-        assert all(3500 < life_s <= 3600 for life_s in asyncio.run(work()))
+            assert lives_for_an_hour()
 
 
-def test_a_new_job_is_soon_heard_while_others_are_waited_for(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("quiet")
-            waiting = asyncio.create_task(reader.read_once())
-            await reader.follow("new")
-            send(valkey, "new")
-            async with asyncio.timeout(5):
-                await waiting
-                await reader.read_once()
-            return events
-
-    assert [event.job for event in asyncio.run(work())] == ["new"]
+async def test_a_new_job_is_soon_heard_while_others_are_waited_for(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("quiet")
+        waiting = asyncio.create_task(reader.read_once())
+        await reader.follow("new")
+        send(valkey, "new")
+        async with asyncio.timeout(5):
+            await waiting
+            await reader.read_once()
+    assert [event.job for event in events] == ["new"]
 
 
-def test_a_job_that_is_left_is_not_read_any_more_and_its_stream_is_gone(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("left")
-            await reader.follow("kept")
-            send(valkey, "left", position=1)
-            await reader.leave("left")
-            await reader.leave("left")
-            await reader.leave("never followed")
-            with valkey.client() as client:
-                assert not client.exists(report_stream("left"))
-            send(valkey, "left", position=2)
-            send(valkey, "kept", position=3)
-            await read_until(reader, lambda: events)
-            return events
-
-    assert [(event.job, event.position) for event in asyncio.run(work())] == [("kept", 3)]
+async def test_a_job_that_is_left_is_not_read_any_more_and_its_stream_is_gone(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("left")
+        await reader.follow("kept")
+        send(valkey, "left", position=1)
+        await reader.leave("left")
+        await reader.leave("left")
+        await reader.leave("never followed")
+        with valkey.client() as client:
+            assert not client.exists(report_stream("left"))
+        send(valkey, "left", position=2)
+        send(valkey, "kept", position=3)
+        await read_until(reader, lambda: events)
+    assert [(event.job, event.position) for event in events] == [("kept", 3)]
 
 
 def numbers(**changes):
@@ -177,18 +162,14 @@ BAD_ENTRIES = {
 
 
 @pytest.mark.parametrize("entry", BAD_ENTRIES.values(), ids=BAD_ENTRIES.keys())
-def test_an_entry_that_cannot_be_read_is_counted_and_skipped(valkey, caplog, entry):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            with valkey.client() as client:
-                client.xadd(report_stream("job"), entry)
-            send(valkey, position=7)
-            await read_until(reader, lambda: events)
-            return reader.unreadable, events
-
-    unreadable, events = asyncio.run(work())
-    assert unreadable == 1
+async def test_an_entry_that_cannot_be_read_is_counted_and_skipped(valkey, caplog, entry):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("job")
+        with valkey.client() as client:
+            client.xadd(report_stream("job"), entry)
+        send(valkey, position=7)
+        await read_until(reader, lambda: events)
+    assert reader.unreadable == 1
     assert [event.position for event in events] == [7]
     assert "a read report of job job is skipped" in caplog.text
 
@@ -203,70 +184,59 @@ FORGED_IDS = {
 
 
 @pytest.mark.parametrize("forged", FORGED_IDS.values(), ids=FORGED_IDS.keys())
-def test_an_id_that_only_a_forger_gives_hides_no_report_that_follows(either, caplog, forged):
+async def test_an_id_that_only_a_forger_gives_hides_no_report_that_follows(either, caplog, forged):
     """By its ACL user a reader may XADD to every report stream, and do nothing else."""
 
-    async def work():
-        async with reading(either) as (reader, events):
-            with either.client() as client:
-                client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anybody follows
-                for job in ("job", "another"):
-                    await reader.follow(job)
-                for turn in range(2):
-                    with contextlib.suppress(redis.exceptions.ResponseError):  # the same as before
-                        client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)
-                    send(either, "another", position=turn)
-                    while client.xlen(report_stream("job")):
-                        await reader.read_once()
-                    send(either, position=turn)
-                    await read_until(reader, lambda turn=turn: ("job", turn) in map(where, events))
-            return [where(event) for event in events if event.position != REPORT.position]
-
-    assert sorted(asyncio.run(work())) == [(job, turn) for job in ("another", "job") for turn in range(2)]
+    async with reading(either) as (reader, events):
+        with either.client() as client:
+            client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anybody follows
+            for job in ("job", "another"):
+                await reader.follow(job)
+            for turn in range(2):
+                with contextlib.suppress(redis.exceptions.ResponseError):  # the same as before
+                    client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)
+                send(either, "another", position=turn)
+                while client.xlen(report_stream("job")):
+                    await reader.read_once()
+                send(either, position=turn)
+                await read_until(reader, lambda turn=turn: ("job", turn) in map(where, events))
+    heard = [where(event) for event in events if event.position != REPORT.position]
+    assert sorted(heard) == [(job, turn) for job in ("another", "job") for turn in range(2)]
     told = [record for record in caplog.records if getattr(record, "cause", "") == "forged report"]
     assert bool(told) == (int(forged.split("-")[0]) > 2**62)
 
 
-def test_reports_that_are_too_large_to_be_read_are_dropped_and_those_that_follow_are_read(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            with valkey.client() as client:
-                client.xadd(report_stream("job"), {b"x": bytes(17 * 2**20)})
-                with pytest.raises(CacheUnreachableError):
-                    await reader.read_once()
-            send(valkey, position=4)
-            await read_until(reader, lambda: events)
-            return events
-
-    assert [event.position for event in asyncio.run(work())] == [4]
-
-
-def test_a_cache_that_is_away_is_an_error_and_reading_goes_on_when_it_is_back(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            valkey.kill()
+async def test_reports_that_are_too_large_to_be_read_are_dropped_and_those_that_follow_are_read(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("job")
+        with valkey.client() as client:
+            client.xadd(report_stream("job"), {b"x": bytes(17 * 2**20)})
             with pytest.raises(CacheUnreachableError):
                 await reader.read_once()
-            valkey.start()
-            send(valkey, position=4)
-            await read_until(reader, lambda: events)
-            return events
-
-    assert [event.position for event in asyncio.run(work())] == [4]
+        send(valkey, position=4)
+        await read_until(reader, lambda: events)
+    assert [event.position for event in events] == [4]
 
 
-def test_a_job_that_closes_has_all_its_reports_read_at_once(valkey):
-    async def work():
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            for position in range(700):  # more than one read gives
-                send(valkey, position=position)
-            await reader.catch_up("job")
-            return events
+async def test_a_cache_that_is_away_is_an_error_and_reading_goes_on_when_it_is_back(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("job")
+        valkey.kill()
+        with pytest.raises(CacheUnreachableError):
+            await reader.read_once()
+        valkey.start()
+        send(valkey, position=4)
+        await read_until(reader, lambda: events)
+    assert [event.position for event in events] == [4]
 
-    assert [event.position for event in asyncio.run(work())] == list(range(700))
+
+async def test_a_job_that_closes_has_all_its_reports_read_at_once(valkey):
+    async with reading(valkey) as (reader, events):
+        await reader.follow("job")
+        for position in range(700):  # more than one read gives
+            send(valkey, position=position)
+        await reader.catch_up("job")
+    assert [event.position for event in events] == list(range(700))
 
 
 ENOUGH_S = 20.0

@@ -1,8 +1,5 @@
 """What nobody accounts for is deleted from a real cache, and nothing else, whatever comes in between."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
 
 import numpy as np
@@ -46,57 +43,50 @@ async def sweeping_of(valkey, known):
         await cache.close()
 
 
-def steps(valkey, known, times):
-    async def work():
-        async with sweeping_of(valkey, known) as sweep:
-            for now_s in times:
-                await sweep.step(now_s)
-
-    asyncio.run(work())
+async def steps(valkey, known, times):
+    async with sweeping_of(valkey, known) as sweep:
+        for now_s in times:
+            await sweep.step(now_s)
 
 
-def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
+async def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
     ours, others, strangers = ids_of(0, 3000), ids_of(1, 3000), ids_of(2, 6000)
     fill(valkey, ours, others, strangers)
     with valkey.client() as client:
         client.set(RECORD_PREFIX + b"no id of ours", b"x")
         client.set(b"somebody else's", b"x")
-    steps(valkey, lambda: [ours, others], range(20))
+    await steps(valkey, lambda: [ours, others], range(20))
     assert left(valkey) == keys_of(ours, others) | {RECORD_PREFIX + b"no id of ours"}
     with valkey.client() as client:
         assert client.exists(b"somebody else's")
 
 
-def test_steps_are_small_and_nothing_goes_while_it_cannot_be_told_what_is_known(valkey):
+async def test_steps_are_small_and_nothing_goes_while_it_cannot_be_told_what_is_known(valkey):
     strangers = ids_of(2, 50_000)
     fill(valkey, strangers)
-    steps(valkey, lambda: None, range(5))
-    steps(valkey, list, range(5))
+    await steps(valkey, lambda: None, range(5))
+    await steps(valkey, list, range(5))
     assert left(valkey) == keys_of(strangers), "too few were seen to be compared"
-    steps(valkey, list, range(12))
+    await steps(valkey, list, range(12))
     assert 0 < 50_000 - len(left(valkey)) <= 3 * sweeping._DELETED_PER_STEP
 
 
-def test_what_becomes_known_during_a_step_is_spared(valkey):
+async def test_what_becomes_known_during_a_step_is_spared(valkey):
     late = ids_of(3, 100)
     fill(valkey, late)
     answers = iter([[], [], [late], [late], [late], [late]])
-    steps(valkey, lambda: next(answers), range(2))
+    await steps(valkey, lambda: next(answers), range(2))
     assert left(valkey) == keys_of(late)
 
 
-def test_a_pass_that_found_nothing_is_followed_by_a_pause(valkey):
+async def test_a_pass_that_found_nothing_is_followed_by_a_pause(valkey):
     strangers = ids_of(2, 100)
-
-    async def work():
-        async with sweeping_of(valkey, list) as sweep:
-            await sweep.step(0.0)
-            fill(valkey, strangers)
-            await sweep.step(599.0)
-            assert left(valkey) == keys_of(strangers)
-            await sweep.step(600.0)
-
-    asyncio.run(work())
+    async with sweeping_of(valkey, list) as sweep:
+        await sweep.step(0.0)
+        fill(valkey, strangers)
+        await sweep.step(599.0)
+        assert left(valkey) == keys_of(strangers)
+        await sweep.step(600.0)
     assert not left(valkey)
 
 

@@ -1,7 +1,5 @@
 """The engine on a real core and a real cache: actions are carried out in order, results become events."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from dataclasses import replace

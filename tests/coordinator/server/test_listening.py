@@ -1,7 +1,5 @@
 """Ports: any bytes and calls that begin and never go on hold nothing that others need."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import select
@@ -26,7 +24,6 @@ from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, Coordin
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S, serving
 from tests.fixtures.half_calls import HalfCalls
-from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey
 from tests.hostile.fuzz_wire import mutate
@@ -63,7 +60,7 @@ def listening_on(serving_loop, address):
     """Listen on ``address`` until a client has connected."""
 
     async def work():
-        server, _ = await listen(address, CoordinatorServicer())
+        server = await listen(address, CoordinatorServicer())
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 await channel.channel_ready()
@@ -71,16 +68,6 @@ def listening_on(serving_loop, address):
             await server.stop(0)
 
     serving_loop.run(work())
-
-
-async def test_a_port_is_listened_on_alone(serving_loop):
-    address = f"127.0.0.1:{free_port()}"
-    server, _ = await listen(address, CoordinatorServicer())
-    try:
-        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
-            await listen(address, CoordinatorServicer())
-    finally:
-        await server.stop(0)
 
 
 def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory):
@@ -94,16 +81,21 @@ def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory)
 def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
     path, precious = directory / "c.sock", directory / "precious.txt"
     precious.write_text("mine")
-    with socket.socket(socket.AF_UNIX) as living:
+    with (
+        socket.socket(socket.AF_UNIX) as living,
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken,  # it would share its port
+    ):
         living.bind(str(path))
         living.listen()
-        for there, reason in (
-            (path, "somebody answers there"),
-            (precious, "which is no socket"),
-            (directory / "no" / "c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
+        port = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, reason in (
+            (f"unix:{path}", "somebody answers there"),
+            (f"unix:{precious}", "which is no socket"),
+            (f"unix:{directory}/no/c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
+            (port, f"cannot listen on {port}"),
         ):
             with pytest.raises(ConfigError, match=reason):
-                listening_on(serving_loop, f"unix:{there}")
+                listening_on(serving_loop, address)
         assert path.is_socket()
     assert precious.read_text() == "mine"
 
@@ -234,27 +226,22 @@ def answer(port):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [CLOSE_JOB, "/no.such/Method", "/grpc.health.v1.Health/Watch"],
+    ("path", "is_probe"),
+    [
+        (CLOSE_JOB, False),
+        ("/no.such/Method", False),
+        ("/grpc.health.v1.Health/Watch", False),
+        ("/grpc.health.v1.Health/Check", True),
+    ],
 )
-def test_strangers_are_refused_without_waiting_for_their_messages(serving_loop, path):
-    def use(port, _):
-        with HalfCalls(port) as strangers:
-            for _ in range(3):
-                strangers.begin(path, CALLS // 2)
-                strangers.until_ended(CALLS // 2)
-            assert answer(port)
-
-    serving(serving_loop, use, tokens=Tokens(TOKEN))
-
-
-def test_health_is_told_without_waiting_for_the_question(serving_loop):
+def test_strangers_are_answered_without_waiting_for_their_messages(serving_loop, path, is_probe):
     def use(*ports):
-        for port in ports:
+        for port in ports[: 1 + is_probe]:
             with HalfCalls(port) as strangers:
                 for _ in range(3):
-                    strangers.begin("/grpc.health.v1.Health/Check", CALLS // 2)
+                    strangers.begin(path, CALLS // 2)
                     strangers.until_ended(CALLS // 2)
+                assert is_probe or answer(port)
 
     serving(serving_loop, use, tokens=Tokens(TOKEN))
 

@@ -1,7 +1,5 @@
 """Figures: what a scrape tells, how its labels are bounded, CloudWatch's lines, and troubles of executors."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

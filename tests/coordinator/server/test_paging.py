@@ -1,19 +1,11 @@
 """Pages of a plan: what fits, what is left out, and that batches are what the plan says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.dataset import Dataset, Listing
-from superdl.coordinator.core import (
-    Core,
-    CoreSettings,
-    DatasetFacts,
-    JobOpened,
-    Plan,
-)
+from superdl.coordinator.core import Core, CoreSettings, DatasetFacts, JobOpened, Plan
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.errors import PlanError
@@ -51,19 +43,9 @@ class Planned:
         for rank in range(self.plan.replicas):
             self.core.handle(JobOpened("job", facts, self.plan, rank), 0.0)
 
-    def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False, places=None):
-        job = self.core.job("job")
-        return page_of(
-            self.core,
-            job,
-            self.dataset,
-            rank=rank,
-            epoch=epoch,
-            start=start,
-            count=count,
-            with_keys=with_keys,
-            places=places,
-        )
+    def page(self, **options):
+        asked = {"rank": 0, "epoch": 0, "start": 0, "count": 1000, "with_keys": False} | options
+        return page_of(self.core, self.core.job("job"), self.dataset, **asked)
 
 
 def test_batches_are_those_of_the_plan():

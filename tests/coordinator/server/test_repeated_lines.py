@@ -1,7 +1,5 @@
 """A cause that repeats itself is one line at once, and one a minute with its count."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Every RPC over real gRPC: what it answers, and that asking again is safe."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

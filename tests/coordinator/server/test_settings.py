@@ -1,7 +1,5 @@
 """Settings: which source wins, what is refused by name, and what is needed to be reached from elsewhere."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import logging
@@ -10,7 +8,7 @@ import pytest
 
 from superdl.coordinator.server.settings import Settings, add_arguments, executor_context, load_settings
 from superdl.coordinator.server.trust import check_listen_address, leaves_this_machine, warn_if_insecure
-from superdl.coordinator.store import StoreChoice
+from superdl.coordinator.store.opening import StoreChoice
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import socket_path
 
@@ -21,7 +19,7 @@ def toml(tmp_path):
 
     def write(text):
         path = tmp_path / "coordinator.toml"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="latin-1")
         return str(path)
 
     return write
@@ -127,10 +125,8 @@ def test_executors_are_known_and_named_once(text):
 @pytest.mark.parametrize("line", ["executor = [1]", "slots = 2.5", "listen = 5", "insecure = 1"])
 def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
     file = toml(line)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"{file}: {line.split()[0]} "):
         load_settings({}, {}, file)
-    assert file in str(caught.value)
-    assert line.split()[0] in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +153,11 @@ def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
     assert "1234567890123456" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, b"slots = ", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path, content):
-    file = tmp_path / "broken.toml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
-        load_settings({}, {}, str(file))
+@pytest.mark.parametrize("content", [None, "slots = ", "\xff\xfe"])
+def test_a_file_that_is_no_toml_or_not_there_is_named(toml, content):
+    file = "/nowhere/coordinator.toml" if content is None else toml(content)
+    with pytest.raises(ConfigError, match=f"{file} cannot be read"):
+        load_settings({}, {}, file)
 
 
 AWAY = "0.0.0.0:50051"

@@ -1,23 +1,20 @@
 """A coordinator's certificates: from files and from text, renewed while it serves, and wrong ones told."""
 
-from __future__ import annotations
-
-import asyncio
 import logging
 import shutil
 import socket
 import ssl
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from superdl.coordinator.server import trust as trust_module
-from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.listening import Health
 from superdl.coordinator.server.trust import ServerTls
-from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
-from tests.fixtures.ports import free_port
 
 
 def shown(port, ca_file, client=None):
@@ -112,27 +109,17 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
         assert not expected or expected[1] in caplog.text
 
 
-async def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
+def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
+    health, tls = Health(), ServerTls(certificates.server.cert_file, certificates.server.key_file)
 
-    port, probed = free_port(), f"127.0.0.1:{free_port()}"
-    tls = ServerTls(certificates.server.cert_file, certificates.server.key_file)
-
-    def check(service, status):
-        with grpc.insecure_channel(probed) as channel:
+    def use(_, probed):
+        with grpc.insecure_channel(f"127.0.0.1:{probed}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            assert stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status == status
+            for service, health.serves in (("super.v1.Coordinator", True), ("", False)):
+                status = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
+                assert (status == health_pb2.HealthCheckResponse.SERVING) == health.serves
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary("/super.v1.Coordinator/GetJobStats")(b"", timeout=10)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
-    second = await listen_for_health(probed, health)
-    try:
-        await asyncio.to_thread(check, "super.v1.Coordinator", health_pb2.HealthCheckResponse.SERVING)
-        health.end()
-        await asyncio.to_thread(check, "", health_pb2.HealthCheckResponse.NOT_SERVING)
-    finally:
-        await second.stop(0)
-        await server.stop(0)
+    serving(serving_loop, use, tls=tls, health=health)

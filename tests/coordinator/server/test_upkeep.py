@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings
+from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings, headroom_bytes
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
@@ -48,21 +49,27 @@ def fill(valkey, share):
         return client.dbsize()
 
 
+class Kept(NamedTuple):
+    """An upkeep, and what it keeps."""
+
+    upkeep: Upkeep
+    cache: Cache
+    engine: Engine
+    reports: ReportReader
+    outcomes: OutcomeReader
+
+
 @contextlib.asynccontextmanager
 async def kept_at(address):
     cache = Cache(address, owner="me")
     info = await cache.info()
-    engine = Engine(
-        CoreSettings(budget_bytes=info.budget(0)),
-        cache,
-        [ScriptedExecutor(address)],
-        DatasetRegistry(max_age_s=1.0),
-    )
-    reports = ReportReader(cache.streams, engine.post_all)
+    settings = CoreSettings(budget_bytes=info.budget(0))
+    engine = Engine(settings, cache, [ScriptedExecutor(address)], DatasetRegistry(max_age_s=1.0))
+    reports, outcomes = ReportReader(cache.streams, engine.post_all), OutcomeReader(cache.streams)
+    upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
     try:
-        yield Upkeep(
-            cache, engine, reports, info=info, fingerprint="aa", outcomes=OutcomeReader(cache.streams)
-        )
+        await upkeep.once()
+        yield Kept(upkeep, cache, engine, reports, outcomes)
     finally:
         await engine.close()
         await cache.close()
@@ -73,59 +80,39 @@ def left(valkey):
         return sum(client.strlen(key) == RECORD_BYTES for key in client.keys(RECORD_PREFIX + b"*"))
 
 
-def records_after_a_look(valkey, source, serving_loop, *, settled=True):
-    """What is left in the cache by an upkeep's looks before and after a job misses samples."""
-
-    async def work():
-        async with kept_at(valkey.unix_url) as upkeep:
-            await agree_on_fingerprint(upkeep._cache, "aa")  # else the cache is taken for a new one
-            budget_bytes = (await upkeep._cache.info()).budget(0)
-            async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
-                upkeep._engine, upkeep._core = coordinator.engine, coordinator.engine.core
-                if settled:
-                    upkeep._settled_at_s = 0.0
-                await upkeep.once()
-                await coordinator.open(await coordinator.register(source))
-                await coordinator.page()
-                coordinator.engine.post(missed(range(4)))
-                await coordinator.until(lambda: coordinator.executor.requests)
-                await upkeep.once()
-
-    serving_loop.run(work())
-    return left(valkey)
-
-
-def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(small, source, serving_loop):
-    records = fill(small, 0.92)
-    assert 0.8 * records < records_after_a_look(small, source, serving_loop) < records
-
-
-async def test_it_stays_while_no_job_is_open(small):
-    records = fill(small, 0.92)
-    async with kept_at(small.unix_url) as upkeep:
-        upkeep._settled_at_s = 0.0
-        for _ in range(3):
-            await upkeep.once()
-        assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
-    assert left(small) == records
-
-
-@pytest.mark.parametrize(("share", "settled"), [(0.6, True), (0.92, False)], ids=["room", "may come back"])
-def test_it_stays_while_there_is_room_or_its_readers_may_come_back(
-    small, source, serving_loop, share, settled
+@pytest.mark.parametrize(
+    ("share", "settles_s", "reads", "goes"),
+    [(0.92, 0.0, True, True), (0.92, 0.0, False, False), (0.6, 0.0, True, False), (0.92, 60.0, True, False)],
+    ids=["needed", "no job", "room", "may come back"],
+)
+async def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(
+    small, source, serving_loop, monkeypatch, share, settles_s, reads, goes
 ):
-    records = fill(small, share)
-    assert records_after_a_look(small, source, serving_loop, settled=settled) == records
+    monkeypatch.setattr(upkeep_module, "_SETTLED_S", settles_s)
+    records, budget_bytes = fill(small, share), MAXMEMORY - headroom_bytes(MAXMEMORY)
+    async with running(small, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
+        cache, engine = coordinator.cache, coordinator.engine
+        await agree_on_fingerprint(cache, "aa")  # else the cache is taken for a new one
+        upkeep = Upkeep(cache, engine, coordinator.reports, info=await cache.info(), fingerprint="aa")
+        await upkeep.once()
+        if reads:
+            await coordinator.open(await coordinator.register(source))
+            await coordinator.page()
+            engine.post(missed(range(4)))
+            await coordinator.until(lambda: coordinator.executor.requests)
+        await upkeep.once()
+        assert share - 0.02 < engine.cache_load.fullest_share < 1.0
+    assert (left(small) < records) == goes
+    assert left(small) > 0.8 * records
 
 
 async def told_after(address, fault):
     """The kinds of event that the core is told of by the look after a fault."""
     told = []
-    async with kept_at(address) as upkeep:
-        await upkeep.once()
-        upkeep._engine.post = told.append
+    async with kept_at(address) as kept:
+        kept.engine.post = told.append
         await asyncio.to_thread(fault)
-        await upkeep.once()
+        await kept.upkeep.once()
     return {type(event) for event in told} & {CacheReset, CacheEvicted}
 
 
@@ -143,43 +130,36 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
             client.eval("local n = 0; for i = 1, 30000000 do n = n + i end", 0)
             return client.info("stats")["evicted_keys"]
 
-    async with kept_at(valkey_cluster.url) as upkeep:
-        await agree_on_fingerprint(upkeep._cache, "aa")
-        await upkeep.once()
+    async with kept_at(valkey_cluster.url) as kept:
         evicted_keys = await asyncio.to_thread(evict_and_count)
-        await upkeep.once()
-        load = upkeep._engine.cache_load
+        await kept.upkeep.once()
+        load = kept.engine.cache_load
         assert load.evicted_keys == evicted_keys > 0
         assert load.busiest_share > 0.05  # an idle one has a hundredth
-        await upkeep.once()
-        assert upkeep._engine.cache_load.evicted_keys == evicted_keys
+        await kept.upkeep.once()
+        assert kept.engine.cache_load.evicted_keys == evicted_keys
 
 
 async def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
-    async with kept_at(valkey.unix_url) as upkeep:
-        await upkeep.once()
-        outcomes = upkeep._outcomes
-        with outcomes.expecting("r") as outcome:
+    async with kept_at(valkey.unix_url) as kept:
+        with kept.outcomes.expecting("r") as outcome:
             await asyncio.to_thread(valkey.restart_empty)
             with valkey.client() as client:  # a function that ended meanwhile has made it anew
-                client.xadd(outcomes.stream, {"r": "{}"})
-            await upkeep.once()
+                client.xadd(kept.outcomes.stream, {"r": "{}"})
+            await kept.upkeep.once()
             with pytest.raises(CacheError, match="lost the stream"):
                 await outcome
 
 
 async def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
-    async with kept_at(valkey_cluster.url) as upkeep:
-        outcomes = upkeep._outcomes
-        await outcomes.begin()
-        await upkeep.once()
-        node = valkey_cluster.node_of(outcomes.stream.encode())
-        with outcomes.expecting("r") as outcome:
+    async with kept_at(valkey_cluster.url) as kept:
+        node = valkey_cluster.node_of(kept.outcomes.stream.encode())
+        with kept.outcomes.expecting("r") as outcome:
             await asyncio.to_thread(node.restart_empty)
             await asyncio.to_thread(valkey_cluster.wait_until_ready)
             with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
-                client.xadd(outcomes.stream, {"x": ""})
-            await upkeep.once()
+                client.xadd(kept.outcomes.stream, {"x": ""})
+            await kept.upkeep.once()
             with pytest.raises(CacheError, match="lost the stream"):
                 await asyncio.wait_for(outcome, 5.0)
 
@@ -208,14 +188,13 @@ async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, mo
     monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
     locking = valkey_cluster.node_of(LOCK_KEY)
     hanging = next(node for node in valkey_cluster.nodes if node is not locking)
-    async with kept_at(valkey_cluster.url) as upkeep:
-        await upkeep.once()
+    async with kept_at(valkey_cluster.url) as kept:
         hanging.process.send_signal(signal.SIGSTOP)
         try:
             with locking.client() as client:
                 client.pexpire(LOCK_KEY, 5000)
                 for _ in range(2):
-                    await upkeep.once()
+                    await kept.upkeep.once()
                 assert client.pttl(LOCK_KEY) > 5000
         finally:
             hanging.process.send_signal(signal.SIGCONT)
@@ -223,16 +202,15 @@ async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, mo
 
 async def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
     """Also where no command of the coordinator has met a slot that was moved."""
-    async with kept_at(valkey_cluster.url) as upkeep:
-        await upkeep.once()
-        before = upkeep._engine.core.state.budget_bytes
+    async with kept_at(valkey_cluster.url) as kept:
+        before = kept.engine.core.state.budget_bytes
         for slot in range(3):  # the fullest node is the measure, and counts differ by one
             await asyncio.to_thread(valkey_cluster.move, slot, 1)
         async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
-            while (after := upkeep._engine.core.state.budget_bytes) == before:
-                await upkeep.once()
+            while (after := kept.engine.core.state.budget_bytes) == before:
+                await kept.upkeep.once()
         for node in valkey_cluster.nodes:
             with node.client() as client:
                 client.config_set("maxmemory", 16 * 2**20)
-        await upkeep.once()
-        assert upkeep._engine.core.state.budget_bytes < after < before
+        await kept.upkeep.once()
+        assert kept.engine.core.state.budget_bytes < after < before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import stat
@@ -15,11 +16,11 @@ import pytest
 
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import PacksLost, RecordsStored
-from superdl.coordinator.store import StoreChoice, index
+from superdl.coordinator.store import index
 from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
-from superdl.coordinator.store.opening import open_own
+from superdl.coordinator.store.opening import StoreChoice, open_own
 from superdl.store.contents import contents_of
 from superdl.super_wire.errors import StoreRefusedError
 from superdl.super_wire.recipe import Recipe
@@ -72,19 +73,17 @@ def write_pack(store, dataset, indices, fingerprint=FINGERPRINT):
 
 @pytest.fixture
 def kept(tmp_path, source):
-    """Runs ``work(kept, dataset)`` with an open store, which may take so many bytes."""
+    """Opens a store, which may take so many bytes; gives what keeps it, and the dataset."""
 
-    def run(work, store_bytes=0):
-        async def body():
-            one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
-            try:
-                await work(one, await one.begin())
-            finally:
-                await one.end()
+    @contextlib.asynccontextmanager
+    async def opened(store_bytes=0):
+        one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
+        try:
+            yield one, await one.begin()
+        finally:
+            await one.end()
 
-        asyncio.run(body())
-
-    return run
+    return opened
 
 
 def answer(**changes):
@@ -112,8 +111,8 @@ class ThenAnother(DirectoryStore):
         self.others()
 
 
-def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
-    async def work(one, dataset):
+async def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
+    async with kept() as (one, dataset):
         collection, known = collection_of(dataset.catalog.bucket, RECIPE.digest), Known()
         write_pack(one.path, dataset, [0])
         store, added = ThenAnother.open(one.path, create=False), []
@@ -126,14 +125,11 @@ def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
         assert not look(store, collection, FINGERPRINT, known).useless
         del store.others
         again = look(store, collection, FINGERPRINT, known)
-        assert [pack.name for pack in again.told.packs] == added
-        assert again.usable.all()
-
-    kept(work)
+        assert [pack.name for pack in again.packs] == added
 
 
-def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room(kept, caplog):
-    async def work(one, dataset):
+async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room(kept, caplog):
+    async with kept(store_bytes=100_000) as (one, dataset):
         keeper, packs = one.keeper, one.path / "packs"
         packs.mkdir(exist_ok=True)
         old = [packs / f"{'0' * 16}-{letter * 24}.pack" for letter in "ab"]  # another dataset's
@@ -159,11 +155,9 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1, 2, 3, 4, 5]
         assert not [line for line in caplog.messages if "is full" in line]
 
-    kept(work, store_bytes=100_000)
 
-
-def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
-    async def work(one, dataset):
+async def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
+    async with kept() as (one, dataset):
         good = write_pack(one.path, dataset, [0, 1, 2])
         write_pack(one.path, dataset, [3, 4], "another decoder's")
         cut = write_pack(one.path, dataset, [5, 6])
@@ -175,8 +169,6 @@ def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
         assert len(one.keeper.room.useless) == 2
         places = one.keeper.places.of(dataset.content, np.array([2, 3]))
         assert (places.packs, places.pack_of.tolist()) == ((good,), [1, 0])
-
-    kept(work)
 
 
 class Another(DirectoryStore):
@@ -197,8 +189,8 @@ class Another(DirectoryStore):
             raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
 
 
-def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
-    async def work(one, dataset):
+async def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
+    async with kept() as (one, dataset):
         collection = collection_of(dataset.catalog.bucket, RECIPE.digest)
         private = {write_pack(one.path, dataset, [n]) for n in range(4)}
         look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
@@ -206,18 +198,16 @@ def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
         good = write_pack(one.path, dataset, [8, 9])
         store.private = frozenset(private | set(store.segments()))
         found = look(store, collection, FINGERPRINT, Known())
-        assert [pack.name for pack in found.told.packs] == [good]
+        assert [pack.name for pack in found.packs] == [good]
         assert (found.useless, found.gone) == (frozenset(), frozenset())
         contents = contents_of(store, 0.0)
         assert contents.broken.keys() == private
         assert contents.collections[collection].records == 2
         assert sum("packs of the store that are not used: 4" in line for line in caplog.messages) == 1
 
-    kept(work)
 
-
-def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
-    async def work(one, dataset):
+async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
+    async with kept() as (one, dataset):
         await one.keeper.opened(dataset)
         collection, indices = collection_of(dataset.catalog.bucket, RECIPE.digest), np.array([0, 1])
         name = f"{collection}-{'a' * 24}.pack"
@@ -234,11 +224,9 @@ def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
         assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
         assert one.keeper.stored(dataset.content)[0].indices.tolist() == [0]
 
-    kept(work)
 
-
-def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
-    async def work(one, dataset):
+async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
+    async with kept() as (one, dataset):
         keeper, at = one.keeper, np.array([0, 1])
         first = write_pack(one.path, dataset, [0, 1])
         await keeper.opened(dataset)
@@ -270,11 +258,9 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
         assert not one.path.exists()
         assert (keeper.takes_packs, "does not exist" in keeper.trouble) == (False, True)
 
-    kept(work)
 
-
-def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
-    async def work(one, dataset):
+async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
+    async with kept() as (one, dataset):
         keeper = one.keeper
         write_pack(one.path, dataset, [0, 1])
         one.path.rename(f"{one.path}-unmounted")
@@ -294,11 +280,9 @@ def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
         places = keeper.places.of(dataset.content, at)
         assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
 
-    kept(work)
 
-
-def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
-    async def work(one, _):
+async def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
+    async with kept() as (one, _):
         one.keeper.step()
         await one.keeper._upkeep
         left = one.path / "tmp" / "left by a function that was killed"
@@ -309,11 +293,9 @@ def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
         await one.keeper._upkeep
         assert not left.exists()
 
-    kept(work)
 
-
-def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
-    async def work(one, dataset):
+async def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
+    async with kept() as (one, dataset):
         write_pack(one.path, dataset, [0, 1])
         answers, told = threading.Event(), asyncio.Event()
 
@@ -332,42 +314,34 @@ def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
         await asyncio.wait_for(told.wait(), 20)
         assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
 
-    kept(work)
+
+async def test_the_default_store_that_is_none_is_done_without(source):
+    choice = StoreChoice(str(source), by_default=True)
+    keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+    await keeper.open()
+    assert not keeper.takes_packs
+    assert "kept in the cache alone" in keeper.told
+    await keeper.close()
 
 
-def test_the_default_store_that_is_none_is_done_without(source):
-    async def body():
-        choice = StoreChoice(str(source), by_default=True)
-        keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypatch):
+    may_end, begun = threading.Event(), []
+
+    def open_slowly(*arguments, **options):
+        begun.append(arguments)
+        may_end.wait(60)
+        return open_own(*arguments, **options)
+
+    monkeypatch.setattr(module, "open_own", open_slowly)
+    monkeypatch.setattr(module, "_OPENING_S", 0.05)
+    choice = StoreChoice(str(tmp_path / "store"))
+    keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+    for _ in range(3):
         await keeper.open()
-        assert not keeper.takes_packs
-        assert "kept in the cache alone" in keeper.told
-        await keeper.close()
-
-    asyncio.run(body())
-
-
-def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypatch):
-    async def body():
-        may_end, begun = threading.Event(), []
-
-        def open_slowly(*arguments, **options):
-            begun.append(arguments)
-            may_end.wait(60)
-            return open_own(*arguments, **options)
-
-        monkeypatch.setattr(module, "open_own", open_slowly)
-        monkeypatch.setattr(module, "_OPENING_S", 0.05)
-        choice = StoreChoice(str(tmp_path / "store"))
-        keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
-        for _ in range(3):
-            await keeper.open()
-            assert "no answer" in keeper.told
-        may_end.set()
-        monkeypatch.setattr(module, "_OPENING_S", 60.0)
-        await keeper.open()
-        assert keeper.takes_packs
-        assert len(begun) == 1
-        await keeper.close()
-
-    asyncio.run(body())
+        assert "no answer" in keeper.told
+    may_end.set()
+    monkeypatch.setattr(module, "_OPENING_S", 60.0)
+    await keeper.open()
+    assert keeper.takes_packs
+    assert len(begun) == 1
+    await keeper.close()

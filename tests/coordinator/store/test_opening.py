@@ -1,7 +1,5 @@
 """Which store there is: named, none, or the user's own where that is on a disk of this machine with room."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -10,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from superdl.coordinator.store import StoreChoice, chosen_store, default_store
-from superdl.coordinator.store.opening import network_filesystem
+from superdl.coordinator.store.opening import StoreChoice, chosen_store, default_store, network_filesystem
 from superdl.super_wire.errors import ConfigError, StoreFormatError
 from superdl.super_wire.store import DirectoryStore, open_store
 
@@ -70,7 +67,7 @@ _READ_ONLY = """
 mount -t tmpfs -o size=1m none "$1" && {steps} && mount -o remount,ro "$1" && exec "$2" -c '
 import asyncio, os, sys
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.store import StoreChoice, default_store
+from superdl.coordinator.store.opening import StoreChoice, default_store
 from superdl.coordinator.store.keeper import StoreKeeper
 print(default_store({{"XDG_CACHE_HOME": sys.argv[1]}}).reason)
 async def look():

@@ -1,4 +1,4 @@
-"""Records, packs and segments to test with, random ones by hypothesis too."""
+"""Records and packs to test with, random ones by hypothesis too."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from superdl.super_wire.record import pack, unpack
-from superdl.super_wire.store import (
-    PackMeta,
-    Segment,
-    SegmentPack,
-    check_record,
-    collection_of,
-    segment_entries,
-)
+from superdl.super_wire.store import PackMeta, check_record, collection_of
 from superdl.super_wire.store.pack import PackWriter, read_pack_index
 
 META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
@@ -65,14 +58,3 @@ def intact(store, name, size):
         check_record(record, sample_id)
         found[sample_id] = unpack(record, sample_id=sample_id)[1].tobytes()
     return found
-
-
-def segment_of(*packs):
-    """A segment of these packs, whose names are their numbers."""
-    indexes = [index_of(data) for data in packs]
-    named = [
-        SegmentPack(f"{index.meta.collection}-{number:024}.pack", len(data), index.meta)
-        for number, (index, data) in enumerate(zip(indexes, packs, strict=True))
-    ]
-    entries = [segment_entries(index, place) for place, index in enumerate(indexes)]
-    return Segment(tuple(named), np.concatenate(entries))

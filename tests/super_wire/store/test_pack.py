@@ -1,4 +1,4 @@
-"""Packs, segments and names of a store: they come back, take few reads, and what lies is refused."""
+"""Packs and names of a store: they come back, take few reads, and what lies is refused."""
 
 from __future__ import annotations
 
@@ -24,19 +24,13 @@ from superdl.super_wire.record import (
 )
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
 from superdl.super_wire.store import (
-    SEGMENT_DTYPE,
-    PackIndex,
     PackMeta,
-    Segment,
-    SegmentPack,
     bucket_and_prefix,
     check_record,
     collection_of,
     default_directory,
     is_bucket,
-    pack_segment,
     parse_store,
-    segment_entries,
 )
 from superdl.super_wire.store.layout import (
     FOLDERS,
@@ -44,11 +38,8 @@ from superdl.super_wire.store.layout import (
     read_mark,
 )
 from superdl.super_wire.store.pack import (
-    ENTRY_DTYPE,
     PackWriter,
-    new_pack_name,
     read_pack_index,
-    read_segment,
 )
 from tests.hostile.fuzz_wire import mutate
 from tests.super_wire.store.packing import (
@@ -59,7 +50,6 @@ from tests.super_wire.store.packing import (
     index_of,
     pack_bytes,
     records,
-    segment_of,
 )
 
 ID = bytes(range(16))
@@ -77,7 +67,7 @@ def read_parts(data):
 
 
 @given(METAS, RECORDS)
-def test_packs_and_segments_round_trip(meta, sizes):
+def test_packs_round_trip(meta, sizes):
     samples, file = records(sizes), io.BytesIO()
     writer = PackWriter(file, meta)
     offsets = fill(writer, samples)
@@ -92,11 +82,6 @@ def test_packs_and_segments_round_trip(meta, sizes):
         assert check_record(record, sample_id).payload_bytes == array.size
         assert np.array_equal(unpack(record)[1], array)
         assert (offset + HEADER_BYTES) % (4096 if array.size >= 65536 else 64) == 0
-    segment = segment_of(pack_bytes([]), data, pack_bytes(records([1, 5])))
-    packed = pack_segment(segment)
-    back = read_segment(packed)
-    assert (back.packs, back.entries.tobytes()) == (segment.packs, segment.entries.tobytes())
-    assert np.shares_memory(back.entries, np.frombuffer(packed, np.uint8))
 
 
 def test_a_long_index_takes_two_reads():
@@ -105,14 +90,6 @@ def test_a_long_index_takes_two_reads():
     assert len(read_pack_index(read, len(data)).entries) == 3000
     assert len(reads) == 2
     assert sum(reads) < 3000 * 32 + 1000
-
-
-def test_a_segment_of_many_has_each_meta_once():
-    metas = [META, segment_of(pack_bytes([], META)).packs[0].meta]
-    packs = tuple(SegmentPack(new_pack_name("0" * 16), 64, meta) for meta in metas * 500)
-    data = pack_segment(Segment(packs, np.zeros(0, SEGMENT_DTYPE)))
-    assert data.count(META.recipe.replace('"', '\\"').encode()) == 1
-    assert read_segment(data).packs == packs
 
 
 def test_packs_hold_data_alone():
@@ -126,10 +103,6 @@ def test_packs_hold_data_alone():
         with pytest.raises(RecordVersionError):
             check_record(record, ID)
     assert writer.count == 1
-    entries = np.zeros(5, ENTRY_DTYPE)
-    entries["kind"], entries["offset"] = [1, 2, 4, 7, 0], range(5)
-    kept = segment_entries(PackIndex(META, entries), 6)
-    assert (kept["offset"].tolist(), kept["pack"].tolist()) == ([0, 3], [6, 6])
 
 
 def test_collections_differ_by_bucket_and_recipe():
@@ -172,49 +145,6 @@ def test_a_lying_index_is_refused(data):
     assert len(index_of(sealed_pack(entry(64, 64) + entry(128, 64), META_JSON)).entries) == 2
     with pytest.raises(StoreFormatError):
         index_of(data)
-
-
-def sealed_segment(table, **entry):
-    """A segment with any table and entry, under a hash that fits."""
-    table = table if isinstance(table, bytes) else json.dumps(table).encode()
-    numbers = {"id": bytes(16), "offset": 64, "bytes": 64, "pack": 0} | entry
-    body = table + struct.pack("<16sQII", *numbers.values())
-    head = b"SSEG" + struct.pack("<IQQ", 1, len(table), 1)
-    return head + xxhash.xxh3_64_intdigest(head + body).to_bytes(8, "little") + bytes(32) + body
-
-
-NAME = new_pack_name("0" * 16)
-TABLE = {"metas": [json.loads(META_JSON)], "packs": [[NAME, 128, 0]]}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(
-            sealed_segment(TABLE, **place)
-            for place in ({"pack": 1}, {"offset": 65}, {"offset": 2**64 - 64}, {"bytes": 63})
-        ),
-        *(
-            sealed_segment(TABLE | {"packs": [row]})
-            for row in (
-                ["../x.pack", 128, 0],
-                [3, 128, 0],
-                [NAME, -1, 0],
-                [NAME, True, 0],
-                [NAME, 128, -1],
-                [NAME, 128, 1],
-                [NAME, 128],
-            )
-        ),
-        sealed_segment(TABLE | {"metas": [{}]}),
-        *map(sealed_segment, ({"metas": [], "packs": []}, [], b"[" * 90_000, b"\xff")),
-        b"SSEG" + struct.pack("<I", 2) + bytes(56),
-    ],
-)
-def test_a_lying_segment_is_refused(data):
-    assert len(read_segment(sealed_segment(TABLE)).entries) == 1
-    with pytest.raises(StoreFormatError):
-        read_segment(data)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +217,7 @@ def test_the_default_is_below_the_users_cache(tmp_path):
 
 GOOD_NAMES = {
     "packs": "0123456789abcdef-0123456789abcdef01234567.pack",
-    "index": "0123456789abcdef01234567.index",
+    "index": "0123456789abcdef01234567.segment",
     "open": "host-1_2",
     "used": "0123456789abcdef",
     "tmp": "anything at all",

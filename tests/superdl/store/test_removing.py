@@ -7,14 +7,13 @@ import shutil
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from superdl.coordinator.store.index import IndexedPack, pack_segment
 from superdl.main import main
 from superdl.store.contents import Collection, Contents, choose
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.store import Segment, SegmentPack, pack_segment, segment_entries
 from tests.fixtures.images import SIDE
 from tests.superdl.store.conftest import asked, fill
 
@@ -46,10 +45,8 @@ def collection_of_pack(pack):
 
 def write_segment(store, packs):
     sizes = store.packs()
-    indexes = [store.read_index(pack, sizes[pack]) for pack in packs]
-    rows = [SegmentPack(pack, sizes[pack], index.meta) for pack, index in zip(packs, indexes, strict=True)]
-    entries = np.concatenate([segment_entries(index, place) for place, index in enumerate(indexes)])
-    return store.write_segment(pack_segment(Segment(tuple(rows), entries)), collection_of_pack(packs[0]))
+    indexed = [IndexedPack(pack, sizes[pack], store.read_index(pack, sizes[pack])) for pack in packs]
+    return store.write_segment(pack_segment(indexed), collection_of_pack(packs[0]))
 
 
 def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, valkey, monkeypatch, capsys):
