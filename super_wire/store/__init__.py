@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.store.base import PackInProgress, Store
+from superdl.super_wire.store.base import Store
 from superdl.super_wire.store.bucket import BucketStore
 from superdl.super_wire.store.directory import DirectoryStore
 from superdl.super_wire.store.layout import (
@@ -15,13 +15,16 @@ from superdl.super_wire.store.layout import (
     parse_store,
 )
 from superdl.super_wire.store.pack import (
-    SEGMENT_DTYPE,
     PackIndex,
+    PackInProgress,
     PackMeta,
-    Segment,
-    SegmentPack,
     check_record,
     collection_of,
+)
+from superdl.super_wire.store.segment import (
+    SEGMENT_DTYPE,
+    Segment,
+    SegmentPack,
     pack_segment,
     segment_entries,
     segment_of,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 import xxhash
@@ -18,7 +19,8 @@ from superdl.super_wire.record import HEADER_BYTES, RecordKind, parse_header, ve
 from superdl.super_wire.store.layout import PACKS, checked_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from numpy.typing import NDArray
@@ -90,15 +92,29 @@ def new_pack_name(collection: str) -> str:
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
-class PackWriter:
-    """A writer of one pack to a new ``file``. After an error of the file, abandon the pack."""
+class PackInProgress:
+    """A pack that is being written to a new ``file``. By :meth:`commit` it appears in the store, whole,
+    or not at all.
 
-    def __init__(self, file: BinaryIO, meta: PackMeta) -> None:
-        self._file = file
-        self._meta = meta
+    As a context it abandons an uncommitted pack.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: BinaryIO,
+        meta: PackMeta,
+        *,
+        publish: Callable[[], None],
+        discard: Callable[[], None] = lambda: None,
+        failures: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._name, self._file, self._meta, self._open = name, file, meta, True
+        self._publish, self._discard, self._failures = publish, discard, failures
         self._entries = bytearray()
-        self._at = 0
-        self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
+        self.size = 0  # bytes so far; of the whole pack, once it is committed
+        with self._all_or_nothing():
+            self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
 
     @property
     def count(self) -> int:
@@ -106,9 +122,10 @@ class PackWriter:
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset. ValueError if packs do not hold such records, or the
-        pack is full.
+        """Write a record; return its offset. After a StoreError the pack is abandoned. ValueError if
+        packs do not hold such records, or the pack is full.
         """
+        self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
             raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
@@ -116,18 +133,44 @@ class PackWriter:
             raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
         # A payload, not its header, begins on a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
-        offset = -(-(self._at + HEADER_BYTES) // step) * step - HEADER_BYTES
-        self._file.write(_ZEROS[: offset - self._at])
-        self._file.write(header)
-        self._file.write(payload)
-        self._at = offset + size
+        offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
+        try:
+            self._file.write(_ZEROS[: offset - self.size])
+            self._file.write(header)
+            self._file.write(payload)
+        except OSError:
+            self.abandon()
+            with self._failures():  # entering it per record would be dear
+                raise
+        self.size = offset + size
         self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
         return offset
 
-    def finish(self) -> int:
-        """Write the index and footer after the records; return the length of the pack."""
-        self._write(_ZEROS[: -self._at % _ALIGNMENT])
-        entries_offset = self._at
+    def commit(self) -> str:
+        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
+        answer was lost.
+        """
+        self._check_open()
+        with self._all_or_nothing():
+            self._write_index()
+            self._file.flush()
+            self._publish()
+            self._file.close()
+        self._open = False
+        return self._name
+
+    def abandon(self) -> None:
+        """Discard the pack; no effect once it is committed."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(OSError):  # its buffer found no room
+                self._file.close()
+            self._discard()
+
+    def _write_index(self) -> None:
+        """Write the index and footer after the records."""
+        self._write(_ZEROS[: -self.size % _ALIGNMENT])
+        entries_offset = self.size
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
         if len(meta) > _MAX_META:
             raise ValueError(f"a pack's meta has at most {_MAX_META} bytes; not {len(meta)}")
@@ -139,12 +182,29 @@ class PackWriter:
         # The hash also covers the footer, up to itself.
         digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
         self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
-        self._file.flush()
-        return self._at
 
     def _write(self, data: Bytes) -> None:
         self._file.write(data)
-        self._at += memoryview(data).nbytes
+        self.size += memoryview(data).nbytes
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ValueError(f"the pack {self._name} was committed or abandoned")
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            with self._failures():
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
@@ -198,133 +258,3 @@ def check_record(record: Bytes, sample_id: bytes) -> Header:
     if header.kind not in DATA_KINDS:
         raise RecordVersionError(f"packs hold data; this record is of kind {header.kind.name.lower()}")
     return header
-
-
-# Segments: parts of a store's index, each with the contents of some packs, which saves opening them.
-# Several may list one pack, some list packs that are gone, and packs in none have their own index.
-SEGMENT_VERSION = 1
-# A record: its sample, header's offset, whole length, and its pack's index.
-SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
-_SEGMENT_MAGIC = b"SSEG"
-_SEGMENT_HEAD = struct.Struct("<4sIQQQ32s")
-_SEGMENT_HEAD_HASHED = 24  # its bytes before the hash
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPack:
-    """A pack in a segment: its name, its length and its meta."""
-
-    name: str
-    bytes: int
-    meta: PackMeta
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """A parsed segment; ``entries`` is an array of :data:`SEGMENT_DTYPE`."""
-
-    packs: tuple[SegmentPack, ...]
-    entries: NDArray[np.void]
-
-
-def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
-    """Return one pack's data as a segment's entries, with the index ``pack``."""
-    data = index.entries[np.isin(index.entries["kind"], [int(kind) for kind in DATA_KINDS])]
-    entries = np.empty(len(data), SEGMENT_DTYPE)
-    for name in ("id", "offset", "bytes"):
-        entries[name] = data[name]
-    entries["pack"] = pack
-    return entries
-
-
-def segment_of(
-    pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Segment:
-    """Build the segment of a pack just written, from the ids and places of its records."""
-    if not checked_name(PACKS, pack.name).startswith(f"{pack.meta.collection}-"):
-        raise StoreFormatError(f"the pack is not of the collection {pack.meta.collection}")
-    entries = np.zeros(offsets.size, SEGMENT_DTYPE)
-    entries["id"] = np.frombuffer(ids, SEGMENT_DTYPE["id"])
-    entries["offset"], entries["bytes"] = offsets, lengths
-    _check_places((pack,), entries)
-    return Segment((pack,), entries)
-
-
-def pack_segment(segment: Segment) -> bytes:
-    """Return a segment's bytes."""
-    packs, entries = segment.packs, segment.entries
-    metas = {pack.meta: place for place, pack in reversed(list(enumerate(packs)))}
-    numbers = {meta: number for number, meta in enumerate(metas)}
-    rows = [[pack.name, pack.bytes, numbers[pack.meta]] for pack in packs]
-    table = {"metas": [asdict(meta) for meta in metas], "packs": rows}
-    packed_table = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    packed_table += b" " * (-len(packed_table) % _ALIGNMENT)  # spaces may follow JSON
-    body = packed_table + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
-    numbered = _SEGMENT_HEAD.pack(_SEGMENT_MAGIC, SEGMENT_VERSION, len(packed_table), len(entries), 0, b"")[
-        :_SEGMENT_HEAD_HASHED
-    ]
-    digest = xxhash.xxh3_64(numbered)
-    digest.update(body)
-    return (
-        numbered
-        + digest.intdigest().to_bytes(8, "little")
-        + bytes(_SEGMENT_HEAD.size - _SEGMENT_HEAD_HASHED - 8)
-        + body
-    )
-
-
-def read_segment(data: Bytes) -> Segment:
-    """Parse a segment; its entries are a view of the bytes. StoreFormatError if broken."""
-    if len(data) < _SEGMENT_HEAD.size:
-        raise StoreFormatError(f"a segment has at least {_SEGMENT_HEAD.size} bytes; this one has {len(data)}")
-    magic, version, table_bytes, count, stated_hash, zeros = _SEGMENT_HEAD.unpack_from(data)
-    if magic != _SEGMENT_MAGIC:
-        raise StoreFormatError(f"a segment begins with {_SEGMENT_MAGIC!r}; this one with {magic!r}")
-    if version != SEGMENT_VERSION:
-        raise StoreFormatError(
-            f"this SUPER reads segment version {SEGMENT_VERSION}; this one is version {version}"
-        )
-    entries_at = _SEGMENT_HEAD.size + table_bytes
-    if entries_at + count * SEGMENT_DTYPE.itemsize != len(data):
-        raise StoreFormatError(f"the segment is cut off: {count} entries are not in {len(data)} bytes")
-    view = memoryview(data)
-    digest = xxhash.xxh3_64(view[:_SEGMENT_HEAD_HASHED])
-    digest.update(view[_SEGMENT_HEAD.size :])
-    if digest.intdigest() != stated_hash or any(zeros):
-        raise StoreFormatError(f"the segment is broken: its xxh3-64 is not {stated_hash:016x}")
-    packs = _read_table(view[_SEGMENT_HEAD.size : entries_at])
-    entries = np.frombuffer(view[entries_at:], SEGMENT_DTYPE)
-    _check_places(packs, entries)
-    return Segment(packs, entries)
-
-
-def _read_table(data: memoryview) -> tuple[SegmentPack, ...]:
-    try:
-        table: Any = json.loads(bytes(data))
-        metas = [PackMeta.from_mapping(meta) for meta in table["metas"]]
-        packs = tuple(
-            SegmentPack(checked_name(PACKS, name), _size(size), metas[_size(number)])
-            for name, size, number in table["packs"]
-        )
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise StoreFormatError(f"a segment's table of packs is broken: {error!r}") from error
-    return packs
-
-
-def _size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"no size or place: {value!r:.40}")
-    return value
-
-
-def _check_places(packs: tuple[SegmentPack, ...], entries: NDArray[np.void]) -> None:
-    """Raise ``StoreFormatError`` unless each entry is inside its pack."""
-    if not len(entries):
-        return
-    if not packs or int(entries["pack"].max()) >= len(packs):
-        raise StoreFormatError(f"an entry names a pack beyond the {len(packs)} of its segment")
-    sizes = np.array([pack.bytes for pack in packs], np.uint64)[entries["pack"]]
-    begins, lengths = entries["offset"], entries["bytes"]
-    wrong = (begins > sizes) | (lengths < HEADER_BYTES) | (lengths > sizes - np.minimum(begins, sizes))
-    if wrong.any():
-        raise StoreFormatError("an entry names a record beyond its pack's end")

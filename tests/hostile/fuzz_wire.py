@@ -48,7 +48,7 @@ from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, 
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 from superdl.super_wire.store import pack_segment
 from superdl.super_wire.store.layout import new_mark, read_mark
-from superdl.super_wire.store.pack import read_segment
+from superdl.super_wire.store.segment import read_segment
 from superdl.super_wire.stream_entries import OUTCOME_FIELD, ReadReport, pack_outcome, read_outcome
 from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 

@@ -31,9 +31,7 @@ from superdl.super_wire.store import (
     check_record,
     pack_segment,
 )
-from superdl.super_wire.store.pack import (
-    read_segment,
-)
+from superdl.super_wire.store.segment import read_segment
 from tests.hostile.fuzz_wire import mutate
 from tests.super_wire.store.packing import (
     index_of,

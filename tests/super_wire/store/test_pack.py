@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -45,17 +44,17 @@ from superdl.super_wire.store.layout import (
 )
 from superdl.super_wire.store.pack import (
     ENTRY_DTYPE,
-    PackWriter,
     new_pack_name,
     read_pack_index,
-    read_segment,
 )
+from superdl.super_wire.store.segment import read_segment
 from tests.hostile.fuzz_wire import mutate
 from tests.super_wire.store.packing import (
     META,
     METAS,
     RECORDS,
     fill,
+    in_memory,
     index_of,
     pack_bytes,
     records,
@@ -78,10 +77,10 @@ def read_parts(data):
 
 @given(METAS, RECORDS)
 def test_packs_and_segments_round_trip(meta, sizes):
-    samples, file = records(sizes), io.BytesIO()
-    writer = PackWriter(file, meta)
+    samples, (writer, written) = records(sizes), in_memory(meta)
     offsets = fill(writer, samples)
-    size, data = writer.finish(), file.getvalue()
+    writer.commit()
+    size, (data,) = writer.size, written
     read, reads = read_parts(data)
     index = read_pack_index(read, size)
     assert (index.meta, len(data), writer.count, len(reads)) == (meta, size, len(samples), 1)
@@ -116,7 +115,7 @@ def test_a_segment_of_many_has_each_meta_once():
 
 
 def test_packs_hold_data_alone():
-    writer, arrays = PackWriter(io.BytesIO(), META), pack_arrays({"a": np.arange(3)}, ID)
+    (writer, _), arrays = in_memory(), pack_arrays({"a": np.arange(3)}, ID)
     writer.add(ID, arrays[:HEADER_BYTES], arrays[HEADER_BYTES:])
     check_record(arrays, ID)
     tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)
