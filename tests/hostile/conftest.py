@@ -12,7 +12,7 @@ SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
 
 
 def pytest_generate_tests(metafunc):
-    """Forty seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
+    """Forty seeds of trials in the slow tests, as many more as wanted in the soak."""
     if "seed" in metafunc.fixturenames:
         slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
         soak = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 100 + SOAKED)]

@@ -39,7 +39,6 @@ class Link:
     odds: dict[str, int] = field(default_factory=dict)
     every: float = 10.0
     most: int = 0
-    directions: tuple[str, ...] = ("down", "up")
 
 
 class Proxy:
@@ -232,9 +231,7 @@ class Way:
         seed = f"{connection.server.seed}/{connection.name}/{connection.number}/{direction}"
         self._random = random.Random(seed)
         self._odds = {
-            fault: odds
-            for fault, odds in link.odds.items()
-            if _ONE_WAY.get(fault, direction) == direction and direction in link.directions
+            fault: odds for fault, odds in link.odds.items() if _ONE_WAY.get(fault, direction) == direction
         }
         self._units = 0
         self._gap = self._draw_gap()
