@@ -15,13 +15,8 @@ import xxhash
 
 from superdl.coordinator.server.watching import read_history
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.cache import (
-    MalformedReplyError,
-    Node,
-    parse_redirection,
-    parse_reply,
-    parse_slots,
-)
+from superdl.super_wire.cache.nodes import Node, parse_redirection, parse_slots
+from superdl.super_wire.cache.resp import MalformedReplyError, parse_reply
 from superdl.super_wire.credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
 from superdl.super_wire.labels import label_dtype_of
