@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hostile.drawing import draw
-from tests.hostile.trial import Trial
+from tests.hostile.trial import Trial, draw
 
 
 @pytest.mark.timeout(300)  # a trial bounds its own waits; one that hangs is found by this

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import re
 import threading
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -36,7 +38,6 @@ from superdl.super_wire.errors import (
 )
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
-from tests.hostile.drawing import IMAGES, STREAM
 from tests.hostile.function import FUNCTION, VARIABLE
 from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import pixels_of
@@ -51,6 +52,98 @@ STOPPED_S = 1.0
 _SHOWN = 60
 # They say that time was used up; while training no other may come of a fault that passes.
 IN_TIME = (ReadTimeoutError, CacheUnreachableError, CoordinatorUnreachableError)
+
+
+# What any network may do to a connection, whatever is said on it.
+STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
+# A middlebox or a bug may do more to whole replies without ending a connection.
+_ODDS = {
+    "reader": STREAM
+    | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3, "replace": 2, "rubbish": 1},
+    "function": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
+    "coordinator": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
+    # Plain gRPC and HTTP rest on TCP's checksum alone: bytes that are flipped, dropped or swapped pass.
+    "sampler": STREAM,
+    "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
+}
+IMAGES = 61
+_ACTS = (
+    *("kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function"),
+    *("stop_cache", "restart_cache", "flush_cache"),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One trial: ``loader`` is ``"super"``, or how many workers a DataLoader has; ``links`` has the arguments
+    of each spoilt ``Link``, ``acts`` what is done before a batch, over all epochs. ``lasting``: a link is
+    spoilt to the end, so that an error may come.
+    """
+
+    seed: int
+    loader: str
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    source: str
+    unix: bool
+    links: dict[str, dict[str, Any]]
+    acts: dict[int, str] = field(default_factory=dict)
+    lasting: bool = False
+    unwell_from_start: bool = False
+
+    @property
+    def sampling(self):
+        """What a sampler and a plan are made with."""
+        return {"batch_size": self.batch_size, "seed": self.seed, "shuffle": self.shuffle}
+
+
+def draw(seed):
+    """The trial that a seed means."""
+    chance = random.Random(f"general/{seed}")
+    loader = chance.choice(["super", "super", "0", "2"])
+    batch_size = chance.choice([1, 3, 8, 8, 16, 31])
+    unix = chance.random() < 0.3
+    shuffle = chance.random() < 0.8
+    source = chance.choice(["directory", "bucket"])
+    names = [name for name in _ODDS if name != "store" or source == "bucket"]
+    lasting = chance.random() < 0.07
+    links = {}
+    for name in chance.sample(names, chance.randint(1, len(names))):
+        odds = {
+            fault: _ODDS[name][fault] for fault in chance.sample(sorted(_ODDS[name]), chance.randint(1, 6))
+        }
+        if name == "reader" and unix:
+            odds.pop("flip", None)
+        most = chance.randint(1, 8)
+        if name in ("sampler", "coordinator") and not odds.keys().isdisjoint({"silence", "drop"}):
+            most = 1 if len(odds) < 3 else min(most, 4)  # each is waited for ten seconds
+        if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
+            most = 10_000
+        links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
+    # A record that a function pushes again, after it was read, is another one only by its payload. On a unix
+    # socket it is hashed when a process reads it first, so that bits flip in one epoch.
+    epochs = 1 if unix and any("flip" in link["odds"] for link in links.values()) else 2
+    batches = epochs * -(-IMAGES // batch_size)
+    acts = {
+        chance.randrange(batches): chance.choice(
+            [act for act in _ACTS if loader == "2" or act != "kill_loader_worker"]
+        )
+        for _ in range(chance.choice([0, 0, 0, 1, 1, 2]))
+    }
+    return Drawn(
+        seed=seed,
+        loader=loader,
+        batch_size=batch_size,
+        epochs=epochs,
+        shuffle=shuffle,
+        source=source,
+        unix=unix,
+        links=links,
+        acts=acts,
+        lasting=lasting,
+        unwell_from_start=chance.random() < 0.2,
+    )
 
 
 class RoutedDataset(SuperDataset):
