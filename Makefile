@@ -6,6 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Without its dependencies, which could bring another torch. Beside a torch without CUDA its models work, its operators do not.
 TORCHVISION ?= torchvision==0.28.0
+# For each fuzzer of `make fuzz`.
+SECONDS ?= 10
 # Added to the command of `make run`: make run ARGS="--set loader.batch_size=128"
 ARGS ?=
 
@@ -97,11 +99,11 @@ test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where 
 studies: $(STAMP) ## run the six studies' quick variants (a quarter to half an hour), and write their figures into docs/experiments/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.studies $(ARGS)
 
-soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials of each kind, 500)
+soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials, 500)
 	$(BIN)/python -m pytest -m soak
 
-fuzz: $(STAMP) ## try random inputs on all that is parsed; prints how many, and the seed that failed (ARGS="--seconds 60 NAME")
-	$(BIN)/python -m tests.hostile.fuzz $(ARGS)
+fuzz: $(STAMP) ## try random inputs on all that is parsed; prints how many, and the seed that failed (SECONDS=60 ARGS="-k NAME")
+	SUPER_TEST_FUZZ_S=$(SECONDS) $(BIN)/python -m pytest -rP -m "not soak" tests/hostile/test_fuzz.py::test_a_fuzzer_finds_nothing $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format; cfn-lint: the template
 	$(BIN)/ruff check .

@@ -75,18 +75,11 @@ def _padding(value: Any) -> int | list[int]:
     return left if left == top == right == bottom else [left, top, right, bottom]
 
 
-def _channels(value: Any) -> int:
-    channels = _number(value, 1, 3, "1 or 3")
-    if channels not in {1, 3}:
-        raise ValueError("1 or 3")
-    return int(channels)
-
-
-def _word(*words: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return value
+def _one_of(*choices: str | int) -> Callable[[Any], str | int]:
+    def read(value: Any) -> str | int:
+        if isinstance(value, bool) or value not in choices:
+            raise ValueError(f"one of {', '.join(map(str, choices))}")
+        return choices[choices.index(value)]
 
     return read
 
@@ -206,12 +199,12 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 
 
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
-_TRUNCATED = Parameter(_word("error", "fill"), "error", later=True)
-_INTERPOLATION = Parameter(_word(*INTERPOLATIONS), "bilinear", later=True)
+_TRUNCATED = Parameter(_one_of("error", "fill"), "error", later=True)
+_INTERPOLATION = Parameter(_one_of(*INTERPOLATIONS), "bilinear", later=True)
 # A new step is a row here, and a function in lambda_prefetch/transforms.py.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
-        "decode": Op(_any_size, {"truncated": Parameter(_word("fill"))}, decodes=True),
+        "decode": Op(_any_size, {"truncated": Parameter(_one_of("fill"))}, decodes=True),
         "reduced_decode": Op(_any_size, {"size": Parameter(_side), "truncated": _TRUNCATED}, decodes=True),
         "mask": Op(lambda _shape, _step: (None, None, 1), {"truncated": _TRUNCATED}, decodes=True),
         "resize": Op(
@@ -228,11 +221,12 @@ OPS: Mapping[str, Op] = MappingProxyType(
             _padded,
             {
                 "padding": Parameter(_padding),
-                "mode": Parameter(_word(*PADDING_MODES), "constant"),
+                "mode": Parameter(_one_of(*PADDING_MODES), "constant"),
             },
         ),
         "grayscale": Op(
-            lambda shape, step: (*shape[:2], step["channels"]), {"channels": Parameter(_channels, 1)}
+            lambda shape, step: (*shape[:2], step["channels"]),
+            {"channels": Parameter(_one_of(1, 3), 1)},
         ),
         "random_resized_crop": Op(
             _cropped,
@@ -253,7 +247,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
                 "name": Parameter(_custom_name),
                 "params": Parameter(_json_mapping, {}),
                 "random": Parameter(_flag, default=False),
-                "input": Parameter(_word("image", "bytes"), "image", later=True),
+                "input": Parameter(_one_of("image", "bytes"), "image", later=True),
             },
         ),
     }

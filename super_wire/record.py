@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
-MAX_ARRAY_BYTES = 2**63  # like numpy: an empty array's non-zero sides count too
+_MAX_ARRAY_BYTES = 2**63  # like numpy: an empty array's non-zero sides count too
 # The header as a numpy structured dtype, to read many headers at once.
 HEADER_DTYPE = np.dtype(
     [
@@ -202,7 +202,10 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
         )
     if kind not in _KINDS or code not in DTYPE_NAMES:
         raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
-    dtype, shape = DTYPE_NAMES[code], _checked_shape(ndim, tuple(rest[:MAX_NDIM]), code, payload_bytes)
+    _, shape, array_bytes = checked_array(ndim, tuple(rest[:MAX_NDIM]), code)
+    dtype = DTYPE_NAMES[code]
+    if array_bytes != payload_bytes:
+        raise RecordError(f"shape {shape} of {dtype} is not {payload_bytes} payload bytes")
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
         raise RecordError(
             f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
@@ -215,19 +218,17 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
-def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: int) -> tuple[int, ...]:
-    """Return the shape in a header; :class:`RecordError` unless it matches the payload."""
-    if ndim > MAX_NDIM:
-        raise RecordError(f"a record has up to {MAX_NDIM} dimensions; this header says {ndim}")
+def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return dtype, shape and bytes of an array from a header's fields, or raise :class:`RecordError`."""
+    if code not in DTYPE_NAMES or ndim > MAX_NDIM:
+        raise RecordError(f"no array has the dtype code {code} and {ndim} dimensions")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
-        raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
-    item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
-    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # perhaps empty
+        raise RecordError(f"an array of {ndim} dimensions has sides {beyond} beyond them")
+    dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
+    if math.prod(side or 1 for side in shape) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
         raise RecordError(f"no array has shape {shape}")
-    if math.prod(shape) * item_bytes != payload_bytes:
-        raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")
-    return shape
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:

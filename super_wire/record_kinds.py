@@ -9,7 +9,6 @@ the pack. The payload of named arrays is a table, then the arrays in the order o
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import struct
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ import numpy as np
 
 from superdl.super_wire.errors import RecordError
 from superdl.super_wire.record import (
-    DTYPE_NAMES,
     HEADER_BYTES,
-    MAX_ARRAY_BYTES,
     MAX_NDIM,
     RecordKind,
     check_shape,
+    checked_array,
     checked_payload,
     pack,
     pack_header,
@@ -149,16 +147,18 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
     places = []
-    for name, dtype, shape in table:
-        start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
+    for name, (dtype, shape, size) in table:
+        start, at = _aligned(at), _aligned(at) + size
         places.append(ArrayPlace(name, dtype, shape, start, at))
     if at != len(payload):
         raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
     return places
 
 
-def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
-    """Return each array's name, dtype and shape, and the table's end, or ``ValueError``."""
+def _read_table(
+    payload: memoryview,
+) -> tuple[list[tuple[str, tuple[np.dtype[Any], tuple[int, ...], int]]], int]:
+    """Return each array's name, and its dtype, shape and bytes; and the table's end, or ``ValueError``."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
         raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
@@ -168,15 +168,10 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
         at += _ENTRY.size
         name = bytes(payload[at : at + name_bytes]).decode()
         at += name_bytes
-        if not name or code not in DTYPE_NAMES or ndim > MAX_NDIM or any(sides[ndim:]):
-            raise ValueError(
-                f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
-            )
-        dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
-        if math.prod(side or 1 for side in sides) * dtype.itemsize >= MAX_ARRAY_BYTES:
-            raise ValueError(f"no array has shape {sides[:ndim]}")
-        table.append((name, dtype, tuple(sides[:ndim])))
-    names = [name.encode() for name, _, _ in table]
+        table.append((name, checked_array(ndim, tuple(sides), code)))
+    names = [name.encode() for name, _ in table]
+    if not all(names):
+        raise ValueError("an array has no name")
     # One order only, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are not in order, or one comes twice")

@@ -13,19 +13,16 @@ from superdl.super_wire.cache.nodes import (
     SlotMap,
     key_slot,
     parse_redirection,
-    parse_slots,
 )
 from superdl.super_wire.cache.resp import (
     CRLF,
     MAX_BULK_BYTES,
     MAX_LINE_BYTES,
     ErrorReply,
-    MalformedReplyError,
     Reply,
     WrongPasswordError,
     encode_command,
     is_for_memory,
-    parse_reply,
     refusal,
 )
 
@@ -41,7 +38,6 @@ __all__ = [
     "Command",
     "Credentials",
     "ErrorReply",
-    "MalformedReplyError",
     "Node",
     "NodeConnections",
     "ProtocolDoubtError",
@@ -53,7 +49,5 @@ __all__ = [
     "is_for_memory",
     "key_slot",
     "parse_redirection",
-    "parse_reply",
-    "parse_slots",
     "refusal",
 ]

@@ -153,15 +153,11 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Return the answer to a command; an error is raised as :meth:`refused` returns it."""
+        """Return the answer to a command; an error is raised as by :func:`refusal`."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
-            raise self.refused(answer.text)
+            raise refusal(self.address, answer.text)
         return answer
-
-    def refused(self, text: str) -> CacheError:
-        """Return the error for a reply: ``CacheUnreachableError`` if it is temporary."""
-        return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
         """Send commands in one go; return the answer to each, within ``timeout_s`` or
@@ -255,7 +251,7 @@ class CacheConnection:
             commands.append((b"SELECT", b"%d" % self.address.db))
         for answer in self.converse(*commands) if commands else ():
             if isinstance(answer, ErrorReply):
-                raise self.refused(answer.text)
+                raise refusal(self.address, answer.text)
 
     def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
         if isinstance(error, ssl.SSLError):

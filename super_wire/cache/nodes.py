@@ -16,6 +16,7 @@ from superdl.super_wire.cache.resp import (
     WrongPasswordError,
     is_passing,
     is_redirection,
+    refusal,
     wants_credentials,
 )
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
@@ -260,7 +261,7 @@ class NodeConnections:
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
             if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
-                raise connection.refused(answer.text)
+                raise refusal(connection.address, answer.text)
 
     def lose(self, node: Node, why: str) -> None:
         """Close a failed connection; the node gets one more until :meth:`renew`."""
@@ -312,7 +313,7 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
-            raise connection.refused(answer.text)
+            raise refusal(connection.address, answer.text)
         # No cluster support, or no right to ask: a single node that has every key.
         return None
     try:

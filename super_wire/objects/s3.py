@@ -30,7 +30,6 @@ from superdl.super_wire.objects.base import (
     check_version,
     fault_of,
 )
-from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
 from superdl.super_wire.objects.s3_connection import (
@@ -42,6 +41,7 @@ from superdl.super_wire.objects.s3_connection import (
     UnusualAnswerError,
     headers_of,
 )
+from superdl.super_wire.objects.web import pool_manager, proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

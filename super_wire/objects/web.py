@@ -1,4 +1,4 @@
-"""Web servers as buckets, ``https://host``; and requests to a server, as for :mod:`hub`."""
+"""Web servers as buckets, ``https://host``; and for all clients urllib3's connections and requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import closing, contextmanager
 from functools import lru_cache
 from http.client import responses
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 
@@ -26,7 +27,6 @@ from superdl.super_wire.objects.base import (
     check_version,
     fault_of,
 )
-from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.source_url import WEB_BUCKET, split_url
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _REDIRECTS = 5
+_CONNECTIONS = 32
 _BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
@@ -224,6 +225,27 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
                 raise
         time.sleep(_PAUSE_S * 2.0**attempt)
     raise AssertionError  # the last attempt returns or raises
+
+
+def proxy_of(url: str) -> str:
+    """Return the URL of the proxy for a server; empty for a direct connection."""
+    parts = urlsplit(url)
+    if is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc):
+        return ""
+    return str(getproxies_environment().get(parts.scheme, ""))
+
+
+def pool_manager(proxy: str, tls: ssl.SSLContext | None, timeout: urllib3.Timeout) -> urllib3.PoolManager:
+    """Return a new connection pool, which threads may share."""
+    options: dict[str, Any] = {"ssl_context": tls, "timeout": timeout}
+    options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
+    if not proxy:
+        return urllib3.PoolManager(**options)
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if parts.username:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        options["proxy_headers"] = urllib3.make_headers(proxy_basic_auth=login)
+    return urllib3.ProxyManager(parts.geturl(), **options)
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.store.base import PackInProgress, Store
+from superdl.super_wire.store.base import Store
 from superdl.super_wire.store.bucket import BucketStore
 from superdl.super_wire.store.directory import DirectoryStore
 from superdl.super_wire.store.layout import (
@@ -20,6 +20,7 @@ from superdl.super_wire.store.pack import (
     DATA_KINDS,
     ENTRY_DTYPE,
     PackIndex,
+    PackInProgress,
     PackMeta,
     check_entries,
     check_record,

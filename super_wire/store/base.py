@@ -1,12 +1,11 @@
-"""The interface of every kind of store, and a pack that is being written."""
+"""The interface of every kind of store."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import math
 import secrets
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.store.layout import (
@@ -19,14 +18,12 @@ from superdl.super_wire.store.layout import (
     TEMPORARY,
     USED,
 )
-from superdl.super_wire.store.pack import PackWriter, read_pack_index
+from superdl.super_wire.store.pack import read_pack_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Sequence
 
-    from superdl.super_wire.record import Bytes
-    from superdl.super_wire.store.pack import PackIndex, PackMeta
+    from superdl.super_wire.store.pack import PackIndex, PackInProgress, PackMeta
 
 
 class Listed(NamedTuple):
@@ -149,79 +146,3 @@ class Store(abc.ABC):
         for folder, name in old:
             self._remove(folder, name)
         return len(old)
-
-
-class PackInProgress:
-    """A pack that is being written. By :meth:`commit` it appears in the store, whole, or not at all.
-
-    As a context it abandons an uncommitted pack.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        file: BinaryIO,
-        meta: PackMeta,
-        *,
-        publish: Callable[[], None],
-        discard: Callable[[], None] = lambda: None,
-        failures: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._name, self._file, self._open = name, file, True
-        self._publish, self._discard, self._failures = publish, discard, failures
-        self.size = 0  # bytes of the whole pack, once it is committed
-        try:
-            with failures():
-                self._writer = PackWriter(file, meta)
-        except BaseException:
-            self.abandon()
-            raise
-
-    @property
-    def count(self) -> int:
-        """Number of records added."""
-        return self._writer.count
-
-    def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset. After a StoreError the pack is abandoned."""
-        self._check_open()
-        try:
-            return self._writer.add(sample_id, header, payload)
-        except OSError:
-            self.abandon()
-            with self._failures():  # entering it per record would be dear
-                raise
-
-    def commit(self) -> str:
-        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
-        answer was lost.
-        """
-        self._check_open()
-        try:
-            with self._failures():
-                self.size = self._writer.finish()
-                self._publish()
-                self._file.close()
-        except BaseException:
-            self.abandon()
-            raise
-        self._open = False
-        return self._name
-
-    def abandon(self) -> None:
-        """Discard the pack; no effect once it is committed."""
-        if self._open:
-            self._open = False
-            with contextlib.suppress(OSError):  # its buffer found no room
-                self._file.close()
-            self._discard()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ValueError(f"the pack {self._name} was committed or abandoned")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abandon()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.objects import Fault, ObjectError, Span
-from superdl.super_wire.store.base import Listed, PackInProgress, Store
+from superdl.super_wire.store.base import Listed, Store
 from superdl.super_wire.store.layout import (
     MARK,
     MAX_MARK_BYTES,
@@ -22,7 +22,7 @@ from superdl.super_wire.store.layout import (
     read_mark,
     system_failure,
 )
-from superdl.super_wire.store.pack import new_pack_name
+from superdl.super_wire.store.pack import PackInProgress, new_pack_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
-from superdl.super_wire.store.base import Listed, PackInProgress, Store
+from superdl.super_wire.store.base import Listed, Store
 from superdl.super_wire.store.layout import (
     CATALOGS,
     MARK,
@@ -26,7 +26,7 @@ from superdl.super_wire.store.layout import (
     read_mark,
     system_failure,
 )
-from superdl.super_wire.store.pack import new_pack_name
+from superdl.super_wire.store.pack import PackInProgress, new_pack_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MARK = "store.json"
-PACKS, INDEX, OPEN, USED, TEMPORARY = FOLDERS = ("packs", "index", "open", "used", "tmp")
+PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
 # In a store's directory: the state of coordinators, which is no part of it.
 CATALOGS = "catalogs"
 # An instance that touched a store within this many seconds has it open.

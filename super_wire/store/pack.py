@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 import xxhash
@@ -18,7 +19,8 @@ from superdl.super_wire.record import HEADER_BYTES, RecordKind, parse_header, ve
 from superdl.super_wire.store.layout import PACKS, checked_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from numpy.typing import NDArray
@@ -90,15 +92,29 @@ def new_pack_name(collection: str) -> str:
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
-class PackWriter:
-    """A writer of one pack to a new ``file``. After an error of the file, abandon the pack."""
+class PackInProgress:
+    """A pack that is being written to a new ``file``. By :meth:`commit` it appears in the store, whole,
+    or not at all.
 
-    def __init__(self, file: BinaryIO, meta: PackMeta) -> None:
-        self._file = file
-        self._meta = meta
+    As a context it abandons an uncommitted pack.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: BinaryIO,
+        meta: PackMeta,
+        *,
+        publish: Callable[[], None],
+        discard: Callable[[], None] = lambda: None,
+        failures: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._name, self._file, self._meta, self._open = name, file, meta, True
+        self._publish, self._discard, self._failures = publish, discard, failures
         self._entries = bytearray()
-        self._at = 0
-        self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
+        self.size = 0  # bytes so far; of the whole pack, once it is committed
+        with self._all_or_nothing():
+            self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
 
     @property
     def count(self) -> int:
@@ -106,9 +122,10 @@ class PackWriter:
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset. ValueError if packs do not hold such records, or the
-        pack is full.
+        """Write a record; return its offset. After a StoreError the pack is abandoned. ValueError if
+        packs do not hold such records, or the pack is full.
         """
+        self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
             raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
@@ -116,18 +133,44 @@ class PackWriter:
             raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
         # A payload, not its header, begins on a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
-        offset = -(-(self._at + HEADER_BYTES) // step) * step - HEADER_BYTES
-        self._file.write(_ZEROS[: offset - self._at])
-        self._file.write(header)
-        self._file.write(payload)
-        self._at = offset + size
+        offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
+        try:
+            self._file.write(_ZEROS[: offset - self.size])
+            self._file.write(header)
+            self._file.write(payload)
+        except OSError:
+            self.abandon()
+            with self._failures():  # entering it per record would be dear
+                raise
+        self.size = offset + size
         self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
         return offset
 
-    def finish(self) -> int:
-        """Write the index and footer after the records; return the length of the pack."""
-        self._write(_ZEROS[: -self._at % _ALIGNMENT])
-        entries_offset = self._at
+    def commit(self) -> str:
+        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
+        answer was lost.
+        """
+        self._check_open()
+        with self._all_or_nothing():
+            self._write_index()
+            self._file.flush()
+            self._publish()
+            self._file.close()
+        self._open = False
+        return self._name
+
+    def abandon(self) -> None:
+        """Discard the pack; no effect once it is committed."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(OSError):  # its buffer found no room
+                self._file.close()
+            self._discard()
+
+    def _write_index(self) -> None:
+        """Write the index and footer after the records."""
+        self._write(_ZEROS[: -self.size % _ALIGNMENT])
+        entries_offset = self.size
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
         if len(meta) > _MAX_META:
             raise ValueError(f"a pack's meta has at most {_MAX_META} bytes; not {len(meta)}")
@@ -139,12 +182,29 @@ class PackWriter:
         # The hash also covers the footer, up to itself.
         digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
         self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
-        self._file.flush()
-        return self._at
 
     def _write(self, data: Bytes) -> None:
         self._file.write(data)
-        self._at += memoryview(data).nbytes
+        self.size += memoryview(data).nbytes
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ValueError(f"the pack {self._name} was committed or abandoned")
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            with self._failures():
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:

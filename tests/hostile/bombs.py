@@ -48,11 +48,24 @@ def varint(value, length):
     return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
 
 
-def write_parquet(path, *, lie_at="footer", **options):
-    """A column of 256 MiB, and a size in the footer, or in the page's header too, that is a lie."""
+def arrow():
+    """Only what reads Parquet files takes the memory of these libraries."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    return pa, parquet
+
+
+def lie(data, true, false, begin=0):
+    """Replace the first such size behind a place."""
+    length = (2 * true).bit_length() // 7 + 1
+    place = data.index(varint(true, length), begin)
+    data[place : place + length] = varint(false, length)
+
+
+def write_parquet(path, *, lie_at="footer", **options):
+    """A column of 256 MiB, and a size in the footer, or in the page's header too, that is a lie."""
+    pa, parquet = arrow()
     values = [bytes(HUGE // 8)] * 8
     table = pa.table({"image": pa.array(values, pa.binary())})
     options = {"use_dictionary": False, "write_statistics": False, "data_page_size": 2**31 - 1} | options
@@ -60,21 +73,15 @@ def write_parquet(path, *, lie_at="footer", **options):
     chunk = parquet.read_metadata(path).row_group(0).column(0)
     data = bytearray(path.read_bytes())
     footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    lies = [(chunk.total_uncompressed_size, footer_at)]
+    lie(data, chunk.total_uncompressed_size, 100_000, footer_at)
     if lie_at == "page":
-        lies.append((sum(map(len, values)) + 8 * 4 + 6, 0))  # lengths before values, and levels
-    for size, begin in lies:
-        length = (2 * size).bit_length() // 7 + 1
-        place = data.index(varint(size, length), begin)
-        data[place : place + length] = varint(100_000, length)
+        lie(data, sum(map(len, values)) + 8 * 4 + 6, 100_000)  # lengths before values, and levels
     path.write_bytes(data)
 
 
 def write_hidden_size(path):
     """A page's true size behind a false one, in field 65,538, of which Thrift makes field 2."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa, parquet = arrow()
     table = pa.table({"image": [bytes(HUGE)]})
     options = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     parquet.write_table(table, path, compression="zstd", **options)
@@ -84,21 +91,14 @@ def write_hidden_size(path):
     head = data.index(b"\0\0", 4) + 1  # the ends of statistics and of the data page's header
     data[head + 1 : head + 1] = hidden
     stored = chunk.total_compressed_size
-    for old, new, begin in (
-        (stored, stored + len(hidden), len(data) // 2),
-        (chunk.total_uncompressed_size, 200_000, len(data) // 2),
-        (size, 100_000, 0),
-    ):
-        length = (2 * old).bit_length() // 7 + 1
-        place = data.index(varint(old, length), begin)
-        data[place : place + length] = varint(new, length)
+    lie(data, stored, stored + len(hidden), len(data) // 2)
+    lie(data, chunk.total_uncompressed_size, 200_000, len(data) // 2)
+    lie(data, size, 100_000)
     path.write_bytes(data)
 
 
 def write_shared_texts(path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa, parquet = arrow()
     rows = 10_000
     labels = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 100_000])
     keys = [f"{row}.jpg" for row in range(rows)]
@@ -106,9 +106,7 @@ def write_shared_texts(path):
 
 
 def write_long_list(path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa, parquet = arrow()
     label = pa.array([np.zeros(HUGE // 8, dtype=np.int64)])
     parquet.write_table(pa.table({"key": ["1.jpg"], "label": label}), path, compression="zstd")
 
@@ -120,9 +118,7 @@ def read_rows_of_list(path):
 
 
 def write_shared_prefixes(path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa, parquet = arrow()
     table = pa.table({"image": pa.array([bytes(8 * 2**20)] * 32, pa.binary())})
     parquet.write_table(table, path, use_dictionary=False, column_encoding={"image": "DELTA_BYTE_ARRAY"})
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from tests.hostile.drawing import ground
+from tests.fixtures.images import CLASSES, SIDE, independent_decode, write_images
+from tests.fixtures.object_store import serve_objects
+from tests.fixtures.valkey import Valkey
+from tests.hostile.trial import IMAGES
 
 SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
 
 
 def pytest_generate_tests(metafunc):
-    """Forty seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
+    """Forty seeds of trials in the slow tests, as many more as wanted in the soak."""
     if "seed" in metafunc.fixturenames:
         slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
         soak = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 100 + SOAKED)]
@@ -21,6 +25,16 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """The cache, the store and the images."""
-    with ground(tmp_path_factory.mktemp("hostile")) as made:
-        yield made
+    """A cache that is emptied between trials, a store, and images whose pixels are known."""
+    directory = tmp_path_factory.mktemp("hostile")
+    images = write_images(directory / "images", IMAGES)
+    names = sorted(str(path.relative_to(images)) for path in images.glob("*/*.jpg"))
+    pixels = [independent_decode(images / name, resize=SIDE, crop=SIDE).tobytes() for name in names]
+    labels = [CLASSES.index(name.split("/")[0]) for name in names]
+    with (
+        Valkey() as valkey,
+        pytest.MonkeyPatch.context() as patch,
+        serve_objects(directory / "buckets", patch) as store,
+    ):
+        write_images(store.directory / "photos" / "train", IMAGES)
+        yield SimpleNamespace(valkey=valkey, store=store, directory=images, pixels=pixels, labels=labels)

@@ -19,6 +19,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from superdl.super_wire.cache.resp import MalformedReplyError, parse_reply
+
 _ROOT = Path(__file__).resolve().parents[2]
 _END_S = 20.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
@@ -39,7 +41,6 @@ class Link:
     odds: dict[str, int] = field(default_factory=dict)
     every: float = 10.0
     most: int = 0
-    directions: tuple[str, ...] = ("down", "up")
 
 
 class Proxy:
@@ -191,36 +192,14 @@ _ONE_WAY = {"answer": "up", "replace": "down"}
 def units(received):
     """Take the whole commands or replies off the front of what was received; all of it, if it is no RESP."""
     while received:
-        try:
-            end = _end(received, 0)
-        except ValueError:
-            end = len(received)
-        if end is None:
-            return
+        end = len(received)
+        with contextlib.suppress(MalformedReplyError):
+            parsed = parse_reply(received)
+            if parsed is None:  # it has not come as a whole
+                return
+            end = parsed[1]
         yield bytes(received[:end])
         del received[:end]
-
-
-def _end(data, at):
-    """Where the command or reply that begins at ``at`` ends; ``None`` if it has not come as a whole."""
-    line = data.find(b"\r\n", at)
-    if line < 0:
-        return None
-    mark, end = data[at : at + 1], line + 2
-    if mark in (b"+", b"-", b":"):
-        return end
-    count = int(data[at + 1 : line])
-    if mark == b"$":
-        end += count + 2 if count >= 0 else 0
-        return end if end <= len(data) else None
-    if mark != b"*":
-        raise ValueError
-    for _ in range(count):
-        inner = _end(data, end)
-        if inner is None:
-            return None
-        end = inner
-    return end
 
 
 class Way:
@@ -232,9 +211,7 @@ class Way:
         seed = f"{connection.server.seed}/{connection.name}/{connection.number}/{direction}"
         self._random = random.Random(seed)
         self._odds = {
-            fault: odds
-            for fault, odds in link.odds.items()
-            if _ONE_WAY.get(fault, direction) == direction and direction in link.directions
+            fault: odds for fault, odds in link.odds.items() if _ONE_WAY.get(fault, direction) == direction
         }
         self._units = 0
         self._gap = self._draw_gap()

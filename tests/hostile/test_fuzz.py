@@ -1,30 +1,45 @@
-"""Each fuzzer of this folder, for a moment and, in ``make soak``, for minutes; and files whose sizes lie."""
+"""Each fuzzer of this folder, for a moment and, in ``make soak``, for minutes; and files whose sizes lie.
+
+Each file ``fuzz_*.py`` here has ``FUZZERS``, by name: a callable makes one input of the chance it is given,
+tries it, and raises where the outcome is none that it may have. ``SUPER_TEST_FUZZ_S`` has seconds for each,
+and its inputs are new; ``SUPER_TEST_SEED`` has the one input to try.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.hostile import fuzz
+from tests.hostile import fuzz_function, fuzz_lists, fuzz_reading, fuzz_rpc, fuzz_web, fuzz_wire
 from tests.hostile.bombs import BOMBS
 from tests.hostile.fuzz_wire import PARSERS
 
-FUZZERS = fuzz.fuzzers()
+MODULES = (fuzz_function, fuzz_lists, fuzz_reading, fuzz_rpc, fuzz_web, fuzz_wire)
+FUZZERS = {name: fuzzer for module in MODULES for name, fuzzer in module.FUZZERS.items()}
+SECONDS, SEED = float(os.environ.get("SUPER_TEST_FUZZ_S", "0")), os.environ.get("SUPER_TEST_SEED")
 
 
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("name", FUZZERS)
-@pytest.mark.parametrize(
-    ("seconds", "inputs"),
-    [(0.3, 3000), pytest.param(180.0, 10**12, marks=[pytest.mark.soak, pytest.mark.timeout(540)])],
-)
-def test_a_fuzzer_finds_nothing(name, seconds, inputs):
-    seed = 0 if seconds < 1 else time.time_ns() // 1000
-    inputs = fuzz.run(name, FUZZERS[name], seconds=seconds, seed=seed, inputs=inputs)
-    print(f"{name}: {inputs} inputs from seed {seed} on")  # noqa: T201 # make soak shows it
+@pytest.mark.parametrize("seconds", [SECONDS or 0.3, pytest.param(180.0, marks=pytest.mark.soak)])
+def test_a_fuzzer_finds_nothing(name, seconds):
+    first = int(SEED) if SEED else time.time_ns() // 1000 if seconds >= 1 else 0
+    most, until_s = 1 if SEED else 3000 if seconds < 1 else 10**12, time.monotonic() + seconds
+    for seed in range(first, first + most):
+        try:
+            FUZZERS[name](random.Random(f"{name}/{seed}"))
+        except BaseException as error:
+            error.add_note(f"alone: SUPER_TEST_SEED={seed} pytest -k '{name}' tests/hostile/test_fuzz.py")
+            raise
+        if time.monotonic() > until_s:
+            break
+    print(f"{name}: {seed + 1 - first} inputs from seed {first} on")  # noqa: T201 # -rP shows it
 
 
 @pytest.mark.parametrize("name", PARSERS)

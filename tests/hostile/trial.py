@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import re
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -27,7 +29,6 @@ from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_dataset.reading import cache_link
 from superdl.super_wire.cache import connection
 from superdl.super_wire.errors import (
-    BadSampleError,
     CacheError,
     CacheUnreachableError,
     CoordinatorError,
@@ -37,7 +38,6 @@ from superdl.super_wire.errors import (
 )
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
-from tests.hostile.drawing import IMAGES, STREAM, Drawn, draw
 from tests.hostile.function import FUNCTION, VARIABLE
 from tests.hostile.proxy import Link, Proxy
 from tests.integration.delivery import pixels_of
@@ -54,6 +54,98 @@ _SHOWN = 60
 IN_TIME = (ReadTimeoutError, CacheUnreachableError, CoordinatorUnreachableError)
 
 
+# What any network may do to a connection, whatever is said on it.
+STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
+# A middlebox or a bug may do more to whole replies without ending a connection.
+_ODDS = {
+    "reader": STREAM
+    | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3, "replace": 2, "rubbish": 1},
+    "function": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
+    "coordinator": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
+    # Plain gRPC and HTTP rest on TCP's checksum alone: bytes that are flipped, dropped or swapped pass.
+    "sampler": STREAM,
+    "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
+}
+IMAGES = 61
+_ACTS = (
+    *("kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function"),
+    *("stop_cache", "restart_cache", "flush_cache"),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One trial: ``loader`` is ``"super"``, or how many workers a DataLoader has; ``links`` has the arguments
+    of each spoilt ``Link``, ``acts`` what is done before a batch, over all epochs. ``lasting``: a link is
+    spoilt to the end, so that an error may come.
+    """
+
+    seed: int
+    loader: str
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    source: str
+    unix: bool
+    links: dict[str, dict[str, Any]]
+    acts: dict[int, str] = field(default_factory=dict)
+    lasting: bool = False
+    unwell_from_start: bool = False
+
+    @property
+    def sampling(self):
+        """What a sampler and a plan are made with."""
+        return {"batch_size": self.batch_size, "seed": self.seed, "shuffle": self.shuffle}
+
+
+def draw(seed):
+    """The trial that a seed means."""
+    chance = random.Random(f"general/{seed}")
+    loader = chance.choice(["super", "super", "0", "2"])
+    batch_size = chance.choice([1, 3, 8, 8, 16, 31])
+    unix = chance.random() < 0.3
+    shuffle = chance.random() < 0.8
+    source = chance.choice(["directory", "bucket"])
+    names = [name for name in _ODDS if name != "store" or source == "bucket"]
+    lasting = chance.random() < 0.07
+    links = {}
+    for name in chance.sample(names, chance.randint(1, len(names))):
+        odds = {
+            fault: _ODDS[name][fault] for fault in chance.sample(sorted(_ODDS[name]), chance.randint(1, 6))
+        }
+        if name == "reader" and unix:
+            odds.pop("flip", None)
+        most = chance.randint(1, 8)
+        if name in ("sampler", "coordinator") and not odds.keys().isdisjoint({"silence", "drop"}):
+            most = 1 if len(odds) < 3 else min(most, 4)  # each is waited for ten seconds
+        if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
+            most = 10_000
+        links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
+    # A record that a function pushes again, after it was read, is another one only by its payload. On a unix
+    # socket it is hashed when a process reads it first, so that bits flip in one epoch.
+    epochs = 1 if unix and any("flip" in link["odds"] for link in links.values()) else 2
+    batches = epochs * -(-IMAGES // batch_size)
+    acts = {
+        chance.randrange(batches): chance.choice(
+            [act for act in _ACTS if loader == "2" or act != "kill_loader_worker"]
+        )
+        for _ in range(chance.choice([0, 0, 0, 1, 1, 2]))
+    }
+    return Drawn(
+        seed=seed,
+        loader=loader,
+        batch_size=batch_size,
+        epochs=epochs,
+        shuffle=shuffle,
+        source=source,
+        unix=unix,
+        links=links,
+        acts=acts,
+        lasting=lasting,
+        unwell_from_start=chance.random() < 0.2,
+    )
+
+
 class RoutedDataset(SuperDataset):
     """A dataset that reads the cache by a way of its own, whatever address the coordinator tells."""
 
@@ -66,33 +158,13 @@ class RoutedDataset(SuperDataset):
         return super().__getitem__(replace(ref, cache=self.way))
 
 
-@dataclass
-class Outcome:
-    """What came of a trial."""
-
-    drawn: Drawn
-    batches: int = 0
-    error: str = ""
-    error_s: float = 0.0
-    took_s: float = 0.0
-    longest_s: float = 0.0
-    faults: list[str] = field(default_factory=list)
-
-    def __str__(self):
-        faults = "".join(f"\n    {fault}" for fault in self.faults[:_SHOWN])
-        return (
-            f"{self.drawn}\n  {self.batches} batches in {self.took_s:.1f} s, the slowest in "
-            f"{self.longest_s:.1f} s; error: {self.error or 'none'} after {self.error_s:.1f} s\n"
-            f"  faults:{faults}\n"
-            f"  alone: pytest -m '' -k seed-{self.drawn.seed}-{self.drawn.kind} tests/hostile/test_trials.py"
-        )
-
-
 class Trial:
     """A trial while it runs."""
 
     def __init__(self, drawn, ground):
-        self.drawn, self.ground, self.outcome = drawn, ground, Outcome(drawn)
+        self.drawn, self.ground = drawn, ground
+        self.batches, self.longest_s = 0, 0.0
+        self.error, self.faults = "none", []
         self._one_at_a_time = threading.Lock()
         self._timers = []
         self._over = threading.Event()
@@ -100,7 +172,6 @@ class Trial:
         self._worker_killed = False
         self._served = True
         self._training = False
-        self._wanted = None
         valkey, store = ground.valkey, ground.store.url.removeprefix("http://")
         self.stack = Stack(tcp=True, cache="unset")
         targets = {
@@ -118,9 +189,16 @@ class Trial:
         self.proxy = Proxy(links, drawn.seed)
         self.ways = self.proxy.addresses
 
+    def __str__(self):
+        faults = "".join(f"\n    {fault}" for fault in self.faults[:_SHOWN])
+        return (
+            f"{self.drawn}\n  {self.batches} batches, the slowest in {self.longest_s:.1f} s\n"
+            f"  error: {self.error}\n  faults:{faults}\n"
+            f"  alone: pytest -m '' -k seed-{self.drawn.seed} tests/hostile/test_trials.py"
+        )
+
     def run(self):
         """Run it; ``AssertionError`` says that what must hold does not."""
-        began_s = time.monotonic()
         before = set(psutil.Process().children(recursive=True))
         self._empty_cache()
         try:
@@ -134,19 +212,17 @@ class Trial:
                 watch.join()
                 for timer in self._timers:
                     timer.join()
-                self.outcome.faults = self.proxy.calm()
+                self.faults = self.proxy.calm()
                 log = self.stack.log.read_text()
                 self.stack.close()
         finally:
             self.proxy.close()
-            self.outcome.took_s = time.monotonic() - began_s
         assert not self._died, f"the coordinator ended: {self._died}\n{log[-4000:]}"
         assert "Traceback" not in log, log[-4000:]
         gc.collect()  # an error's traceback may hold the loader's iterator, and that its workers
         started = set(psutil.Process().children(recursive=True)) - before
         left = psutil.wait_procs([one for one in started if not self._is_shared(one)], END_TIMEOUT_S)[1]
         assert not left, f"processes are left: {left}"
-        return self.outcome
 
     def _is_shared(self, process):
         """Whether it outlives a trial: a cache that was restarted, or Python's own tracker of resources."""
@@ -191,11 +267,8 @@ class Trial:
 
     def _train(self):
         drawn = self.drawn
-        source = self.ground.directories[drawn.with_bad].as_uri()
-        if drawn.source == "bucket":
-            source = "s3://photos/train"
-        policy = "skip" if drawn.with_bad else "raise"
-        dataset = RoutedDataset(source, RECIPE, read_timeout=READ_TIMEOUT_S, on_bad_sample=policy)
+        source = self.ground.directory.as_uri() if drawn.source == "directory" else "s3://photos/train"
+        dataset = RoutedDataset(source, RECIPE, read_timeout=READ_TIMEOUT_S)
         dataset.way = ("unix://" if drawn.unix else "redis://") + self.ways["reader"]
         if drawn.unwell_from_start:
             self.proxy.begin()
@@ -213,55 +286,39 @@ class Trial:
                     if drawn.loader == "super"
                     else DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=int(drawn.loader))
                 )
+                plan = Plan(IMAGES, **drawn.sampling)
                 for epoch in range(drawn.epochs):
                     asked_s = time.monotonic()
                     iterator = iter(loader)
-                    for expected in self._plan(epoch):
+                    for position in range(plan.batches_per_epoch):
                         self._act(iterator)
-                        asked_s, self._wanted = time.monotonic(), expected
-                        self._compare(next(iterator), expected)
-                        waited_s = time.monotonic() - asked_s
-                        self.outcome.longest_s = max(self.outcome.longest_s, waited_s)
-                        self.outcome.batches += 1
+                        asked_s = time.monotonic()
+                        self._compare(next(iterator), plan.batch(epoch, position, 0).indices.tolist())
+                        self.longest_s = max(self.longest_s, time.monotonic() - asked_s)
+                        self.batches += 1
                     assert next(iterator, None) is None, "more batches come than the plan has"
         except (SuperError, RuntimeError, ConnectionResetError) as error:
             self._judge(error, time.monotonic() - asked_s)
 
-    def _plan(self, epoch):
-        drawn = self.drawn
-        plan = Plan(IMAGES, **drawn.sampling)
-        for position in range(plan.batches_per_epoch):
-            indices = plan.batch(epoch, position, 0).indices.tolist()
-            good = [index for index in indices if not drawn.with_bad or index not in self.ground.bad]
-            if good or drawn.loader != "super":  # which leaves out a batch of bad samples alone
-                yield good
-
     def _compare(self, batch, expected):
         images, labels = batch
-        assert isinstance(images, torch.Tensor), f"batch {self.outcome.batches} is no tensor: {type(images)}"
+        assert isinstance(images, torch.Tensor), f"batch {self.batches} is no tensor: {type(images)}"
         came = pixels_of(images)
         known = {pixels: index for index, pixels in enumerate(self.ground.pixels)}
         indices = [known.get(pixels, -1) for pixels in came]
-        if not expected:  # all were bad, and samples of an earlier batch are repeated
-            assert indices
-            assert -1 not in indices
-            return
         assert indices == expected, (
-            f"batch {self.outcome.batches} is wrong: expected {expected}, "
-            f"came {indices} (-1: nobody's pixels)"
+            f"batch {self.batches} is wrong: expected {expected}, came {indices} (-1: nobody's pixels)"
         )
         assert labels.tolist() == [self.ground.labels[index] for index in expected]
 
     def _judge(self, error, waited_s):
-        self.outcome.error, self.outcome.error_s = "".join(traceback.format_exception(error)), waited_s
+        self.error = f"after {waited_s:.1f} s {''.join(traceback.format_exception(error))}"
         if not isinstance(error, SuperError):
             assert self._worker_killed, f"{error!r} is not typed"
             assert not isinstance(error, RuntimeError) or "DataLoader worker" in str(error), repr(error)
         bound_s = COORDINATOR_S if isinstance(error, CoordinatorError) else READ_TIMEOUT_S
         assert waited_s < bound_s + MARGIN_S, f"{error!r} came after {waited_s:.1f} s"
         if self.drawn.lasting or self._worker_killed or not self._training:
-            return
-        if isinstance(error, BadSampleError) and self._wanted == []:  # nothing to fill the batch with yet
             return
         # A spoilt command is refused, and an error reply may be that to another command.
         spoilt = set(self.drawn.links.get("reader", {"odds": {}})["odds"]) - STREAM.keys()
@@ -270,7 +327,7 @@ class Trial:
         assert refused or in_time, f"{error!r} came at once, for a fault that passes"
 
     def _act(self, iterator):
-        act = self.drawn.acts.get(self.outcome.batches)
+        act = self.drawn.acts.get(self.batches)
         if act is not None:
             with self._one_at_a_time:
                 getattr(self, f"_{act}")(iterator)
@@ -317,13 +374,3 @@ class Trial:
 
     def _flush_cache(self, _):
         self._empty_cache()
-
-
-def run_trial(kind, seed, ground):
-    """Run the trial that a seed means; an error has all that is known of it as a note."""
-    trial = Trial(draw(kind, seed), ground)
-    try:
-        return trial.run()
-    except BaseException as error:
-        error.add_note(str(trial.outcome))
-        raise

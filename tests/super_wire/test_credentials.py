@@ -129,15 +129,6 @@ def test_a_refusal_does_not_repeat_the_password(scheme, rest):
     assert "geheim" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_plain_text_leaves_this_machine_only_where_it_is_allowed_to():
-    away, home = CacheAddress.parse("redis://10.1.2.3"), CacheAddress.parse("redis://localhost")
-    with pytest.raises(ConfigError, match=r"redis://10\.1\.2\.3:6379 is beyond loopback"):
-        Credentials().check_encrypted(away)
-    for address in (home, CacheAddress.parse("rediss://10.1.2.3"), CacheAddress.parse("unix:///c.sock")):
-        Credentials().check_encrypted(address)
-    Credentials.from_environment({"SUPER_INSECURE": "1"}).check_encrypted(away)
-
-
 def test_credentials_come_from_the_environment_and_hide():
     files = {f"SUPER_CACHE_{name}_FILE": f"/{name}.pem" for name in ("CA", "CERT", "KEY")}
     credentials = Credentials.from_environment(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
-from superdl.super_wire.cache.nodes import _learned_slots
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
@@ -44,38 +43,6 @@ def stranger():
             item.join() if isinstance(item, threading.Thread) else item.close()
 
 
-class CutSocket(socket.socket):
-    """A socket whose first receive gives ``cut`` bytes at most."""
-
-    cut = 0
-
-    def recvmsg_into(self, buffers, *_):
-        first, self.cut = self.cut, 0
-        return super().recvmsg_into([buffers[0][:first]] if first else buffers)
-
-
-SLOTS = b"*2\r\n" + b"".join(
-    b"*3\r\n:%d\r\n:%d\r\n*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$3\r\nabc\r\n"
-    % (8192 * n, 8192 * n + 8191, 7000 + n)
-    for n in range(2)
-)
-
-
-def test_a_slot_map_is_learned_wherever_the_network_cuts_it():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = connect(f"redis://127.0.0.1:{listening.getsockname()[1]}")
-        peer = listening.accept()[0]
-        connection._socket = cut_socket = CutSocket(fileno=connection._socket.detach())
-        try:
-            for cut_socket.cut in range(1, len(SLOTS)):
-                peer.sendall(SLOTS)
-                found = _learned_slots(connection, Node("h", 1), 5.0)
-                assert found.nodes == (Node("127.0.0.1", 7000), Node("127.0.0.1", 7001))
-        finally:
-            connection.close()
-            peer.close()
-
-
 def test_selects_the_database(valkey):
     first, second = connect(valkey.url), connect(f"{valkey.url}/2")
     first.ask(b"SET", b"k", b"v")
@@ -95,23 +62,17 @@ def test_nobody_there(tmp_path):
         connect(f"unix://{tmp_path}/redis.sock")
 
 
-def test_a_silent_peer_is_given_up(stranger):
-    connection = connect(stranger(b""), timeout_s=0.05)
-    with pytest.raises(CacheUnreachableError, match=r"nothing came for 0\.05 s"):
-        connection.ask(b"PING")
-    connection.close()
-
-
-def test_a_peer_that_is_no_cache_is_named(stranger):
-    connection = connect(stranger(b"HTTP/1.1 400 Bad Request\r\n"))
-    with pytest.raises(CacheError, match="does not speak the Redis protocol"):
-        connection.ask(b"PING")
-    connection.close()
-
-
-def test_a_loading_cache_is_not_there_yet(stranger):
-    connection = connect(stranger(b"-LOADING the dataset in memory\r\n"))
-    with pytest.raises(CacheUnreachableError, match="not ready: LOADING"):
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (b"", CacheUnreachableError, r"nothing came for 0\.05 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n", CacheError, "does not speak the Redis protocol"),
+        (b"-LOADING the dataset in memory\r\n", CacheUnreachableError, "not ready: LOADING"),
+    ],
+)
+def test_a_peer_that_is_silent_no_cache_or_loading_is_named(stranger, answer, error, words):
+    connection = connect(stranger(answer), timeout_s=5.0 if answer else 0.05)
+    with pytest.raises(error, match=words):
         connection.ask(b"PING")
     connection.close()
 

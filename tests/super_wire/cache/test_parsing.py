@@ -191,16 +191,3 @@ def test_what_is_no_slot_map_is_refused(reply):
 )  # fmt: skip
 def test_redirections_are_understood_or_left_alone(text, expected):
     assert parse_redirection(text, ASKED) == expected
-
-
-NODES = st.sampled_from([Node("10.0.0.1", 1), Node("10.0.0.2", 2), Node("10.0.0.3", 3)])
-
-
-@given(cuts=st.lists(st.integers(1, SLOTS - 1), unique=True, max_size=8).map(sorted), data=st.data())
-def test_every_slot_belongs_to_the_range_that_holds_it(cuts, data):
-    ranges = list(zip([0, *cuts], [*(cut - 1 for cut in cuts), SLOTS - 1], strict=True))
-    masters = [data.draw(NODES) for _ in ranges]
-    reply = [[a, b, [n.host.encode(), n.port, b"id", []]] for (a, b), n in zip(ranges, masters, strict=True)]
-    found = parse_slots(reply, ASKED)
-    for (first, last), master in zip(ranges, masters, strict=True):
-        assert {found.node_of(slot) for slot in range(first, last + 1)} == {master}

@@ -20,10 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.super_wire.objects import Fault, ObjectError, Span, open_bucket
-from superdl.super_wire.objects.http import proxy_of
 from superdl.super_wire.objects.s3 import close_connections
 from superdl.super_wire.objects.s3_account import Account, Signer, object_path, query_of
 from superdl.super_wire.objects.s3_connection import headers_of
+from superdl.super_wire.objects.web import proxy_of
 from tests.fixtures.loopback_http import LoopbackServer
 
 
@@ -160,14 +160,17 @@ def sent(lines):
     return dict(line.split(":", 1) for line in lines)
 
 
-def botocores(credentials, region, host, path, etag, second, span=None):
-    """The headers that botocore puts on the same GET in the same second."""
+def botocores(credentials, region, request, second):
+    """The headers of a request that botocore signs in the same second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.auth, "get_current_datetime", lambda: datetime.fromtimestamp(second, UTC))
-        headers = {"If-Match": f'"{etag}"'} | ({"Range": f"bytes={span[0]}-{span[1] - 1}"} if span else {})
-        request = AWSRequest("GET", f"http://{host}{path}", headers=headers)
         S3SigV4Auth(credentials, "s3", region).add_auth(request)
     return request.headers
+
+
+def get_of(host, path, etag, span=None):
+    headers = {"If-Match": f'"{etag}"'} | ({"Range": f"bytes={span[0]}-{span[1] - 1}"} if span else {})
+    return AWSRequest("GET", f"http://{host}{path}", headers=headers)
 
 
 @given(
@@ -198,7 +201,7 @@ def test_it_signs_as_botocore_does(key, etag, secret, token, region, second, spa
         patch.setattr(time, "time", lambda: second + 0.9)
         signer = Signer(credentials.get_frozen_credentials, region=region, host=host)
         lines = signer.lines("GET", path, headers=headers_of(etag, span))
-    mine, theirs = sent(lines), botocores(credentials, region, host, path, etag, second, span)
+    mine, theirs = sent(lines), botocores(credentials, region, get_of(host, path, etag, span), second)
     assert mine.get("range") == theirs["Range"]
     assert mine["host"] == host
     assert mine["authorization"] == theirs["Authorization"]
@@ -228,7 +231,8 @@ def test_credentials_are_asked_for_once_a_second(monkeypatch):
     now[0] += 1
     second = sent(signer.lines("GET", "/a", headers=headers_of("e", None)))
     assert credentials.asked == 2
-    expected = botocores(Credentials("AKID2", "secret2", "token2"), "us-east-1", "h", "/a", "e", now[0])
+    rotated = Credentials("AKID2", "secret2", "token2")
+    expected = botocores(rotated, "us-east-1", get_of("h", "/a", "e"), now[0])
     assert second["authorization"] == expected["Authorization"]
     assert second["x-amz-security-token"] == "token2"
 
@@ -237,18 +241,15 @@ def test_credentials_are_asked_for_once_a_second(monkeypatch):
 def test_it_signs_listings_and_puts_as_botocore_does(prefix, token, body, second):
     credentials = Credentials("AKID", "secret", token)
     fields = {"prefix": prefix, "list-type": "2", "continuation-token": token}
+    put = AWSRequest("PUT", "http://h/data", params=fields, data=body, headers={"Content-Type": "image/png"})
+    theirs = botocores(credentials, "us-east-1", put, second)
+    digest, first = hashlib.sha256(body).hexdigest(), ["content-type:image/png"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.auth, "get_current_datetime", lambda: datetime.fromtimestamp(second, UTC))
         patch.setattr(time, "time", lambda: second)
-        theirs = AWSRequest("PUT", "http://h/data", params=fields, data=body)
-        theirs.headers["Content-Type"] = "image/png"
-        S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(theirs)
         signer = Signer(credentials.get_frozen_credentials, region="us-east-1", host="h")
-        digest = hashlib.sha256(body).hexdigest()
-        first = ["content-type:image/png"]
         mine = sent(signer.lines("PUT", "/data", query_of(fields), before_host=first, digest=digest))
-    assert mine["x-amz-content-sha256"] == theirs.headers["X-Amz-Content-SHA256"]
-    assert mine["authorization"] == theirs.headers["Authorization"]
+    assert mine["x-amz-content-sha256"] == theirs["X-Amz-Content-SHA256"]
+    assert mine["authorization"] == theirs["Authorization"]
 
 
 PROCESS = """
@@ -261,8 +262,8 @@ print(json.dumps({"Version": 1, "AccessKeyId": "AKID", "SecretAccessKey": "s", "
 """
 
 
-def test_credentials_that_expire_in_five_seconds_are_refreshed(monkeypatch, tmp_path):
-    """Their token is the time when they expire, after which the server refuses them."""
+def test_credentials_that_soon_expire_are_refreshed(monkeypatch, tmp_path):
+    """Each second: their token is the time when they expire, after which the server refuses them."""
     program, counted = tmp_path / "process.py", tmp_path / "counted"
     program.write_text(PROCESS)
     (tmp_path / "config").write_text(
@@ -281,7 +282,7 @@ def test_credentials_that_expire_in_five_seconds_are_refreshed(monkeypatch, tmp_
     with contextlib.closing(LoopbackServer(answer)) as server:
         monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
         bucket = open_bucket("s3://data")
-        until_s = time.monotonic() + 6
+        until_s = time.monotonic() + 2.5
         while time.monotonic() < until_s:
             assert bucket.read("one.jpg", version="e") == b"one"
         close_connections()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from superdl.super_wire.record import pack, unpack
 from superdl.super_wire.store import PackMeta, check_record, collection_of
-from superdl.super_wire.store.pack import PackWriter, read_pack_index
+from superdl.super_wire.store.pack import PackInProgress, read_pack_index
 
 META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
 METAS = st.builds(
@@ -34,13 +34,19 @@ def fill(writer, samples):
     return [writer.add(sample_id, *pack(array, sample_id)) for sample_id, array in samples]
 
 
+def in_memory(meta=META):
+    """A pack in progress, and a list that gets its bytes once it is committed."""
+    file, written = io.BytesIO(), []
+    return PackInProgress("name", file, meta, publish=lambda: written.append(file.getvalue())), written
+
+
 def pack_bytes(samples, meta=META):
     """A whole pack."""
-    file = io.BytesIO()
-    writer = PackWriter(file, meta)
-    fill(writer, samples)
-    assert writer.finish() == len(file.getvalue())
-    return file.getvalue()
+    writing, written = in_memory(meta)
+    fill(writing, samples)
+    writing.commit()
+    assert writing.size == len(written[0])
+    return written[0]
 
 
 def index_of(data):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from superdl.super_wire.errors import (
     StoreBusyError,
@@ -18,7 +15,6 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.objects.s3 import Patience, close_connections
 from superdl.super_wire.store import open_store
-from superdl.super_wire.store.bucket import _neighbours
 from superdl.super_wire.store.layout import new_mark
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.super_wire.store.packing import META, fill, records
@@ -187,19 +183,25 @@ def test_a_pack_is_one_put(s3, store):
     assert size >= pack.size
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 2**28), st.integers(0, 2**21)), max_size=40)
+def ranged(request):
+    first, last = map(int, request.headers["Range"].removeprefix("bytes=").split("-"))
+    request.answer(206, {"Content-Range": f"bytes {first}-{last}/{2**40}"}, bytes(last + 1 - first))
 
 
-@given(SPANS)
-@example([(0, 2**21), (2**22, 1), (3 * 2**21 + 1, 1)])  # each gap is as large as all that is wanted before it
-@example([(64 + place * 300_000, 150_000) for place in range(200)])  # every other record of a pack
-def test_neighbours_are_read_at_once_and_little_in_vain(spans):
-    groups = list(_neighbours(spans))
-    assert sorted(place for group in groups for place in group) == list(range(len(spans)))
-    for group in groups:
-        offsets = [spans[place][0] for place in group]
-        assert offsets == sorted(offsets)
-        ends = np.maximum.accumulate([sum(spans[place]) for place in group])
-        extent, vain = ends[-1] - offsets[0], np.maximum(0, offsets[1:] - ends[:-1]).sum()
-        assert extent <= max(2**26, sum(spans[place][1] for place in group))
-        assert vain <= extent - vain + 2**16 * len(group)
+@pytest.mark.parametrize(
+    ("spans", "reads"),
+    [
+        ([(70_000, 10), (5, 0), (0, 9), (0, 4), (3, 70_000)], [(0, 70_010)]),
+        ([(0, 10), (2**16 + 10, 10)], [(0, 2**16 + 20)]),  # another request takes longer than such a gap
+        ([(0, 10), (2**16 + 11, 10)], [(0, 10), (2**16 + 11, 10)]),
+        # Each gap is as large as all that is wanted before it.
+        ([(0, 2**21), (2**22, 1), (3 * 2**21 + 1, 1)], [(0, 2**22 + 1), (3 * 2**21 + 1, 1)]),
+        ([(0, 2**23), (2**23 + 2**22 + 1, 1)], [(0, 2**23), (2**23 + 2**22 + 1, 1)]),
+        ([(0, 2**25), (2**25, 2**25), (2**26, 1)], [(0, 2**26), (2**26, 1)]),
+    ],
+)
+def test_neighbours_are_read_at_once_and_little_in_vain(s3, store, spans, reads):
+    s3.answers["GET", NAME] = ranged
+    assert list(map(len, store.read_many(NAME, spans))) == [length for _, length in spans]
+    headers = [header for _, path, header, _ in s3.seen if path.endswith(NAME)]
+    assert headers == [f"bytes={offset}-{offset + length - 1}" for offset, length in reads]

@@ -177,7 +177,9 @@ def test_a_pack_that_is_cut_off_or_gone_is_told(opened):
             ask()
 
 
-@pytest.mark.parametrize("name", ["../store.json", "x", "", "store.json", "/etc/passwd", "..\\x", "\0"])
+@pytest.mark.parametrize(
+    "name", ["../store.json", "x", "", "store.json", "/etc/passwd", "..\\x", "\0", ".", "..", "a/b", "a\0b"]
+)
 def test_no_name_leads_out(opened, name):
     store = opened()
     for ask in (
@@ -302,7 +304,13 @@ def test_what_holds_other_things_is_no_store(opened, put, name):
         opened()
 
 
-@pytest.mark.parametrize("mark", [b"", b"{}", b'{"super_store": 9, "id": "x"}', b"x" * 10_000])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        *(b"", b"{}", b"[" * 4000, b"x" * 10_000),
+        *(b'{"super_store": %b}' % rest for rest in (b'9, "id": "x"', b'1, "id": "x"', b'1, "id": 3')),
+    ],
+)
 def test_what_is_marked_otherwise_is_no_store(opened, put, mark):
     put("store.json", mark)
     with pytest.raises(StoreFormatError):
