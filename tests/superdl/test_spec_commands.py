@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from superdl import run_command
+from superdl import experiment_commands
 from superdl.main import main
 
 
@@ -38,8 +38,8 @@ def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path,
 
 def spec_of(*words):
     parser = argparse.ArgumentParser()
-    run_command.add_arguments(parser)
-    return run_command.spec_of(parser.parse_args(["digits", *words]), {})
+    experiment_commands.add_run(parser)
+    return experiment_commands.spec_of(parser.parse_args(["digits", *words]), {})
 
 
 def test_keys_are_options_in_the_order_of_the_command_line():
