@@ -33,7 +33,7 @@ from superdl.super_wire.protocol import (
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.worker.settings import WorkerSettings
+    from superdl.lambda_prefetch.worker.command import WorkerSettings
     from superdl.lambda_prefetch.worker.slots import Slots
 
 __all__ = ["serve"]

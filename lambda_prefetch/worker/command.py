@@ -11,11 +11,10 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.settings import store_in
-from superdl.lambda_prefetch.worker.settings import WorkerSettings
 from superdl.lambda_prefetch.worker.showing import check_listening, show
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
@@ -26,13 +25,31 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["WorkerSettings", "add_arguments", "run"]
 
 _log = logging.getLogger(__name__)
 
 _FUNCTION = "superdl.lambda_prefetch.handler:handler"
 _MAX_SLOTS = 1024
 _REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # of Ray's head, its actors, and that they wait for a node
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """A worker's settings."""
+
+    coordinator: str  # host:port or unix:/path
+    name: str  # in the coordinator's log
+    function: str = _FUNCTION  # that the slots run, module:attribute
+    slots: int = 1  # concurrent requests, each in its own process
+    nice: int = 0  # of these processes
+    linger_s: float = 300.0  # to wait for an unreachable coordinator
+    grace_s: float = 30.0  # that running requests may take after SIGTERM
+    credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
+    store: str = ""  # the address of the store that it sees; empty means that of SUPER_STORE
+    store_only: bool = False  # only restore and save, for functions that do not see the store
+    metrics_listen: str = ""  # where Prometheus finds metrics, host:port; empty: nowhere
+    health_listen: str = ""  # the same for health probes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

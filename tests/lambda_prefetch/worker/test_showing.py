@@ -10,7 +10,7 @@ import ssl
 
 import pytest
 
-from superdl.lambda_prefetch.worker.settings import WorkerSettings
+from superdl.lambda_prefetch.worker.command import WorkerSettings
 from superdl.lambda_prefetch.worker.showing import check_listening, metrics_text
 from superdl.lambda_prefetch.worker.slots import Slots
 from superdl.super_wire.credentials import CoordinatorCredentials
