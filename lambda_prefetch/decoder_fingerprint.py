@@ -13,8 +13,6 @@ from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["REFERENCE_IMAGES", "decoder_fingerprint"]
-
 _LIMIT_PIXELS = 4096
 _RECIPES: tuple[list[dict[str, Any]], ...] = (
     [],

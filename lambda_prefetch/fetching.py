@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.push import Pusher
     from superdl.super_wire.objects import Bucket, Pending, Span
 
-__all__ = ["Arrived", "Fetchers"]
-
 _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # arrived samples at which fetchers rest, and at which they resume
 _MAX_SILENCE_S = 20  # during which none of a thread's requested objects replies
 _AWAY_S = 1.0  # once a source has been unavailable this long, this request reads no more from it

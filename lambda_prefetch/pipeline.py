@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta
 
-__all__ = ["produce"]
-
 _T = TypeVar("_T")
 
 # Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing.

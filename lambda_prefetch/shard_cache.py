@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects import Bucket
 
-__all__ = ["BLOCK_BYTES", "ShardCache", "open_shard_cache"]
-
 BLOCK_BYTES = 16 * 2**20
 _READ_ALONE = 2  # reads of a block's members that go to the source before the whole block is fetched
 _IDLE_S = 600.0  # a block that was not read for this long makes room for others

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects import Bucket, Pending, Span
 
-__all__ = ["SampleFailedError", "read_object", "spoiled"]
-
 
 class SampleFailedError(Exception):
     """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.

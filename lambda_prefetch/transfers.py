@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta, Store
 
-__all__ = ["restore", "save"]
-
 _RESTORED_BYTES = 16 * 2**20  # of a piece
 _DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
 _S3_THREADS = 16

@@ -13,8 +13,6 @@ from superdl.super_wire.redaction import shown_lines
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 _DIGITS_BYTES = 1797 * 4096
 _MEGABYTE = 1e6
 

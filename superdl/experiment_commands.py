@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.experiments.console import Console
     from superdl.experiments.reporting.run_files import RunFiles
 
-__all__ = ["COMMANDS", "add_run", "spec_of"]
-
 
 def _add_quick(parser: argparse.ArgumentParser) -> None:
     text = "the spec's small variant: its section quick, else two epochs of 20 steps"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
-
 # Modules with add_arguments and run; the other commands are in superdl.experiment_commands.
 _MODULES = {
     "doctor": "superdl.doctor.command",

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "above_zero",
-    "add_coordinator",
-    "add_overrides",
-    "add_recipe_options",
-    "agreed",
-    "coordinator_of",
-    "recipe_of",
-]
-
 Number = TypeVar("Number", int, float)
 
 

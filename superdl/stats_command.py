@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.experiments.console import Console
 
-__all__ = ["add_arguments", "mapping", "run"]
-
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 

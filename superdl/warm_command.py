@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["add_arguments", "run"]
-
 _BATCH = 64
 _BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would not fit
 _POLL_S = 0.05

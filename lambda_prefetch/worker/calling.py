@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.worker.command import WorkerSettings
     from superdl.lambda_prefetch.worker.slots import Slots
 
-__all__ = ["serve"]
-
 _log = logging.getLogger(__name__)
 
 # Heartbeats detect a vanished peer, and keep a NAT from dropping the connection.

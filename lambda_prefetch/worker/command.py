@@ -25,8 +25,6 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["WorkerSettings", "add_arguments", "run"]
-
 _log = logging.getLogger(__name__)
 
 _FUNCTION = "superdl.lambda_prefetch.handler:handler"

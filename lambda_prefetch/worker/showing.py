@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.worker.slots import Slots
     from superdl.super_wire.credentials import CoordinatorCredentials
 
-__all__ = ["check_listening", "metrics_text", "show"]
-
 _log = logging.getLogger(__name__)
 
 _METRICS, _HEALTH = "--metrics-listen", "--health-listen"

@@ -21,8 +21,6 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RequestFailedError", "Slots"]
-
 _log = logging.getLogger(__name__)
 
 _MODULE = "superdl.lambda_prefetch.worker.slot"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.cost.model import Bill
     from superdl.cost.scenario import Scenario
 
-__all__ = ["add_arguments", "run"]
-
 # Options for the inputs that differ most.
 _CASE = {
     "images": ("samples", "N", "images of the dataset (1281167)"),

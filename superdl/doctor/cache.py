@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.doctor.checking import Case, Finding
 
-__all__ = [
-    "check_cache",
-    "check_coordinator",
-    "check_memory",
-    "judge_memory",
-]
-
 _TIMEOUT_S = 5.0
 _NO_ID = bytes(16)
 _ONE_VERSION = "install one version of SUPER on both sides"

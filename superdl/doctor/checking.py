@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "Case",
-    "Check",
-    "CheckStatus",
-    "Finding",
-    "OutOfTimeError",
-    "bad",
-    "combined",
-    "doubtful",
-    "good",
-    "run_checks",
-    "size_text",
-    "skipped",
-    "within",
-]
-
 _Value = TypeVar("_Value")
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from superdl.doctor.checking import Case
     from superdl.super_wire.executors import ExecutorKind
 
-__all__ = ["check_function"]
-
 _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these executors share a cache"
 
 

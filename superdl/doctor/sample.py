@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["check_all_samples", "check_dataset_fits", "check_sample", "check_shared_memory"]
-
 _SAMPLES = 4
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20

@@ -14,8 +14,6 @@ from superdl.super_wire.objects.s3_account import Account
 if TYPE_CHECKING:
     from superdl.doctor.checking import Case
 
-__all__ = ["check_credentials", "check_listing"]
-
 _ENOUGH = 20_000  # samples: twenty requests to S3
 _SHOWN = 4
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from superdl.doctor.checking import Case, Finding
     from superdl.super_wire.store import Store
 
-__all__ = ["check_store"]
-
 # Share of a disk that a coordinator leaves free.
 _LEFT_FREE = 0.1
 

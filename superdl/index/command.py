@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.index import Built
 
-__all__ = ["add_arguments", "run"]
-
 _CLASSES_SHOWN = 20
 _NAME_LENGTH = 60
 

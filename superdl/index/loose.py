@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Fail = Callable[[str], Exception]
 
-__all__ = ["LABEL_FILE_BYTES", "LooseImages", "coco_in", "label_in", "number_or_text"]
-
 LABEL_FILE_BYTES = 2**20
 
 _LABELS = ("cls", "txt")

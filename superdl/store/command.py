@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from superdl.store.contents import Collection, Contents
     from superdl.super_wire.store import Store
 
-__all__ = ["add_arguments", "run"]
-
 _ACTIONS = {
     "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used; what is free",
     "verify": "check every index, and the header and hash of a share of the records",

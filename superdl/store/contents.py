@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.store import PackMeta, Store
 
-__all__ = [
-    "Collection",
-    "Contents",
-    "Removed",
-    "choose",
-    "clear",
-    "collection_name",
-    "contents_of",
-    "prune",
-    "store_address",
-]
-
 # Our own name among the users of a store; it is never registered.
 _INSTANCE = "superdl-store"
 _DAY_S = 86400.0

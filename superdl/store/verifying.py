@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.store import PackIndex, Store
 
-__all__ = ["LEAST", "Verification", "Wrong", "verify"]
-
 # Minimum number of records checked in each collection, however small the share.
 LEAST = 16
 

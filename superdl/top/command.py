@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from superdl.top.looks import Looks
 
-__all__ = ["add_arguments", "run"]
-
 _INTERVAL_MAX_S = 3600.0
 
 

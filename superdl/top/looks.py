@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from superdl.sampler.rpc import Client, Patience
 
-__all__ = ["Looks", "view_of"]
-
 WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
 _LOOK_S = 5.0
 _LATE_SHOWN = 50

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["rendered"]
-
 _JOBS_SHOWN = 20
 _LEAST_WAIT = 0.005  # of a second in each
 
