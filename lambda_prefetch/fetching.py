@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of, read_rows
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
-from superdl.lambda_prefetch.shard_cache import open_shard_cache
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object
+from superdl.lambda_prefetch.sources import SampleFailedError, open_shard_cache, read_object
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:

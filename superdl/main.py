@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 # Modules with add_arguments and run; the other commands are in superdl.experiment_commands.
 _MODULES = {
-    "doctor": "superdl.doctor.command",
+    "doctor": "superdl.doctor_command",
     "warm": "superdl.warm_command",
     "stats": "superdl.stats_command",
     "data": "superdl.data_command",
-    "cost": "superdl.cost.command",
+    "cost": "superdl.cost_command",
     "coordinator": "superdl.coordinator.__main__",
     "index": "superdl.index.command",
     "store": "superdl.store.command",

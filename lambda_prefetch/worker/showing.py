@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import ExitStack
 
-    from superdl.lambda_prefetch.worker.command import WorkerSettings
-    from superdl.lambda_prefetch.worker.slots import Slots
+    from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
     from superdl.super_wire.credentials import CoordinatorCredentials
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import agreed
-from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address
-from superdl.store.verifying import verify
+from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address, verify
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown
 from superdl.super_wire.store import is_bucket, open_store

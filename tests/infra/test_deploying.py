@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from superdl.doctor.command import read_stack
+from superdl.doctor_command import read_stack
 from tests.infra.stack_template import PARAMETERS, VERSION, WorkedOut, written
 
 TEMPLATE = written()

@@ -123,6 +123,9 @@ def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
     result = run(request)
     cached = {request.ids[n] for n, outcome in enumerate(result.outcomes) if outcome == "cached"}
     assert set(result.outcomes) == {"cached", "cache_full"}
+    assert cached == {sample for n, sample in enumerate(request.ids) if raw_record(valkey, request, n)}
+    refused = result.outcomes.index("cache_full")
+    assert ("OOM" in result.messages[str(refused)], result.record_bytes[refused]) == (True, 0)
     index = assert_whole(directory_store, result.pack)
     assert {bytes(entry["id"]).hex() for entry in index.entries} == cached
     assert {request.ids[n] for n, offset in enumerate(result.offsets) if offset} == cached

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box
+from superdl.lambda_prefetch.transforms import SampleRandom, random_crop_box
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.recipe_steps import INTERPOLATIONS, PADDING_MODES
 from superdl.super_wire.request import Outcome
 from tests.fixtures.torchvision import torchvision_transforms
-from tests.lambda_prefetch.prefetching import encode, pixels
+from tests.lambda_prefetch.prefetching import encode, pixels, program_of
 
 v1 = torchvision_transforms()
 torchvision = pytest.mark.skipif(v1 is None, reason="torchvision is not installed")
@@ -44,12 +44,8 @@ SAME = [  # a step, and the name and arguments of torchvision's transform; filte
 ]
 
 
-def program(recipe, *, epoch=0, limit_pixels=10**6):
-    return Program(recipe, bucket="b", epoch=epoch, limit_pixels=limit_pixels, step_modules=frozenset())
-
-
 def run(steps, array, **options):
-    return program(Recipe(steps), **options).run(Image.fromarray(array), "k")
+    return program_of(Recipe(steps), **options).run(Image.fromarray(array), "k")
 
 
 @torchvision
@@ -87,7 +83,7 @@ def test_a_random_resized_crop_is_torchvisions_of_the_drawn_box(name):
     box = (top, left, bottom - top, right - left)
     with warnings.catch_warnings(action="error"):
         expected = functional.resized_crop(image, *box, [20, 31], v1.InterpolationMode(name))
-    assert np.array_equal(program(recipe).run(image, "k"), np.asarray(expected))
+    assert np.array_equal(program_of(recipe).run(image, "k"), np.asarray(expected))
 
 
 def test_random_crops_follow_their_law():
@@ -176,7 +172,7 @@ def test_a_step_cannot_blow_an_image_up_beyond_the_limit(steps):
 def test_reduced_decoding_is_for_a_recipe_that_says_so():
     whole, reduced = (Recipe.image(resize=50, crop=40, reduced_decode=flag) for flag in (False, True))
     data = encode(pixels(200, 300), "JPEG", quality=95)
-    made = [program(recipe).make(data, "k") for recipe in (whole, reduced)]
+    made = [program_of(recipe).make(data, "k") for recipe in (whole, reduced)]
     assert made[0].shape == made[1].shape == (40, 40, 3)
     assert not np.array_equal(*made)
     by_hand = Image.open(io.BytesIO(data))

@@ -9,7 +9,7 @@ import pytest
 
 from superdl.coordinator.cache.info import CacheInfo
 from superdl.doctor import CheckStatus
-from superdl.doctor.cache import judge_memory
+from superdl.doctor.service import judge_memory
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from superdl.doctor import CHECKS
-from superdl.doctor.command import add_arguments
+from superdl.doctor_command import add_arguments
 from superdl.main import main
 from tests.superdl.doctor.conftest import asked, only
 

@@ -18,7 +18,6 @@ from superdl.index.choices import Choices
 from superdl.index.loose import LABEL_FILE_BYTES, coco_in, label_in
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.objects.directory import Directory
 from tests.fixtures.clouds import cloud_server
 from tests.superdl.index.shards import HeldShard, index
 
@@ -154,19 +153,6 @@ def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path
     words = [str(source / "1.jpg"), str(source / "2.jpg"), "-o", str(tmp_path / "list.jsonl")]
     assert main(["index", *words, "--labels", "yolo"]) == 2
     assert "labels beside images are found in a listing" in capsys.readouterr().err
-
-
-def test_a_label_that_changes_meanwhile_is_told(source, tmp_path, capsys, monkeypatch):
-    write(source, {"1.jpg": "", "1.txt": "1"})
-    read = Directory.read
-
-    def change_and_read(self, key, **how):
-        (source / key).write_text("12")
-        return read(self, key, **how)
-
-    monkeypatch.setattr(Directory, "read", change_and_read)
-    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
-    assert "1.txt: it was changed while it was read" in capsys.readouterr().err
 
 
 def test_links_to_labels_are_followed_as_those_to_images_are(source, tmp_path):
