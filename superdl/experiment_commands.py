@@ -37,14 +37,13 @@ def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead o
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``superdl run SPEC``: train from a spec and report."""
-    parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
+    add = parser.add_argument
+    add("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
     _add_keys(parser)
     _add_quick(parser)
-    parser.add_argument(
-        "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
-    )
-    parser.add_argument(
+    add("--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later")
+    add(
         "--find-batch-size",
         action="store_true",
         help="train nothing: find the largest loader.batch_size whose step fits into the GPU",
@@ -106,6 +105,7 @@ def _keep_no_samples() -> None:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument(
         "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
@@ -118,19 +118,15 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add_overrides(parser, "loader.batch_size=256, in all arms")
     _add_quick(parser)
-    parser.add_argument(
+    add(
         "--arms",
         metavar="A,B",
         help="these alone: names of compare.arms, or kinds of loaders (default: all arms; if there are none, "
         "super and torch)",
     )
-    parser.add_argument("--repeats", type=int, metavar="N", help="run each arm so often (compare.repeats)")
-    parser.add_argument(
-        "--warmup-epochs", type=int, metavar="N", help="leave the first N epochs of a run out of its rates"
-    )
-    parser.add_argument(
-        "--keep-going", action="store_true", help="go on without the figures of a run that fails"
-    )
+    add("--repeats", type=int, metavar="N", help="run each arm so often (compare.repeats)")
+    add("--warmup-epochs", type=int, metavar="N", help="leave the first N epochs of a run out of its rates")
+    add("--keep-going", action="store_true", help="go on without the figures of a run that fails")
     _add_json(parser, "print the report as JSON instead of a table")
 
 

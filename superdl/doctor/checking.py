@@ -27,7 +27,6 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 20.0
-_NEXT_UNIT = 1024
 _NOT_EVERYWHERE = ("torch", "PIL")
 _UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
 _UNREACHED = (
@@ -91,15 +90,6 @@ def combined(findings: Sequence[Finding]) -> Finding:
         remedy="; ".join(finding.remedy for finding in findings if finding.remedy),
         measured={name: value for finding in findings for name, value in finding.measured.items()},
     )
-
-
-def size_text(size: float) -> str:
-    """Format a number of bytes for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < _NEXT_UNIT:
-            return f"{size:,.0f} {unit}"
-        size /= _NEXT_UNIT
-    return f"{size:,.2f} GiB"
 
 
 @dataclass(slots=True)

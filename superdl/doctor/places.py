@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors import executor_classes
-from superdl.doctor.checking import Finding, bad, doubtful, good, size_text, skipped
+from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import (
     ConfigError,
     RecordError,
@@ -22,7 +22,7 @@ from superdl.super_wire.errors import (
     StoreGoneError,
 )
 from superdl.super_wire.objects.s3_account import Account
-from superdl.super_wire.redaction import counted
+from superdl.super_wire.redaction import counted, sized
 from superdl.super_wire.store import check_record, is_bucket
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _not_there_yet(address: str) -> Finding:
     above = next(folder for folder in Path(address).parents if folder.is_dir())
     if why := read_only_reason(above):
         return bad(f"{address} cannot be made: {why}", "name another place: SUPER_STORE")
-    free = size_text(shutil.disk_usage(above).free)
+    free = sized(shutil.disk_usage(above).free)
     return good(f"{address} is made when a job first runs; {free} are free there")
 
 
@@ -176,9 +176,7 @@ def _judged(store: Store) -> Finding:
             f"it can be read and not written: {error}", "records that are not in it are decoded each time"
         )
     packs = store.packs()
-    summary = (
-        f"{store.address} can be written; {counted(len(packs), 'pack')}, {size_text(sum(packs.values()))}"
-    )
+    summary = f"{store.address} can be written; {counted(len(packs), 'pack')}, {sized(sum(packs.values()))}"
     measured: dict[str, float | str] = {"packs": len(packs), "size_bytes": sum(packs.values())}
     if broken := _broken(store, packs):
         return doubtful(f"{summary}; {broken}", "superdl store verify drops what is wrong", **measured)
@@ -190,7 +188,7 @@ def _judged(store: Store) -> Finding:
         used = 1 - disk.free / disk.total
         why = f"{summary}; its disk is {used:.1%} full, and the last 10% stays free"
         return doubtful(why, "make room, superdl store prune, or name another disk: SUPER_STORE", **measured)
-    return good(f"{summary}; {size_text(disk.free)} free", **measured)
+    return good(f"{summary}; {sized(disk.free)} free", **measured)
 
 
 def _broken(store: Store, packs: dict[str, int]) -> str:

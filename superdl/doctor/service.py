@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors import ExecutorError, executor_class
-from superdl.doctor.checking import Finding, bad, combined, doubtful, good, size_text, skipped
+from superdl.doctor.checking import Finding, bad, combined, doubtful, good, skipped
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.redaction import sized
 
 if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
@@ -105,7 +106,7 @@ def check_memory(case: Case) -> Finding:
         # A user with only a reader's rights may not query memory.
         if "NOPERM" not in str(error) and "permission" not in str(error):
             raise
-        budget = f"; the coordinator plans with {size_text(case.budget_bytes)}" if case.budget_bytes else ""
+        budget = f"; the coordinator plans with {sized(case.budget_bytes)}" if case.budget_bytes else ""
         remedy = "to look, use the coordinator's user, or +info +dbsize; a reader needs neither"
         return skipped(f"this user may not ask the cache for its memory (INFO){budget}", remedy)
     case.budget_bytes = case.budget_bytes or info.budget(case.settings.cache_bytes)
@@ -125,8 +126,8 @@ async def _ask_info(address: str) -> CacheInfo:
 
 def judge_memory(info: CacheInfo) -> Finding:
     """Return the finding for a cache's memory and policy."""
-    room = size_text(info.budget(0))
-    used = f"{size_text(info.used_memory)} of {size_text(info.maxmemory)} used"
+    room = sized(info.budget(0))
+    used = f"{sized(info.used_memory)} of {sized(info.maxmemory)} used"
     state = f"{used}, policy {info.policy}, {info.keys:,} keys"
     measured: dict[str, float | str] = {
         "used_bytes": info.used_memory,

@@ -189,15 +189,12 @@ def _sum(rates: Sequence[float | None]) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
+    add = parser.add_argument
     add_coordinator(parser)
-    parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)"
-    )
-    parser.add_argument("--once", action="store_true", help="show one look, with rates over one interval")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line a look")
-    parser.add_argument(
-        "--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one"
-    )
+    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)")
+    add("--once", action="store_true", help="show one look, with rates over one interval")
+    add("--json", action="store_true", help="print JSON, a line a look")
+    add("--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one")
 
 
 def run(arguments: argparse.Namespace) -> int:

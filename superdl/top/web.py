@@ -153,11 +153,6 @@ class _Request(BaseHTTPRequestHandler):
     def _asked(self, name: str) -> str:
         return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
 
-    def _refuse(self) -> None:
-        self.send_error(405, "GET only")
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
-
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         for name, value in {
@@ -169,8 +164,6 @@ class _Request(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
         }.items():
             self.send_header(name, value)
-        if status == 405:  # noqa: PLR2004  # HTTP's
-            self.send_header("Allow", "GET")
         self.end_headers()
         self.wfile.write(body)
 
@@ -187,7 +180,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Send plain text that contains nothing of the request."""
-        text = message if code in {403, 404, 405, 503} else "this is no request that is answered here"
+        text = message if code in {403, 404, 503} else "this is no request that is answered here"
         self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def version_string(self) -> str:
