@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print the costs."""
+    from superdl.experiments.output import tell_json
+
     prices = load_prices(os.environ.get("SUPER_PRICES"))
     scenario = load_scenario([*arguments.case, *arguments.overrides])
     rows = bills(scenario, prices)
-    if arguments.json:
-        sys.stdout.write(json.dumps(_mapping(scenario, prices, rows), indent=2) + "\n")
-        return 0
-    _print(scenario, prices, rows, everything=arguments.all)
+    tell_json(_mapping(scenario, prices, rows), shown=arguments.json)
+    if not arguments.json:
+        _print(scenario, prices, rows, everything=arguments.all)
     return 0
 
 

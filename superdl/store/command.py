@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and run the action."""
     from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
 
     keep_secrets_out_of_logs()
     drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
@@ -73,9 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         "clear": _clear,
     }
     mapping, code = actions[arguments.action](arguments, store, console)
-    if arguments.json:
-        result = {"store": store.address, "id": store.id, **mapping}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    tell_json({"store": store.address, "id": store.id, **mapping}, shown=arguments.json)
     return code
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero, add_coordinator, coordinator_of
@@ -234,7 +234,7 @@ def _shown_as(
     if arguments.web is not None:
         from superdl.top.web import Page
 
-        with Page(arguments.web, looks.late_batches) as page:
+        with closing(Page(arguments.web, looks.late_batches)) as page:
             sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
             sys.stdout.flush()
             yield page.show

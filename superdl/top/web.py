@@ -13,7 +13,7 @@ from collections import deque
 from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
@@ -78,12 +78,6 @@ class Page:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,15 +76,10 @@ def assert_whole(store, name):
     return index
 
 
-def test_a_pack_of_a_source_with_a_name_knows_that_alone(root, valkey, store):
-    result = run(saving(root, valkey, store, GOOD, alias="pets"))
-    index = assert_whole(store, result.pack)
-    assert index.meta.bucket == "alias://pets"
-    assert index.meta.collection == collection_of("alias://pets", PLAIN.digest)
-
-
-def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):
-    request = saving(root, valkey, store)
+@pytest.mark.parametrize("alias", ["", "pets"])
+def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store, alias):
+    request = saving(root, valkey, store, alias=alias)
+    bucket = "alias://pets" if alias else request.bucket  # a source with a name is known by that alone
     result = run(request)
     assert result.outcomes == OUTCOMES
     assert result.store_trouble == ""
@@ -92,8 +87,8 @@ def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):
     cached = [n for n, outcome in enumerate(OUTCOMES) if outcome == "cached"]
     index = assert_whole(store, result.pack)
     assert index.meta == PackMeta(
-        collection_of(request.bucket, PLAIN.digest),
-        request.bucket,
+        collection_of(bucket, PLAIN.digest),
+        bucket,
         PLAIN.json,
         decoder_fingerprint(),
         installed_version(),

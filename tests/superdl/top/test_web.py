@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
@@ -43,7 +44,7 @@ def late_batches(job):
 
 @pytest.fixture
 def page():
-    with Page(0, late_batches) as page:
+    with contextlib.closing(Page(0, late_batches)) as page:
         yield page
 
 
