@@ -160,19 +160,12 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
             "had": cache["concurrency"],
             "wanted": cache["capacity"],
         },
-        "cache": {name: cache[name] for name in _OF_CACHE}
-        | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
+        "cache": cache | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
         "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
         | {"address": cache["store"]},
         "warned": after["warned"][::-1],
         "money": {name: cache[name] for name in ("usd_per_hour", "total_usd", "spending")},
     }
-
-
-_OF_CACHE = (
-    *("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "resident_samples"),
-    *("in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "cache_trouble"),
-)
 
 
 def _waited(job: Mapping[str, Any]) -> dict[str, float]:
