@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
@@ -61,24 +62,15 @@ class Finding:
     measured: Mapping[str, float | int | str] = field(default_factory=dict)  # for programs
 
 
-def good(reason: str, **measured: float | str) -> Finding:
-    """Return a finding that all is well."""
-    return Finding(verdict=CheckStatus.GOOD, reason=reason, measured=measured)
+def _finding(verdict: CheckStatus, reason: str, remedy: str = "", **measured: float | str) -> Finding:
+    """Return a finding; the remedy of a skipped check tells how to check it."""
+    return Finding(verdict=verdict, reason=reason, remedy=remedy, measured=measured)
 
 
-def doubtful(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """Return a finding that it may work."""
-    return Finding(verdict=CheckStatus.DOUBTFUL, reason=reason, remedy=remedy, measured=measured)
-
-
-def bad(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """Return a finding that it will not work."""
-    return Finding(verdict=CheckStatus.BAD, reason=reason, remedy=remedy, measured=measured)
-
-
-def skipped(reason: str, remedy: str = "") -> Finding:
-    """Return a finding that it was not checked; ``remedy`` explains how to check it."""
-    return Finding(verdict=CheckStatus.SKIPPED, reason=reason, remedy=remedy)
+good = partial(_finding, CheckStatus.GOOD)
+doubtful = partial(_finding, CheckStatus.DOUBTFUL)
+bad = partial(_finding, CheckStatus.BAD)
+skipped = partial(_finding, CheckStatus.SKIPPED)
 
 
 def combined(findings: Sequence[Finding]) -> Finding:

@@ -19,7 +19,7 @@ from superdl.index.loose import LABEL_FILE_BYTES, coco_in, label_in
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
 from tests.fixtures.clouds import cloud_server
-from tests.superdl.index.shards import HeldShard, index
+from tests.superdl.index.shards import held_shard, index
 
 __all__ = ["cloud_server"]
 
@@ -236,7 +236,7 @@ NO_COCO = {  # spoilt files are for tests/hostile/fuzz_lists.py
 @pytest.mark.parametrize(("content", "message"), NO_COCO.values(), ids=NO_COCO)
 def test_what_is_no_coco_is_told(content, message):
     with pytest.raises(SourceError, match=f"^--coco held/x.json: .*{message}"):
-        coco_in(HeldShard(content.encode(), "x.json"))
+        coco_in(held_shard(content.encode(), "x.json"))
 
 
 def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, capsys):
@@ -260,7 +260,7 @@ def test_labels_of_many_objects_take_no_memory_each(tmp_path):
     image = {"height": 4, "width": 5}
     images = [image | {"id": place, "file_name": f"{place:04d}.jpg"} for place in range(1000)]
     boxes = [BOX | {"image_id": place % 1000} for place in range(5000)]
-    labels = coco_in(HeldShard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
+    labels = coco_in(held_shard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
     lines = [json.dumps({"key": key, "label": label}) for key, label in labels.items()]
     (tmp_path / "list.jsonl").write_text("\n".join(lines))
     found = read_key_list(
