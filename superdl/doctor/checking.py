@@ -62,7 +62,7 @@ class Finding:
     measured: Mapping[str, float | int | str] = field(default_factory=dict)  # for programs
 
 
-def _finding(verdict: CheckStatus, reason: str, remedy: str = "", **measured: float | str) -> Finding:
+def _finding(verdict: CheckStatus, reason: str, remedy: str = "", /, **measured: float | str) -> Finding:
     """Return a finding; the remedy of a skipped check tells how to check it."""
     return Finding(verdict=verdict, reason=reason, remedy=remedy, measured=measured)
 
