@@ -20,8 +20,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_CHANNELS", "mel", "waveform"]
-
 MAX_CHANNELS = 32
 _MAX_BYTES = 2**29  # of decoded samples: 50 minutes of stereo at 22.05 kHz
 _BLOCK_FRAMES = 2**16

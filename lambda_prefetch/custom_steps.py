@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
-
 # A processed sample: one array, or several named ones.
 Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
 

@@ -16,8 +16,6 @@ from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FORMATS", "check_pixels", "decode", "set_pillows_bounds"]
-
 _OPTIONAL = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
 # ImageFolder's formats; GIF, which some data sets hold under a wrong extension; AVIF and
 # JPEG 2000 where Pillow has them. It knows many more, some of which run other programs.

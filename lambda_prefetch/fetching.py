@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of, read_rows
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
-from superdl.lambda_prefetch.shard_cache import open_shard_cache
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object
+from superdl.lambda_prefetch.sources import SampleFailedError, open_shard_cache, read_object
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.members import MemberRange, Rows
     from superdl.lambda_prefetch.push import Pusher
     from superdl.super_wire.objects import Bucket, Pending, Span
-
-__all__ = ["Arrived", "Fetchers"]
 
 _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # arrived samples at which fetchers rest, and at which they resume
 _MAX_SILENCE_S = 20  # during which none of a thread's requested objects replies
@@ -53,8 +50,7 @@ class Arrived:
     fetch_us: int = 0
     reserved_bytes: int | None = None
     begun_ns: int = 0
-    # Unneeded bytes read before it; a row's share of its group beyond itself, below 0 if compressed.
-    beside_bytes: int = 0
+    read_bytes: int = 0  # of a member: its share of what was read for its range
     by_blocks: bool = False
     requests: int = 1  # of a range that is read by_blocks: possibly none
     range: MemberRange | None = None
@@ -69,13 +65,6 @@ class Arrived:
     def fail(self, outcome: Outcome, why: str) -> None:
         """Note a failure that is not the fault of the object's bytes."""
         self.failure = SampleFailedError(outcome, why)
-
-
-def _share_out(read_bytes: int, members: list[Arrived]) -> None:
-    share, remainder = divmod(read_bytes, len(members))
-    for place, member in enumerate(members):
-        # The first members take the remainder, so that the sum is exact.
-        member.beside_bytes = share + (place < remainder) - len(member.data)
 
 
 class Fetchers:
@@ -280,7 +269,12 @@ class Fetchers:
     def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
         count, failure = len(of_members.indices), arrived.failure
         room = None if arrived.reserved_bytes is None else _Room(arrived.reserved_bytes, count)
-        members = [Arrived(index, begun_ns=arrived.begun_ns, room=room) for index in of_members.indices]
+        share, remainder = divmod(arrived.read_bytes, count)
+        members = [
+            # The first members take the remainder, so that the sum is exact.
+            Arrived(index, begun_ns=arrived.begun_ns, room=room, read_bytes=share + (place < remainder))
+            for place, index in enumerate(of_members.indices)
+        ]
         if failure is not None:
             for member in members:  # one each: several threads raise them
                 member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
@@ -291,27 +285,21 @@ class Fetchers:
                     member.failure = content
                 else:
                     member.data = content
-            _share_out(arrived.rows.read_bytes, members)
         elif of_members.span is not None:
             self._cut(arrived.data, of_members.span, members)
-            if arrived.by_blocks:
-                _share_out(arrived.beside_bytes, members)
-            else:  # one of two blocks may have been fetched for nothing
-                members[0].beside_bytes += arrived.beside_bytes
         if failure is None:
             with self._lock:
-                self.ranges_read += arrived.requests if arrived.rows is None else arrived.rows.requests
+                self.ranges_read += arrived.requests
         for member in members:
             member.fetch_us = arrived.fetch_us // count
             self._arrived.put(member)
 
     def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
-        view, seen = memoryview(data), span.begin
+        view = memoryview(data)
         for member in members:
             begin = self._request.member_offsets[member.index]
             end = begin + self._request.member_lengths[member.index]
             member.data = view[begin - span.begin : end - span.begin]
-            member.beside_bytes, seen = max(begin - seen, 0), max(seen, end)
             if len(member.data) < end - begin:
                 member.fail(
                     Outcome.CHANGED,
@@ -334,14 +322,14 @@ class Fetchers:
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         data: bytes | bytearray | None = None
         if arrived.range is not None and arrived.span is None:
-            arrived.rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
+            rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
+            arrived.rows, arrived.read_bytes, arrived.requests = rows, rows.read_bytes, rows.requests
             data = b""
         elif self._shards is not None and arrived.span is not None and arrived.by_blocks:
             blocks = self._shards.read(self._bucket, key, version, arrived.span, reserve)
-            data, arrived.beside_bytes, arrived.requests = blocks
+            data, arrived.read_bytes, arrived.requests = blocks
         if data is None:
             arrived.requests += arrived.by_blocks
-            arrived.by_blocks = False
             data = read_object(
                 *(self._bucket, key, version),
                 limit_bytes=self._request.limits.object_bytes,
@@ -349,5 +337,6 @@ class Fetchers:
                 begun=pending,
                 span=arrived.span,
             )
+            arrived.read_bytes += len(data)
         arrived.data = data
         arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000

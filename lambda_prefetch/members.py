@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["MAX_RANGE_BYTES", "MemberRange", "Rows", "content_of", "need_pyarrow", "ranges_of", "read_rows"]
-
 MAX_RANGE_BYTES = 16 * 2**20
 # Bytes between two members that may be read for nothing: one or two photos that are already cached.
 MAX_GAP_BYTES = 256 * 1024

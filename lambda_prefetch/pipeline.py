@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta
 
-__all__ = ["produce"]
-
 _T = TypeVar("_T")
 
 # Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing.
@@ -161,7 +159,7 @@ class _Decoders:
         begun_ns = time.perf_counter_ns()
         with self._claiming:
             self._invocation.fetch_us[index] += arrived.fetch_us
-            self._invocation.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
+            self._invocation.source_bytes[index] += arrived.read_bytes
             self._making[threading.current_thread()] = (time.monotonic(), index)
         result = _attempt(partial(self._make, arrived))
         took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000

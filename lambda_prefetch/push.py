@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import Credentials, Reply
 
-__all__ = [
-    "MIN_PIECE_BYTES",
-    "BudgetClosedError",
-    "ByteBudget",
-    "Pushed",
-    "Pusher",
-    "cache_connections",
-    "close_idle_connections",
-]
-
 # About Python's overhead for keeping a piece.
 MIN_PIECE_BYTES = 4096
 

@@ -15,8 +15,6 @@ from superdl.super_wire.store import parse_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LAMBDA_MB_PER_CORE", "FunctionSettings", "decoding_threads"]
-
 # Memory at which Lambda gives a function one whole core, according to its documentation.
 LAMBDA_MB_PER_CORE = 1769
 

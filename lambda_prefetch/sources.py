@@ -1,18 +1,23 @@
-"""Reading one sample from its source, and the error if that fails."""
+"""Reading samples from their source, or out of *blocks*, aligned pieces of shards on this machine's disk."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.objects import ObjectError
+from superdl.super_wire.objects import ObjectError, Span
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects import Bucket, Pending, Span
-
-__all__ = ["SampleFailedError", "read_object", "spoiled"]
+    from superdl.super_wire.objects import Bucket, Pending
 
 
 class SampleFailedError(Exception):
@@ -62,3 +67,138 @@ def read_object(
         return bucket.read(key, version=version.strip('"'), span=span, before=before, begun=begun)
     except ObjectError as error:
         raise SampleFailedError(Outcome(error.fault.value), str(error)) from error
+
+
+BLOCK_BYTES = 16 * 2**20
+_READ_ALONE = 2  # reads of a block's members that go to the source before the whole block is fetched
+_IDLE_S = 600.0  # a block that was not read for this long makes room for others
+_FETCHED_AT_ONCE = 4  # by all processes, each into memory; more would crowd a slow link
+_FULL_S = 5.0  # for which a full cache is not checked for room again
+_SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, members are read separately for a while
+_ABANDONED_S = 120.0  # a process that fetches a block for longer than this was killed
+_READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
+
+
+class ShardCache:
+    """Blocks in an existing directory, up to ``max_bytes``, for any threads and processes."""
+
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self._directory, self._max_bytes = Path(directory), max_bytes
+        self._alone_until_s = 0.0
+
+    def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
+        """Count a read of some bytes of a shard; report whether to use :meth:`read` for them."""
+        # Without a version an object may change. Files are already on a disk.
+        if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
+            return False
+        missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
+        if missing and time.monotonic() < self._alone_until_s:
+            return False
+        # The "ski rental" rule: at no time has it cost much more than the better choice.
+        return all(_count(path) > _READ_ALONE for path in missing)
+
+    def read(
+        self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
+    ) -> tuple[bytes | None, int, int]:
+        """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
+
+        The bytes are ``None`` if a block can neither be read nor fetched here, and fewer if the shard
+        ends earlier. ``reserve`` is called with their number before they are read; it may wait.
+        """
+        parts, fetched_bytes, requests = [], 0, 0
+        reserve(span.size_bytes)
+        for path, block in self._blocks((bucket.name, key, version), span):
+            begin, end = max(span.begin, block.begin), min(span.end, block.end)
+            place = slice(begin - block.begin, end - block.begin)
+            part = _kept(path, place)
+            if part is None:
+                data = self._fetch(bucket, key, version, path, block)
+                if data is None:
+                    return None, fetched_bytes, requests
+                part = bytes(memoryview(data)[place])
+                fetched_bytes, requests = fetched_bytes + len(data), requests + 1
+            parts.append(part)
+        return b"".join(parts), fetched_bytes, requests
+
+    def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
+        """Yield each block that holds a part of a span: its file, and its span of the shard."""
+        name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
+        for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
+            yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
+
+    def _fetch(
+        self, bucket: Bucket, key: str, version: str, path: Path, block: Span
+    ) -> bytes | bytearray | None:
+        """Fetch and keep a block; ``None`` if others do, too many do, or there is no room."""
+        partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
+                # A process that already fetches this block holds the lock.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() or not self._claim(partial):
+                    return None
+            except OSError:
+                return None
+            stack.callback(partial.unlink, missing_ok=True)  # unless it is renamed
+            data = read_object(
+                bucket, key, version, limit_bytes=BLOCK_BYTES, reserve=lambda _: None, span=block
+            )
+            if time.monotonic() - began_s > _SLOW_S:
+                self._alone_until_s = time.monotonic() + _ALONE_S
+            try:
+                partial.write_bytes(data)
+                partial.rename(path)
+            except OSError:
+                self._alone_until_s = time.monotonic() + _FULL_S
+            return data
+
+    def _claim(self, partial: Path) -> bool:
+        """Claim room for a block by a sparse file of its length; remove long idle blocks."""
+        with (self._directory / _LOCK).open("ab") as lock:  # the other lock is the coordinator's
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
+            for path in self._directory.iterdir():
+                if path.suffix == _READS or path.name == _LOCK:
+                    continue
+                status = path.stat()
+                partials += path.suffix == _PARTIAL and status.st_mtime > now_s - _ABANDONED_S
+                used_bytes += status.st_size
+                blocks.append((status.st_mtime, status.st_size, path))
+            if partials >= _FETCHED_AT_ONCE:
+                return False
+            for used_s, size_bytes, path in sorted(blocks):
+                # With random reads, replacing a block that is still read by another gains nothing.
+                if used_bytes <= self._max_bytes or used_s > now_s - _IDLE_S:
+                    break
+                path.unlink(missing_ok=True)
+                used_bytes -= size_bytes
+                with contextlib.suppress(OSError):  # its reads count from 0 again
+                    os.truncate(f"{path}{_READS}", 0)
+            if used_bytes > self._max_bytes:
+                self._alone_until_s = time.monotonic() + _FULL_S
+                return False
+            with partial.open("wb") as claimed:
+                claimed.truncate(BLOCK_BYTES)  # other processes count it in their sums
+            return True
+
+
+def _count(path: Path) -> int:
+    """Count a read of a missing block; return the reads by all processes."""
+    with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
+        counter.write(b".")  # appended, so that no count of another process is lost
+        return counter.tell()
+    return 0
+
+
+def _kept(path: Path, place: slice) -> bytes | None:
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as block:
+        os.utime(block.fileno())  # ShardCache removes idle blocks by this time
+        return os.pread(block.fileno(), place.stop - place.start, place.start)
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
+    """Return this process's shard cache; ``None`` without a directory, or room for a block."""
+    return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

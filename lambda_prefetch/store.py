@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.invocation import Invocation
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
-__all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
-
 _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0

@@ -20,8 +20,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_TEXT_BYTES", "tokenize"]
-
 # Making tokens takes about a hundred times a text's bytes.
 MAX_TEXT_BYTES = 16 * 2**20
 

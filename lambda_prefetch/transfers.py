@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.push import ByteBudget, Pusher, cache_connections
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta, Store
 
-__all__ = ["restore", "save"]
-
 _RESTORED_BYTES = 16 * 2**20  # of a piece
 _DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
 _S3_THREADS = 16
@@ -56,33 +53,27 @@ def restore(invocation: Invocation) -> None:
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
         reader = _Reader(invocation, store, pusher)
-        invocation.store_bytes = sum(pool.map(reader.restore, pieces))
+        invocation.store_bytes = sum(pool.map(reader.restore, *zip(*pieces, strict=True)))
     invocation.settle(pusher.results)
     invocation.store_requests = store.requests - requests_before
 
 
-@dataclass(slots=True)
-class _Piece:
-    pack: str
-    indices: list[int] = field(default_factory=list)
-    size_bytes: int = 0
-
-
-def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
+def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
+    """Yield packs, with samples of each that are read together."""
     order = sorted(
         range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
     )
     # Rising offsets: a disk reads ahead, and S3 gets one request for neighbours.
-    piece = _Piece("")
+    piece: list[int] = []
+    last, size_bytes = "", 0
     for index in order:
         pack, length = request.packs[request.pack_of[index]], request.lengths[index]
-        if pack != piece.pack or piece.size_bytes + length > _RESTORED_BYTES:
-            if piece.indices:
-                yield piece
-            piece = _Piece(pack)
-        piece.indices.append(index)
-        piece.size_bytes += length
-    yield piece
+        if piece and (pack != last or size_bytes + length > _RESTORED_BYTES):
+            yield last, piece
+            piece, size_bytes = [], 0
+        piece.append(index)
+        last, size_bytes = pack, size_bytes + length
+    yield last, piece
 
 
 class _Reader:
@@ -94,15 +85,15 @@ class _Reader:
         self._budget = ByteBudget(invocation.settings.fetch_bytes)
         self._trouble = ""
 
-    def restore(self, piece: _Piece) -> int:
-        """Restore the samples of a piece; return the number of bytes read."""
-        indices = [index for index in piece.indices if self._is_place(index)]
+    def restore(self, pack: str, indices: list[int]) -> int:
+        """Restore some samples of a pack; return the number of bytes read."""
+        indices = [index for index in indices if self._is_place(index)]
         size_bytes = sum(self._request.lengths[index] for index in indices)
         if not indices or not self._may_begin(indices):
             return 0
         self._budget.acquire(size_bytes)
         try:
-            return self._read(piece.pack, indices)
+            return self._read(pack, indices)
         finally:
             self._budget.release(size_bytes)
 

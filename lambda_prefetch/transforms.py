@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.custom_steps import Made
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Program", "SampleRandom", "random_crop_box"]
-
 Picture: TypeAlias = "Image.Image | Made"
 
 _CROP_TRIES = 10

@@ -18,8 +18,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["clip"]
-
 # Self-contained formats: for others, such as playlists, FFmpeg would open the files that they name.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,ogg,flv"
 _MAX_FRAME_PIXELS = 2**26

@@ -70,6 +70,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def sized(size: float) -> str:
+    """Format a number of bytes for people.
+
+    >>> sized(900), sized(3 * 2**19)
+    ('900 bytes', '1.50 MiB')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 2**power:
+            return f"{size / 2**power:,.2f} {unit}"
+    return f"{size:,.0f} bytes"
+
+
 def some_of(names: Sequence[str], most: int = 3) -> str:
     """Format the first of many names for people.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.model import Bill
     from superdl.cost.scenario import Scenario
-
-__all__ = ["add_arguments", "run"]
 
 # Options for the inputs that differ most.
 _CASE = {
@@ -53,13 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print the costs."""
+    from superdl.experiments.output import tell_json
+
     prices = load_prices(os.environ.get("SUPER_PRICES"))
     scenario = load_scenario([*arguments.case, *arguments.overrides])
     rows = bills(scenario, prices)
-    if arguments.json:
-        sys.stdout.write(json.dumps(_mapping(scenario, prices, rows), indent=2) + "\n")
-        return 0
-    _print(scenario, prices, rows, everything=arguments.all)
+    tell_json(_mapping(scenario, prices, rows), shown=arguments.json)
+    if not arguments.json:
+        _print(scenario, prices, rows, everything=arguments.all)
     return 0
 
 

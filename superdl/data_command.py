@@ -13,8 +13,6 @@ from superdl.super_wire.redaction import shown_lines
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 _DIGITS_BYTES = 1797 * 4096
 _MEGABYTE = 1e6
 
@@ -78,6 +76,9 @@ def _make(arguments: argparse.Namespace) -> None:
     from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS, default_directory, make_digits, make_set
     from superdl.super_wire.errors import ConfigError
 
+    def tell(line: str) -> None:
+        sys.stderr.write(shown_lines(f"{line}\n"))
+
     name: str = arguments.name
     if arguments.seed < 0:
         raise ConfigError(f"--seed is a whole number of at least 0, not {arguments.seed}")
@@ -93,7 +94,7 @@ def _make(arguments: argparse.Namespace) -> None:
             arguments.directory or default_directory(made_set, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
-            tell=_tell,
+            tell=tell,
         )
     elif name in PUBLISHED_SETS:
         published = PUBLISHED_SETS[name]
@@ -103,21 +104,13 @@ def _make(arguments: argparse.Namespace) -> None:
         )
     else:
         raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
-    _say_where(name, directory, as_json=arguments.json)
-
-
-def _say_where(name: str, place: Path, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps({"name": name, "directory": str(place)}) + "\n")
+    if arguments.json:
+        sys.stdout.write(json.dumps({"name": name, "directory": str(directory)}) + "\n")
         return
     sys.stdout.write(
-        f"{name} is in {place}\n"
-        f"train on it: superdl run digits --set data.kind={name} --set 'data.directory={place}'\n"
+        f"{name} is in {directory}\n"
+        f"train on it: superdl run digits --set data.kind={name} --set 'data.directory={directory}'\n"
     )
-
-
-def _tell(line: str) -> None:
-    print(shown_lines(line), file=sys.stderr, flush=True)  # noqa: T201  # to a person
 
 
 def _list(arguments: argparse.Namespace) -> None:

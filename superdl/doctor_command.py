@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from superdl.doctor import Case
 
-__all__ = ["add_arguments", "read_stack", "run"]
-
 _OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|lambda_")
 _INDENT = 6
 

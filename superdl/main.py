@@ -14,13 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
-
-# The others are superdl.NAME_command.
+# Modules with add_arguments and run; the other commands are in superdl.experiment_commands.
 _MODULES = {
+    "doctor": "superdl.doctor_command",
+    "warm": "superdl.warm_command",
+    "stats": "superdl.stats_command",
+    "data": "superdl.data_command",
+    "cost": "superdl.cost_command",
     "coordinator": "superdl.coordinator.__main__",
     "index": "superdl.index.command",
     "store": "superdl.store.command",
@@ -61,8 +63,16 @@ _COMMANDS = {name: text for commands in _GROUPS.values() for name, text in comma
 _INDENT, _NARROWEST = 18, 40
 
 
-def _module(name: str) -> ModuleType:
-    return import_module(_MODULES.get(name, f"superdl.{name}_command"))
+def _functions(
+    name: str,
+) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """Return what adds a command's options, and what runs it."""
+    if name in _MODULES:
+        module = import_module(_MODULES[name])
+        return module.add_arguments, module.run
+    from superdl.experiment_commands import COMMANDS
+
+    return COMMANDS[name]
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -83,7 +93,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         command = commands.add_parser(name, description=text[0].upper() + text[1:] + ".")
         # Subcommands are imported on demand.
         if name == chosen:
-            _module(name).add_arguments(command)
+            _functions(name)[0](command)
     return parser
 
 
@@ -107,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from superdl.super_wire.redaction import shown_lines  # not for --help
 
     try:
-        code: int = _module(arguments.command).run(arguments)
+        code = _functions(arguments.command)[1](arguments)
     except (ConfigError, UsageError) as error:
         sys.stderr.write(shown_lines(f"superdl {arguments.command}: {error}\n"))
         return 2

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "above_zero",
-    "add_coordinator",
-    "add_overrides",
-    "add_recipe_options",
-    "agreed",
-    "coordinator_of",
-    "recipe_of",
-]
-
 Number = TypeVar("Number", int, float)
 
 
@@ -96,13 +86,10 @@ def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """Add options for a recipe, none of them required."""
-    parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
-    parser.add_argument(
-        "--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)"
-    )
-    parser.add_argument(
-        "--recipe", metavar="FILE", help="a recipe's JSON, as Recipe(...).json gives it, or a list of steps"
-    )
+    add = parser.add_argument
+    add("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
+    add("--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)")
+    add("--recipe", metavar="FILE", help="a recipe's JSON, as Recipe(...).json gives it, or a list of steps")
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:

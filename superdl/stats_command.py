@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.options import add_coordinator, coordinator_of
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.redaction import counted, shown
+from superdl.super_wire.redaction import counted, shown, sized
 
 if TYPE_CHECKING:
     import argparse
@@ -20,19 +20,16 @@ if TYPE_CHECKING:
 
     from superdl.experiments.console import Console
 
-__all__ = ["add_arguments", "mapping", "run"]
-
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
+    add = parser.add_argument
     add_coordinator(parser)
-    parser.add_argument(
-        "--batch", action="append", default=[], metavar="ID", help="a batch id in hex; may be repeated"
-    )
-    parser.add_argument("--history", action="store_true", help="also jobs that are not open any more")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--batch", action="append", default=[], metavar="ID", help="a batch id in hex; may be repeated")
+    add("--history", action="store_true", help="also jobs that are not open any more")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,11 +114,11 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"{job['decode_s']:.2f} s decoding\n"
             f"  readers: {job['read_s']:.2f} s reading, {job['wait_s']:.2f} s waiting for samples\n"
             f"  cost: {job['usd']:.4f} USD; {job['gb_s']:,.1f} GB-s, {job['source_requests']:,} GETs, "
-            f"{_mib(job['source_bytes'])} fetched, {_mib(job['record_bytes'])} into the cache, "
-            f"{_mib(job['read_bytes'])} out of it"
+            f"{sized(job['source_bytes'])} fetched, {sized(job['record_bytes'])} into the cache, "
+            f"{sized(job['read_bytes'])} out of it"
             + (
                 f"\n  store: {job['samples_restored']:,} samples restored, {job['samples_straight']:,} read "
-                f"straight; {job['store_requests']:,} requests, {_mib(job['store_bytes'])}"
+                f"straight; {job['store_requests']:,} requests, {sized(job['store_bytes'])}"
                 if answer["cache"]["store"]
                 else ""
             )
@@ -151,8 +148,8 @@ def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
 
 def _print_cache(cache: dict[str, Any], console: Console) -> None:
     console.print(
-        f"cache: {cache['resident_samples']:,} samples, {_mib(cache['resident_bytes'])} of "
-        f"{_mib(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "
+        f"cache: {cache['resident_samples']:,} samples, {sized(cache['resident_bytes'])} of "
+        f"{sized(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
     if cache["cache_trouble"]:
@@ -161,13 +158,13 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         from superdl.coordinator.core import maxmemory_for
 
         console.print(
-            f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "
-            f"would end it, a maxmemory of {_mib(maxmemory_for(cache['needed_bytes']))}"
+            f"  thrash: samples are dropped and produced again; {sized(cache['needed_bytes'])} for records "
+            f"would end it, a maxmemory of {sized(maxmemory_for(cache['needed_bytes']))}"
         )
     if cache["store"]:
-        room = f" of {_mib(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
+        room = f" of {sized(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
         trouble = f"; in trouble: {cache['store_trouble']}" if cache["store_trouble"] else ""
-        stored = f"{counted(cache['store_packs'], 'pack')}, {_mib(cache['store_used_bytes'])}{room}{trouble}"
+        stored = f"{counted(cache['store_packs'], 'pack')}, {sized(cache['store_used_bytes'])}{room}{trouble}"
         console.print(f"store {cache['store']}: {stored}")
     spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
     console.print(
@@ -176,10 +173,6 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"spent: {cache['total_usd']:.4f} USD, lately {cache['usd_per_hour']:.2f} USD an hour"
         f"{spending.get(cache['spending'], '')}"
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
 
 
 def _print_batches(answer: dict[str, Any], console: Console) -> None:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.filesize import decimal
 from rich.progress import Progress, TextColumn
 
 from superdl.options import above_zero, add_recipe_options, recipe_of
@@ -20,7 +19,7 @@ from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.redaction import shown, sized
 from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from superdl.experiments.console import Console
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.recipe import Recipe
-
-__all__ = ["add_arguments", "run"]
 
 _BATCH = 64
 _BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would not fit
@@ -49,36 +46,27 @@ _ENDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument(
-        "source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it"
-    )
-    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
+    add = parser.add_argument
+    add("source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it")
+    add("--coordinator", help="address; default SUPER_COORDINATOR")
     add_recipe_options(parser)
-    parser.add_argument("--key-list", metavar="URL", help="the dataset's key list, if it has one")
-    parser.add_argument("--alias", help="the name that stands for the source's place in ids")
-    parser.add_argument("--versions", choices=("times", "digests"), help="of files, in ids")
-    parser.add_argument(
-        "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of that job's shuffle")
-    parser.add_argument(
-        "--to", choices=("cache", "store"), help="what to fill (the store where the coordinator has one)"
-    )
-    parser.add_argument("--max-bytes", metavar="SIZE", help="stop at so much in all, such as 100gb")
-    parser.add_argument(
-        "--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much"
-    )
-    parser.add_argument(
+    add("--key-list", metavar="URL", help="the dataset's key list, if it has one")
+    add("--alias", help="the name that stands for the source's place in ids")
+    add("--versions", choices=("times", "digests"), help="of files, in ids")
+    add("--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first")
+    add("--seed", type=int, default=0, help="of that job's shuffle")
+    add("--to", choices=("cache", "store"), help="what to fill (the store where the coordinator has one)")
+    add("--max-bytes", metavar="SIZE", help="stop at so much in all, such as 100gb")
+    add("--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much")
+    add(
         "--patience",
         type=float,
         default=120.0,
         metavar="SECONDS",
         help="give up when no sample of a batch comes for so long (120)",
     )
-    parser.add_argument(
-        "--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
+    add("--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long")
+    add("--json", action="store_true", help="print the report as JSON on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -271,7 +259,7 @@ def _print_report(report: _Report, target: str, console: Console) -> None:
     console.print(f"{end}: {report.why}" if report.why else end)
     console.print(
         f"{report.warm:,} of {report.samples:,} samples are in the {target} and take "
-        f"{decimal(report.record_bytes)}: {report.hits:,} were there, {report.produced:,} were made; "
+        f"{sized(report.record_bytes)}: {report.hits:,} were there, {report.produced:,} were made; "
         f"{report.failed:,} failed"
     )
     console.print(

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ROOT", "BundleError", "Platform", "lay_out", "main", "project_version", "write_archive"]
-
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "infra" / "function" / "requirements.txt"
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["locks", "main"]
-
 ROOT = Path(__file__).resolve().parent.parent
 # One version of a package for every Python, so that functions decode alike everywhere.
 _RESOLVE = ("--universal", "--python-version", "3.11", "--fork-strategy", "fewest", "--upgrade", "--quiet")

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from superdl.experiments.comparing.comparison import Comparison
 
-__all__ = ["STUDIES", "figures_of", "main", "regenerated"]
-
 STUDIES = (
     "resnet18_tiny_imagenet",
     "mnist_split",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,7 @@ from superdl.super_wire.protocol import (
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.worker.settings import WorkerSettings
-    from superdl.lambda_prefetch.worker.slots import Slots
-
-__all__ = ["serve"]
+    from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -108,30 +106,26 @@ async def serve(
     return 0
 
 
+@dataclass(slots=True)
 class _Call:
     """One stream, from its hello to its end."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        slots: Slots,
-        stop: asyncio.Event,
-        trouble: str,
-        connected: asyncio.Event,
-    ) -> None:
-        self._settings, self._slots, self._stop = settings, slots, stop
-        self._trouble, self._connected = trouble, connected
-        self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._is_silent = False
-        self.exit_code: int | None = None  # in the coordinator's goodbye
-        self.heard_s: float | None = None  # loop time of the last message
+    settings: WorkerSettings
+    slots: Slots
+    stop: asyncio.Event
+    trouble: str
+    connected: asyncio.Event
+    outgoing: asyncio.Queue[pb.FromWorker | None] = field(default_factory=asyncio.Queue)
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    is_silent: bool = False
+    exit_code: int | None = None  # in the coordinator's goodbye
+    heard_s: float | None = None  # loop time of the last message
 
     async def run(self, *, is_first: bool) -> None:
         """Serve until this worker is to end, and has answered its running requests."""
-        credentials = self._settings.credentials
+        credentials = self.settings.credentials
         try:
-            token, channel = credentials.current_token(), _channel(self._settings)
+            token, channel = credentials.current_token(), _channel(self.settings)
         except ConfigError as error:
             if is_first:
                 raise
@@ -147,11 +141,11 @@ class _Call:
             except grpc.aio.AioRpcError as error:
                 raise _refusal(error) or _BrokenError(error.details() or error.code().name) from None
             except asyncio.CancelledError:
-                if self._is_silent:
+                if self.is_silent:
                     raise _BrokenError(f"nothing came from it for {_SILENCE_S:g} s") from None
                 raise
             finally:
-                self._connected.clear()
+                self.connected.clear()
                 # Running requests are finished, since their records serve the next request for them.
                 stream.cancel()
                 for task in beside:
@@ -161,31 +155,31 @@ class _Call:
     async def _read(self, stream: Any) -> None:
         async for message in stream:
             if self.heard_s is None:
-                self._connected.set()
-                _log.info("called in at %s with %d slots", self._settings.coordinator, self._slots.count)
+                self.connected.set()
+                _log.info("called in at %s with %d slots", self.settings.coordinator, self.slots.count)
             self.heard_s = asyncio.get_running_loop().time()
             if message.HasField("request"):
                 call = message.request.call
-                self._running[call] = task = asyncio.create_task(self._answer(message.request))
-                task.add_done_callback(partial(self._running.pop, call))
-            elif message.HasField("cancel") and message.cancel in self._running:
-                self._running[message.cancel].cancel()
+                self.running[call] = task = asyncio.create_task(self._answer(message.request))
+                task.add_done_callback(partial(self.running.pop, call))
+            elif message.HasField("cancel") and message.cancel in self.running:
+                self.running[message.cancel].cancel()
             elif message.HasField("goodbye"):
                 self.exit_code = message.goodbye.exit_code
                 return
-        if self._stop.is_set():
+        if self.stop.is_set():
             return
         raise _BrokenError("the coordinator ended the stream")
 
     async def _write(self, stream: Any) -> None:
-        settings = self._settings
+        settings = self.settings
         hello = pb.WorkerHello(
             protocol_version=PROTOCOL_VERSION,
             version=installed_version(),
             name=settings.name,
-            fingerprint=self._slots.fingerprint,
-            slots=self._slots.count,
-            trouble=self._trouble[:_MAX_WORDS],
+            fingerprint=self.slots.fingerprint,
+            slots=self.slots.count,
+            trouble=self.trouble[:_MAX_WORDS],
             clock_s=time.time(),
             store_only=settings.store_only,
             store=settings.store,
@@ -193,7 +187,7 @@ class _Call:
         )
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets it too
             await stream.write(pb.FromWorker(hello=hello))
-            while (message := await self._outgoing.get()) is not None:
+            while (message := await self.outgoing.get()) is not None:
                 await stream.write(message)
             await stream.done_writing()
 
@@ -203,29 +197,29 @@ class _Call:
         began_s = loop.time()
         while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
             await asyncio.sleep(_HEARTBEAT_S)
-            slots = self._slots
+            slots = self.slots
             heartbeat = pb.Heartbeat(
                 cpu_s=slots.cpu_s,
                 crashed=slots.ended["crashed"],
                 timed_out=slots.ended["timed_out"],
                 restarted=slots.restarts,
             )
-            self._outgoing.put_nowait(pb.FromWorker(heartbeat=heartbeat))
-        self._is_silent = True
+            self.outgoing.put_nowait(pb.FromWorker(heartbeat=heartbeat))
+        self.is_silent = True
         stream.cancel()
 
     async def _drain(self) -> None:
         """Once this worker is to end, finish running requests and end the stream."""
-        await self._stop.wait()
-        self._outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
-        if self._running:
-            await asyncio.wait(self._running.values(), timeout=self._settings.grace_s)
-        self._outgoing.put_nowait(None)
+        await self.stop.wait()
+        self.outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
+        if self.running:
+            await asyncio.wait(self.running.values(), timeout=self.settings.grace_s)
+        self.outgoing.put_nowait(None)
 
     async def _answer(self, request: pb.WorkerRequest) -> None:
         answer = pb.WorkerAnswer(call=request.call)
         try:
-            answer.result = await self._slots.run(request.request, request.timeout_s)
+            answer.result = await self.slots.run(request.request, request.timeout_s)
         except RequestFailedError as error:
             answer.failure.CopyFrom(
                 pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
@@ -233,7 +227,7 @@ class _Call:
         if answer.ByteSize() > _MAX_ANSWER_BYTES:
             why = f"its answer has {answer.ByteSize():,} bytes"
             answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
-        self._outgoing.put_nowait(pb.FromWorker(answer=answer))
+        self.outgoing.put_nowait(pb.FromWorker(answer=answer))
 
 
 async def _store_id(address: str) -> str:

@@ -15,8 +15,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.settings import store_in
-from superdl.lambda_prefetch.worker.settings import WorkerSettings
 from superdl.lambda_prefetch.worker.showing import check_listening, show
+from superdl.lambda_prefetch.worker.slots import FUNCTION, Slots, WorkerSettings
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
@@ -26,11 +26,8 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 _log = logging.getLogger(__name__)
 
-_FUNCTION = "superdl.lambda_prefetch.handler:handler"
 _MAX_SLOTS = 1024
 _REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # of Ray's head, its actors, and that they wait for a node
 
@@ -46,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "end once no coordinator answers for so long (300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
     add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
-    add("--function", default=_FUNCTION, help=f"module:attribute that the slots run ({_FUNCTION})")
+    add("--function", default=FUNCTION, help=f"module:attribute that the slots run ({FUNCTION})")
     add("--store", default="", help="the coordinator's store, if this host sees it (SUPER_STORE)")
     add("--store-only", action="store_true", help="restore and save alone, for functions elsewhere")
     add("--metrics-listen", default="", help="host:port where Prometheus finds metrics (nowhere)")
@@ -110,8 +107,6 @@ def _work(settings: WorkerSettings) -> int:
 
 
 async def _serve(settings: WorkerSettings) -> int:
-    from superdl.lambda_prefetch.worker.slots import Slots
-
     stop, connected, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import ExitStack
 
-    from superdl.lambda_prefetch.worker.settings import WorkerSettings
-    from superdl.lambda_prefetch.worker.slots import Slots
+    from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
     from superdl.super_wire.credentials import CoordinatorCredentials
-
-__all__ = ["check_listening", "metrics_text", "show"]
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ENDS", "MAX_LINE_BYTES", "RAISED", "RESULT", "main"]
-
 MAX_LINE_BYTES = 64 * 2**20
 # Kinds of answer, and a mark if the process must end. The worker passes the JSON on without parsing it.
 RESULT, RAISED, ENDS = b"result", b"raised", b"!"

@@ -1,4 +1,4 @@
-"""The slots of a worker: child processes that run functions, each replaced when it ends."""
+"""A worker's settings, and its slots: child processes that run functions, each replaced when it ends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.worker.slot import ENDS, MAX_LINE_BYTES, RAISED, RESULT
+from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RequestFailedError", "Slots"]
-
 _log = logging.getLogger(__name__)
 
+FUNCTION = "superdl.lambda_prefetch.handler:handler"
 _MODULE = "superdl.lambda_prefetch.worker.slot"
 _WARM_EVENT = b'{"super_warm":1,"cache":""}'
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -35,6 +36,24 @@ _FREE_WAIT_S = 8.0  # shorter than the coordinator waits beyond a request's own 
 _WARM_TIMEOUT_S = 300.0  # on a busy host
 # A line and metrics per invocation would be noise here.
 _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """A worker's settings."""
+
+    coordinator: str  # host:port or unix:/path
+    name: str  # in the coordinator's log
+    function: str = FUNCTION  # that the slots run, module:attribute
+    slots: int = 1  # concurrent requests, each in its own process
+    nice: int = 0  # of these processes
+    linger_s: float = 300.0  # to wait for an unreachable coordinator
+    grace_s: float = 30.0  # that running requests may take after SIGTERM
+    credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
+    store: str = ""  # the address of the store that it sees; empty means that of SUPER_STORE
+    store_only: bool = False  # only restore and save, for functions that do not see the store
+    metrics_listen: str = ""  # where Prometheus finds metrics, host:port; empty: nowhere
+    health_listen: str = ""  # the same for health probes
 
 
 class RequestFailedError(SuperError):

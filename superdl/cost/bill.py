@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.super_wire.waits import WorkCounters
 
-__all__ = ["BillLine", "EpochBill", "EpochUse", "PaidByHour", "RunBill", "bill_of", "prices_for"]
-
 _HOUR_S = 3600.0
 _MILLION = 1e6
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
-__all__ = ["MONTH_HOURS", "PARTS", "Bill", "Period", "bills", "cache_samples", "left_out", "produced"]
-
 MONTH_HOURS = 730.0
 
 _STORED = "SUPER embedded, store on NVMe"

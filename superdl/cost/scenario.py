@@ -23,8 +23,6 @@ from superdl.experiments.schema import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Scenario", "load_scenario"]
-
 
 def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen") -> Any:
     return field(default=default, metadata={"about": about, "unit": unit, "basis": basis})

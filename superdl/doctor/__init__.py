@@ -6,12 +6,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, OutOfTimeError, run_checks, within
-from superdl.doctor.function import check_function
+from superdl.doctor.places import check_credentials, check_listing, check_store
 from superdl.doctor.sample import check_all_samples, check_dataset_fits, check_sample, check_shared_memory
-from superdl.doctor.source import check_credentials, check_listing
-from superdl.doctor.store import check_store
+from superdl.doctor.service import check_cache, check_coordinator, check_function, check_memory
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
@@ -22,28 +23,11 @@ if TYPE_CHECKING:
     from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "Case",
-    "Check",
-    "CheckStatus",
-    "Finding",
-    "OutOfTimeError",
-    "bad",
-    "combined",
-    "doubtful",
-    "good",
-    "run_checks",
-    "size_text",
-    "skipped",
-    "within",
-]
-
 _Value = TypeVar("_Value")
 
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 20.0
-_NEXT_UNIT = 1024
 _NOT_EVERYWHERE = ("torch", "PIL")
 _UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
 _UNREACHED = (
@@ -78,24 +62,15 @@ class Finding:
     measured: Mapping[str, float | int | str] = field(default_factory=dict)  # for programs
 
 
-def good(reason: str, **measured: float | str) -> Finding:
-    """Return a finding that all is well."""
-    return Finding(verdict=CheckStatus.GOOD, reason=reason, measured=measured)
+def _finding(verdict: CheckStatus, reason: str, remedy: str = "", /, **measured: float | str) -> Finding:
+    """Return a finding; the remedy of a skipped check tells how to check it."""
+    return Finding(verdict=verdict, reason=reason, remedy=remedy, measured=measured)
 
 
-def doubtful(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """Return a finding that it may work."""
-    return Finding(verdict=CheckStatus.DOUBTFUL, reason=reason, remedy=remedy, measured=measured)
-
-
-def bad(reason: str, remedy: str, **measured: float | str) -> Finding:
-    """Return a finding that it will not work."""
-    return Finding(verdict=CheckStatus.BAD, reason=reason, remedy=remedy, measured=measured)
-
-
-def skipped(reason: str, remedy: str = "") -> Finding:
-    """Return a finding that it was not checked; ``remedy`` explains how to check it."""
-    return Finding(verdict=CheckStatus.SKIPPED, reason=reason, remedy=remedy)
+good = partial(_finding, CheckStatus.GOOD)
+doubtful = partial(_finding, CheckStatus.DOUBTFUL)
+bad = partial(_finding, CheckStatus.BAD)
+skipped = partial(_finding, CheckStatus.SKIPPED)
 
 
 def combined(findings: Sequence[Finding]) -> Finding:
@@ -107,15 +82,6 @@ def combined(findings: Sequence[Finding]) -> Finding:
         remedy="; ".join(finding.remedy for finding in findings if finding.remedy),
         measured={name: value for finding in findings for name, value in finding.measured.items()},
     )
-
-
-def size_text(size: float) -> str:
-    """Format a number of bytes for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < _NEXT_UNIT:
-            return f"{size:,.0f} {unit}"
-        size /= _NEXT_UNIT
-    return f"{size:,.2f} GiB"
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
+from superdl.doctor.checking import bad, doubtful, good, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.redaction import shown, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
-
-__all__ = ["check_all_samples", "check_dataset_fits", "check_sample", "check_shared_memory"]
 
 _SAMPLES = 4
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
@@ -130,8 +128,8 @@ def check_dataset_fits(case: Case) -> Finding:
         return skipped("its samples' size or the cache's room is not known")
     samples = len(case.dataset)
     need = samples * case.record_bytes
-    summary = f"{samples:,} samples of {case.record_bytes:,} bytes are {size_text(need)}"
-    room = f"the cache has room for {size_text(case.budget_bytes)}"
+    summary = f"{samples:,} samples of {case.record_bytes:,} bytes are {sized(need)}"
+    room = f"the cache has room for {sized(case.budget_bytes)}"
     if need <= case.budget_bytes:
         return good(f"{summary}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
     why = f"{summary}, {room}: {1 - case.budget_bytes / need:.0%} must be decoded again in every epoch"
@@ -148,7 +146,7 @@ def check_shared_memory(_: Case) -> Finding:
     except OSError as error:
         return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
     size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
-    room = f"{_SHARED_MEMORY} has {size_text(size)}, {size_text(free)} of it free"
+    room = f"{_SHARED_MEMORY} has {sized(size)}, {sized(free)} of it free"
     why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
     if size < _ENOUGH_BYTES:
         return bad(why, _MORE_MEMORY)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-__all__ = ["tar_members", "zip_members"]
-
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros allowed after the end mark: tar -b pads to whole records
 _HEADER_BYTES = 2**16  # of a long name, or of a pax header

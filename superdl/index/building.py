@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     Result = tuple[str, Rows, int, int]  # format, rows, empty members, samples that lack a field
     Step = Callable[[], Result]
 
-__all__ = ["Built", "build_index", "readers_of"]
-
 # Extension of a shard -> its reader; those of MDS and LitData are named by their index.json.
 _FORMATS: dict[str, Reader] = {
     ".tar": tar_members,

@@ -16,17 +16,6 @@ from superdl.super_wire.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "EVERY_SPLIT",
-    "LABELS",
-    "SPLITS",
-    "Choices",
-    "fields_in",
-    "folders_of",
-    "keys_of_split",
-    "star_of",
-]
-
 LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
 EVERY_SPLIT = "all"
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from superdl.index import Choices, build_index, fields_in
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     import argparse
 
     from superdl.index import Built
-
-__all__ = ["add_arguments", "run"]
 
 _CLASSES_SHOWN = 20
 _NAME_LENGTH = 60
@@ -44,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Index, and print the result."""
     from superdl.experiments.console import Console  # --help does not need it
+    from superdl.experiments.output import tell_json
 
     keep_secrets_out_of_logs()
     if arguments.fields and (arguments.image_field or arguments.coco):
@@ -60,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         choices = Choices(**options)
         built = build_index(arguments.source, arguments.out, choices, force=arguments.force, tell=tell)
     console.print("\n".join([_summary(built), *_classes(built)]))
-    if arguments.json:
-        sys.stdout.write(json.dumps(dataclasses.asdict(built), indent=2) + "\n")
+    tell_json(dataclasses.asdict(built), shown=arguments.json)
     return 0
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if it is equal for all samples
 
-__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "parquet_members", "tfrecord_members"]
-
 INDEX_FILE = "index.json"
 
 _INDEX_BYTES = 2**28

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     Row = dict[str, Any]  # keyed by column names, which are the same in all
     Rows = list[Row]
 
-__all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of"]
-
 # Maximum number of labels that are counted: captions have as many as samples.
 MOST_CLASSES = 100_000
 

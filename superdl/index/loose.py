@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Fail = Callable[[str], Exception]
 
-__all__ = ["LABEL_FILE_BYTES", "LooseImages", "coco_in", "label_in", "number_or_text"]
-
 LABEL_FILE_BYTES = 2**20
 
 _LABELS = ("cls", "txt")
@@ -113,7 +111,11 @@ class LooseImages:
             fields = " with its fields beside it" * bool(choices.fields)
             raise SourceEmptyError(f"{url} holds no image{fields}")
         reads = not choices.coco and choices.labels not in {"folder", "none"}
-        self._files = {key: self._label_file(key) for key in self.keys if reads}
+        self._files = {
+            key: next((name for name in self._label_names(key) if name in versions), "")
+            for key in self.keys
+            if reads
+        }
         field_keys = {key for by_field in self._parts.values() for key in by_field.values()}
         self.others = len(versions) - len({*self.keys} | field_keys | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
@@ -151,9 +153,6 @@ class LooseImages:
             above, images, below = f"/{names[-1]}".rpartition("/images/")
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
         return names
-
-    def _label_file(self, key: str) -> str:
-        return next((name for name in self._label_names(key) if name in self._versions), "")
 
     def _label(self, key: str) -> Label:
         choices, name = self._choices, self._files.get(key, "")

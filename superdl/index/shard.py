@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog import Source
 
-__all__ = ["UNPACK", "Label", "Member", "Shard", "ShardError", "ShardFile", "Shards"]
-
 Label = int | float | str | dict[str, Any]
 
 # The remedy for a shard that is compressed as a whole.

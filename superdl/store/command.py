@@ -14,10 +14,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import agreed
-from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address
-from superdl.store.verifying import verify
+from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address, verify
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown
+from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown, sized
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.experiments.console import Console
     from superdl.store.contents import Collection, Contents
     from superdl.super_wire.store import Store
-
-__all__ = ["add_arguments", "run"]
 
 _ACTIONS = {
     "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used; what is free",
@@ -64,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and run the action."""
     from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
 
     keep_secrets_out_of_logs()
     drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
@@ -76,9 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         "clear": _clear,
     }
     mapping, code = actions[arguments.action](arguments, store, console)
-    if arguments.json:
-        result = {"store": store.address, "id": store.id, **mapping}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    tell_json({"store": store.address, "id": store.id, **mapping}, shown=arguments.json)
     return code
 
 
@@ -90,7 +86,7 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
             f"{shown(collection.bucket) or 'no pack of it can be read'}\n"
             f"  {_recipe_text(collection.recipe)}\n"
             f"  collection {collection.name}: {counted(collection.records, 'record')}, "
-            f"{_size(collection.size_bytes)} in {counted(len(collection.packs), 'pack')}; "
+            f"{sized(collection.size_bytes)} in {counted(len(collection.packs), 'pack')}; "
             f"decoder {decoders or 'unknown'}; {_used_text(collection)}"
         )
     for pack, why in list(contents.broken.items())[:_SHOWN]:
@@ -98,7 +94,7 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
     free: dict[str, int] = {}
     if not is_bucket(store.address):
         free = {"disk_free_bytes": shutil.disk_usage(store.address).free}
-    room = "".join(f"; {_size(size)} free on its disk" for size in free.values())
+    room = "".join(f"; {sized(size)} free on its disk" for size in free.values())
     console.print(f"{store.address}: {_sum_text(contents)}{room}")
     rows = [
         {**asdict(collection), "packs": len(collection.packs), "size_bytes": collection.size_bytes}
@@ -157,7 +153,7 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         spared = "; it is in use and stays" if collection.in_use else ""
         console.print(
             f"{shown(collection.bucket)} {_recipe_text(collection.recipe)}, {_used_text(collection)}: "
-            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to go, {_size(sum(sizes))}{spared}"
+            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to go, {sized(sum(sizes))}{spared}"
         )
     removed = Removed()
     if packs and agreed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, otherwise=_YES):
@@ -170,7 +166,7 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
 def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
     packs = store.packs()
     all_packs = counted(len(packs), "pack")
-    question = f"drop all of {store.address}, {all_packs}, {_size(sum(packs.values()))}?"
+    question = f"drop all of {store.address}, {all_packs}, {sized(sum(packs.values()))}?"
     removed = clear(store, time.time()) if agreed(question, yes=arguments.yes, otherwise=_YES) else Removed()
     return _tell_removed(store, removed, console)
 
@@ -198,21 +194,17 @@ def _used_text(collection: Collection) -> str:
     return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(collection.used_s))
 
 
-def _size(size: float) -> str:
-    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"  # noqa: PLR2004 # a unit
-
-
 def _sum_text(contents: Contents) -> str:
     collections = contents.collections.values()
     users = f"; open in {counted(contents.users, 'coordinator')}" if contents.users else ""
     return (
         f"{counted(len(collections), 'collection')}, "
         f"{counted(sum(collection.records for collection in collections), 'record')}, "
-        f"{_size(sum(collection.size_bytes for collection in collections))}{users}"
+        f"{sized(sum(collection.size_bytes for collection in collections))}{users}"
     )
 
 
 def _tell_removed(store: Store, removed: Removed, console: Console) -> tuple[dict[str, Any], int]:
-    line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
+    line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {sized(removed.size_bytes)}"
     console.print(line if removed.packs else "nothing was dropped")
     return asdict(removed), 0

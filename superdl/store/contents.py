@@ -1,8 +1,12 @@
-"""The contents of a store: its collections and packs, which are open, and dropping them."""
+"""The contents of a store: its collections and packs, which are open, what is wrong, and dropping them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.store import (
@@ -15,29 +19,26 @@ from superdl.coordinator.store import (
     threads,
     to_prune,
 )
-from superdl.super_wire.errors import ConfigError, StoreError, StoreFormatError, StoreRefusedError
-from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
+from superdl.super_wire.errors import (
+    ConfigError,
+    RecordError,
+    StoreError,
+    StoreFormatError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.store import IN_USE_S, check_record, default_directory, parse_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from superdl.super_wire.store import PackMeta, Store
-
-__all__ = [
-    "Collection",
-    "Contents",
-    "Removed",
-    "choose",
-    "clear",
-    "collection_name",
-    "contents_of",
-    "prune",
-    "store_address",
-]
+    from superdl.super_wire.store import PackIndex, PackMeta, Store
 
 # Our own name among the users of a store; it is never registered.
 _INSTANCE = "superdl-store"
 _DAY_S = 86400.0
+LEAST = 16  # records checked in each collection, however small the share
+_AT_A_TIME = 64  # records of one pack that are in memory at once
 
 
 @dataclass(slots=True)
@@ -200,3 +201,91 @@ def clear(store: Store, now_s: float) -> Removed:
         removed.segments += 1
     store.clear_marks()
     return removed
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A record unlike its description or, if ``sample`` is empty, an invalid pack."""
+
+    pack: str
+    sample: str
+    why: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """Counts of packs, of records, and of checked records; and all faults."""
+
+    packs: int = 0
+    records: int = 0
+    checked: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+
+    @property
+    def wrong_packs(self) -> list[str]:
+        """Return the packs with faults."""
+        return sorted({fault.pack for fault in self.wrong})
+
+
+def verify(
+    store: Store, *, share: float = 0.01, note: Callable[[str], None] = lambda _: None
+) -> Verification:
+    """Check all packs' indexes, and a random ``share`` (0 to 1) of each collection's records."""
+    packs = store.packs()
+    verification = Verification(len(packs))
+    collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)
+    for name, index in read_indexes(store, packs):
+        if isinstance(index, StoreFormatError):
+            verification.wrong.append(Wrong(name, "", str(index)))
+        elif isinstance(index, StoreError):  # another user's, perhaps
+            note(f"not verified: {index}")
+        else:
+            collections[collection_name(name)][name] = index
+    note(f"{len(packs):,} indexes read")
+    for indexes in collections.values():
+        verification.records += sum(len(index.entries) for index in indexes.values())
+        with threads(len(os.sched_getaffinity(0))) as pool:
+            faults = pool.map(lambda item: _looked_at(store, *item), _drawn(indexes, share).items())
+            for fault in chain.from_iterable(faults):
+                verification.checked += 1
+                verification.wrong += [fault] if fault else []
+        note(f"{verification.checked:,} records checked")
+    return verification
+
+
+def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
+    """Return a random share of all records, as indexes of their packs."""
+    counts = [len(index.entries) for index in indexes.values()]
+    count = sum(counts)
+    positions = np.random.default_rng().choice(
+        count, min(count, max(LEAST, math.ceil(share * count))), replace=False
+    )
+    is_drawn = np.zeros(count, dtype=bool)
+    is_drawn[positions] = True
+    masks = np.split(is_drawn, np.cumsum(counts)[:-1])
+    return {
+        name: replace(index, entries=index.entries[mask])
+        for (name, index), mask in zip(indexes.items(), masks, strict=True)
+        if mask.any()
+    }
+
+
+def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
+    entries = np.sort(index.entries, order="offset")
+    faults: list[Wrong | None] = []
+    for start in range(0, len(entries), _AT_A_TIME):
+        chunk = entries[start : start + _AT_A_TIME]
+        try:
+            records = store.read_many(
+                name, list(zip(chunk["offset"].tolist(), chunk["bytes"].tolist(), strict=True))
+            )
+        except StoreGoneError:
+            break  # dropped meanwhile
+        for sample, record in zip(map(bytes, chunk["id"].tolist()), records, strict=True):
+            try:
+                check_record(record, sample)
+            except RecordError as error:
+                faults.append(Wrong(name, sample.hex(), str(error)))
+            else:
+                faults.append(None)
+    return faults

@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from superdl.top.looks import Looks
-
-__all__ = ["Looks"]
+__all__: list[str] = []

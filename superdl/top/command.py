@@ -1,45 +1,198 @@
-"""``superdl top``: find the coordinator, and show its views one after another."""
+"""``superdl top``: the current rates of a coordinator, as differences of two polls of its counters.
+
+A *view* is the displayed data: JSON values whose rates are per second, ``None`` before the second poll.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
-from contextlib import contextmanager
+import time
+from collections import deque
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero, add_coordinator, coordinator_of
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from superdl.top.looks import Looks
+    from superdl.sampler.rpc import Client, Patience
 
-__all__ = ["add_arguments", "run"]
-
+WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
+_LOOK_S = 5.0
 _INTERVAL_MAX_S = 3600.0
+_LATE_SHOWN = 50
+
+_Figures = dict[str, Any]
+
+
+class Looks:
+    """The polling of one coordinator, from its first answer on through its restarts.
+
+    ``text`` makes foreign text safe to display. Rates are computed from a poll at least ``window_s`` old.
+    ``SuperError`` if the first poll reaches no coordinator.
+    """
+
+    def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
+        from superdl.sampler.rpc import FIRST_CONTACT, Patience  # --help does not need it
+
+        self._client, self._text, self._window_s = client, text, window_s
+        self._patience = Patience(attempts=1, total_s=_LOOK_S, deadline_s=_LOOK_S)
+        self._taken: deque[tuple[float, _Figures]] = deque()
+        self._unreachable: dict[str, Any] | None = None
+        self._view = self._taken_down(FIRST_CONTACT)
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """Return the newest view."""
+        return self._view
+
+    def again(self) -> dict[str, Any]:
+        """Poll again; without an answer figures stay, and ``unreachable`` is set."""
+        try:
+            self._view = self._taken_down(self._patience)
+            self._unreachable = None
+        except SuperError as error:
+            self._client.cut()  # or grpc would wait before it connects again
+            self._taken.clear()
+            self._unreachable = self._unreachable or {"since_s": time.time()}
+            outage = {**self._unreachable, "why": self._text(str(error))}
+            self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
+        return self._view
+
+    def late_batches(self, job: str) -> list[dict[str, Any]]:
+        """Return a job's newest batches that readers waited for. Thread-safe."""
+        from superdl.stats_command import mapping
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
+        answer = self._client.call("GetJobStats", request, self._patience)
+        stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
+        return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
+
+    def _taken_down(self, patience: Patience) -> dict[str, Any]:
+        from superdl.stats_command import mapping
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        answer = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
+        now_s = time.monotonic()
+        while len(self._taken) > 1 and self._taken[1][0] <= now_s - self._window_s:
+            self._taken.popleft()
+        then_s, before = self._taken[0] if self._taken else (now_s, answer)
+        self._taken.append((now_s, answer))
+        return {
+            "coordinator": self._text(self._client.address),
+            "clock_s": time.time(),
+            "unreachable": None,
+            **view_of(before, answer, now_s - then_s),
+        }
+
+
+def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
+    """Compute the view from two replies to ``GetJobStats``, as mappings."""
+
+    def rate(old: float, new: float) -> float | None:
+        # Entries missing before have begun since, and a counter that fell was restarted: both from 0.
+        return (new - old if new >= old else new) / over_s if over_s > 0 else None
+
+    def rates(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float | None]:
+        return {name: rate(old.get(name, 0), count) for name, count in new.items()}
+
+    def grown(old: Mapping[str, Any], new: Mapping[str, Any], *names: str) -> float | None:
+        return rate(sum(old.get(name, 0) for name in names), sum(new[name] for name in names))
+
+    jobs_before = {job["job"]: job for job in before["jobs"]}
+    jobs = []
+    for job in after["jobs"]:
+        old = jobs_before.get(job["job"], {})
+        identity = {
+            name: job[name] for name in ("job", "source", "ranks", "lapsed_ranks", "epoch", "position")
+        }
+        jobs.append(
+            identity
+            | {
+                "images_per_s": grown(old, job, "cache_hits", "cache_misses", "samples_straight"),
+                "batches_per_s": grown(old, job, "batches_read"),
+                "lookahead_batches": job["lookahead_batches"],
+                "lookahead_s": job["lookahead_batches"] * job["interval_s"],
+                "waits": rates(_waited(old), _waited(job)),
+                "decoded_per_s": grown(old, job, "samples_produced"),
+                "restored_per_s": grown(old, job, "samples_restored"),
+                "failed": job["samples_failed"],
+                "usd": job["usd"],
+            }
+        )
+    jobs.sort(key=lambda job: -(job["images_per_s"] or 0))
+    functions = []
+    for number, executor in enumerate(after["executors"]):  # by position: two may have one name
+        old = next(iter(before["executors"][number : number + 1]), {})
+        functions.append(
+            {
+                "name": executor["name"],
+                "wanted": executor["capacity"],
+                "had": executor["concurrency"],
+                "in_flight": executor["in_flight"],
+                "samples_per_s": grown(old, executor, "samples"),
+                "ended": _ended(executor),
+                "ended_per_s": rates(_ended(old), _ended(executor)),
+                "usd": executor["usd"],
+                "trouble": executor["trouble"],
+            }
+        )
+    cache, cache_before = after["cache"], before["cache"]
+    return {
+        "version": after["coordinating"]["version"],
+        "over_s": over_s,
+        "images_per_s": _sum([job["images_per_s"] for job in jobs]) if over_s > 0 else None,
+        "waits": {
+            cause: _sum([job["waits"].get(cause) for job in jobs])
+            for cause in sorted({cause for job in jobs for cause in job["waits"]})
+        },
+        "jobs": jobs,
+        "functions": functions,
+        "requests": {
+            "in_flight": cache["total_requests_in_flight"],
+            "had": cache["concurrency"],
+            "wanted": cache["capacity"],
+        },
+        "cache": cache | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
+        "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
+        | {"address": cache["store"]},
+        "warned": after["warned"][::-1],
+        "money": {name: cache[name] for name in ("usd_per_hour", "total_usd", "spending")},
+    }
+
+
+def _waited(job: Mapping[str, Any]) -> dict[str, float]:
+    return {stall["cause"]: stall["wait_s"] for stall in job.get("stall_causes", ())}
+
+
+def _ended(executor: Mapping[str, Any]) -> dict[str, float]:
+    return {entry["outcome"]: entry["requests"] for entry in executor.get("ended", ())}
+
+
+def _sum(rates: Sequence[float | None]) -> float:
+    return sum(rate or 0.0 for rate in rates)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
+    add = parser.add_argument
     add_coordinator(parser)
-    parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)"
-    )
-    parser.add_argument("--once", action="store_true", help="show one look, with rates over one interval")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line a look")
-    parser.add_argument(
-        "--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one"
-    )
+    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)")
+    add("--once", action="store_true", help="show one look, with rates over one interval")
+    add("--json", action="store_true", help="print JSON, a line a look")
+    add("--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Poll and show until Ctrl-C."""
     from superdl.sampler.rpc import Client, checked_address
-    from superdl.top.looks import WINDOW_S, Looks
 
     interval_s, web = above_zero("--interval", arguments.interval), arguments.web is not None
     if interval_s > _INTERVAL_MAX_S:
@@ -74,7 +227,7 @@ def _shown_as(
     if arguments.web is not None:
         from superdl.top.web import Page
 
-        with Page(arguments.web, looks.late_batches) as page:
+        with closing(Page(arguments.web, looks.late_batches)) as page:
             sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
             sys.stdout.flush()
             yield page.show

@@ -9,12 +9,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from superdl.super_wire.redaction import sized
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
-
-__all__ = ["rendered"]
 
 _JOBS_SHOWN = 20
 _LEAST_WAIT = 0.005  # of a second in each
@@ -87,7 +87,7 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
 def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
     lines = [
         Text(
-            f"cache  {_gib(cache['resident_bytes'])} of {_gib(cache['budget_bytes'])}; "
+            f"cache  {sized(cache['resident_bytes'])} of {sized(cache['budget_bytes'])}; "
             f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
             f"{cache['dropped_samples']:,} ({_rate(cache['dropped_per_s'])} a second), "
             f"{cache['reproduced_samples']:,} produced again"
@@ -96,12 +96,12 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
     if cache["cache_trouble"]:
         lines.append(Text(f"  {cache['cache_trouble']}", style="red"))
     if cache["thrashing"]:
-        needed = _gib(cache["needed_bytes"])
+        needed = sized(cache["needed_bytes"])
         lines.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
     if store["address"]:
-        room = f" of {_gib(store['room_bytes'])}" if store["room_bytes"] else ""
+        room = f" of {sized(store['room_bytes'])}" if store["room_bytes"] else ""
         lines.append(
-            Text(f"store  {_gib(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
+            Text(f"store  {sized(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
         )
     if store["trouble"]:
         lines.append(Text(f"  {store['trouble']}", style="red"))
@@ -136,7 +136,3 @@ def _rate(rate: float | None) -> str:
     if rate is None:
         return "-"
     return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"  # noqa: PLR2004  # two digits that count
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -1,9 +1,8 @@
-"""Views as a page in the browser, on loopback: one HTML file and its events."""
+"""Views as a page in the browser, on loopback: one HTML file, which asks for the newest view every second."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -14,7 +13,7 @@ from collections import deque
 from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
@@ -23,11 +22,7 @@ from superdl.super_wire.waits import WAITS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Page"]
-
 HISTORY_S = 900
-_STREAMS = 32  # each holds a thread
-_KEEP_ALIVE_S = 10.0
 _JOBS_SHOWN = 50
 _PORTS = 65_536
 _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # a tunnel has its own port
@@ -44,11 +39,10 @@ class Page:
         if not 0 <= port < _PORTS:
             raise ConfigError(f"--web is a port from 0, which takes a free one, to 65535; not {port}")
         self.late_batches = late_batches
-        self._news = threading.Condition()
-        self._number, self._view, self._closed = 0, "null", False
-        self._points: deque[tuple[int, str]] = deque(maxlen=HISTORY_S)
+        self._lock = threading.Lock()
+        self._view: Mapping[str, Any] | None = None
+        self._points: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
         self._point_due_s = 0.0
-        self.streams = threading.BoundedSemaphore(_STREAMS)
         self.html = files("superdl.top").joinpath("page.html").read_bytes()
         self.policy = _policy(self.html.decode())
         try:
@@ -63,46 +57,27 @@ class Page:
         self._thread.start()
 
     def show(self, view: Mapping[str, Any]) -> None:
-        """Send a view to all open pages."""
+        """Let all open pages show a view from now on."""
         jobs = view["jobs"]
         message = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
         message["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
-        with self._news:
-            self._number += 1
-            self._view = json.dumps(message)
+        with self._lock:
+            self._view = message
             if time.monotonic() >= self._point_due_s:
                 self._point_due_s = time.monotonic() + 0.9  # a second, allowing for jitter
-                self._points.append((self._number, json.dumps(_point(view))))
-            self._news.notify_all()
+                self._points.append(_point(view))
 
-    def after(self, seen: int) -> tuple[int, str] | None:
-        """Wait for a newer view than ``seen``; return its number and JSON, with the timeline since.
-
-        The JSON is empty if none comes in time; the result is ``None`` when the page is closed.
-        """
-        with self._news:
-            self._news.wait_for(lambda: self._closed or self._number > seen, _KEEP_ALIVE_S)
-            if self._closed:
-                return None
-            if self._number == seen:
-                return seen, ""
-            points = ", ".join(point for number, point in self._points if number > seen)
-            return self._number, f'{{"view": {self._view}, "points": [{points}]}}'
+    def look(self, after_s: float) -> bytes:
+        """Return the view, and the timeline since ``after_s``, Unix time in seconds, as JSON."""
+        with self._lock:
+            points = [point for point in self._points if point["clock_s"] > after_s]
+            return json.dumps({"view": self._view, "points": points}).encode()
 
     def close(self) -> None:
         """Stop serving."""
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,21 +132,22 @@ class _Request(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
             self.send_error(403, f"this page answers to loopback names only: open {self.server.page.url}")
         elif path == "/":
-            self._begin(200, "text/html; charset=utf-8")
-            self.wfile.write(self.server.page.html)
-        elif path == "/events":
-            self._stream()
+            self._send(200, "text/html; charset=utf-8", self.server.page.html)
+        elif path == "/view":
+            try:
+                after_s = float(self._asked("after") or 0)
+            except ValueError:
+                after_s = 0.0
+            self._send(200, "application/json", self.server.page.look(after_s))
         elif path == "/batches":
             self._late_batches()
         else:
-            self.send_error(404, "there are /, /events and /batches")
+            self.send_error(404, "there are /, /view and /batches")
 
-    def _refuse(self) -> None:
-        self.send_error(405, "GET only")
+    def _asked(self, name: str) -> str:
+        return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
-
-    def _begin(self, status: int, kind: str) -> None:
+    def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": kind,
@@ -182,43 +158,24 @@ class _Request(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
         }.items():
             self.send_header(name, value)
-        if status == 405:  # noqa: PLR2004  # HTTP's
-            self.send_header("Allow", "GET")
         self.end_headers()
-
-    def _stream(self) -> None:
-        page = self.server.page
-        if not page.streams.acquire(blocking=False):
-            self.send_error(503, f"{_STREAMS} pages are open already: close one")
-            return
-        try:
-            self._begin(200, "text/event-stream")
-            seen = 0
-            with contextlib.suppress(OSError):  # the browser has gone, or no longer reads
-                while (news := page.after(seen)) is not None:
-                    seen, message = news
-                    self.wfile.write(f"data: {message}\n\n".encode() if message else b":\n\n")
-        finally:
-            page.streams.release()
+        self.wfile.write(body)
 
     def _late_batches(self) -> None:
-        job = parse_qs(urlsplit(self.path).query, errors="replace").get("job", [""])[0]
         try:
-            batches = self.server.page.late_batches(job)
+            batches = self.server.page.late_batches(self._asked("job"))
         except UnknownJobError:
             self.send_error(404, "This job is not open.")
             return
         except SuperError:
             self.send_error(503, "The coordinator does not answer.")
             return
-        self._begin(200, "application/json")
-        self.wfile.write(json.dumps(batches).encode())
+        self._send(200, "application/json", json.dumps(batches).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Send plain text that contains nothing of the request."""
-        self._begin(code, "text/plain; charset=utf-8")
-        text = message if code in {403, 404, 405, 503} else "this is no request that is answered here"
-        self.wfile.write(f"{text}\n".encode())
+        text = message if code in {403, 404, 503} else "this is no request that is answered here"
+        self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def version_string(self) -> str:
         return "superdl"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"super_wire", "coordinator", "lambda_prefetch", "super_dataset", "sampler", "experiments"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DIST_INFO = f"superdl-{PROJECT['version']}.dist-info"
-SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".toml", ".yaml", ".html", ".typed"}
+SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".toml", ".yaml", ".html", ".typed", ".jpg", ".png"}
 
 
 def run(*command, cwd=ROOT, first_on_path=None):

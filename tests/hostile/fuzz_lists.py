@@ -34,7 +34,7 @@ from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, SourceError
 from superdl.super_wire.labels import MAX_LABEL_BYTES, label_dtype_of, unpack_labels
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
-from tests.superdl.index.shards import HeldShard
+from tests.superdl.index.shards import held_shard
 
 
 def _value(chance):
@@ -245,7 +245,7 @@ def _coco(chance):
         row[chance.choice(list(row))] = any_value(chance)
     content = json.dumps(said, default=str).encode()
     try:
-        labels = coco_in(HeldShard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
+        labels = coco_in(held_shard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
     except SourceError as error:
         assert len(str(error)) <= 1000  # noqa: PT017  # as above
         return

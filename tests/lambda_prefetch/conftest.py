@@ -30,6 +30,32 @@ def moto_url():
     server.stop()
 
 
+@pytest.fixture
+def identity(monkeypatch):
+    """Credentials and region, as AWS has them."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_server(identity, monkeypatch):
+    """Starts a server on loopback that answers as it is told, as the function's S3; its bucket ``data``."""
+    with contextlib.ExitStack() as servers:
+
+        def start(answer):
+            server = servers.enter_context(contextlib.closing(LoopbackServer(answer)))
+            monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+            return open_bucket("s3://data")
+
+        yield start
+
+
 @pytest.fixture(autouse=True)
 def no_connection_outlives_a_test():
     yield
@@ -38,16 +64,9 @@ def no_connection_outlives_a_test():
 
 
 @pytest.fixture
-def s3(moto_url, monkeypatch):
+def s3(moto_url, identity, monkeypatch):
     """A client of an S3 server whose bucket ``data`` is empty; the function's settings lead there too."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "SUPER_S3_ENDPOINT_URL": moto_url,
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", moto_url)
     client = boto3.session.Session().client("s3", endpoint_url=moto_url)
     client.create_bucket(Bucket="data")
     yield client
@@ -83,30 +102,28 @@ def s3_store(s3, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def spoil_s3(s3_store, monkeypatch):
+def spoil_s3(s3_store, s3_server):
     """Has all but the mark of the S3 store answered by an error from now on; the requests that were."""
     mark = json.dumps({"super_store": 1, "id": s3_store.id}).encode()
-    with contextlib.ExitStack() as servers:
 
-        def spoil(status, code):
-            requests = []
+    def spoil(status, code):
+        requests = []
 
-            def answer(request):
-                requests.append((request.command, request.path))
-                request.read_body()
-                if request.path.endswith("/store.json"):
-                    headers = {"Content-Range": f"bytes 0-{len(mark) - 1}/{len(mark)}", "ETag": "e"}
-                    request.answer(206, headers, mark)
-                elif status:
-                    request.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
-                else:
-                    request.hang_up()
+        def answer(request):
+            requests.append((request.command, request.path))
+            request.read_body()
+            if request.path.endswith("/store.json"):
+                headers = {"Content-Range": f"bytes 0-{len(mark) - 1}/{len(mark)}", "ETag": "e"}
+                request.answer(206, headers, mark)
+            elif status:
+                request.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            else:
+                request.hang_up()
 
-            server = servers.enter_context(contextlib.closing(LoopbackServer(answer)))
-            monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-            return requests
+        s3_server(answer)
+        return requests
 
-        yield spoil
+    return spoil
 
 
 @pytest.fixture(params=["directory_store", "s3_store"])

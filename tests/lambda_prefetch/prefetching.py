@@ -16,6 +16,7 @@ from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
@@ -83,6 +84,12 @@ def request_for(
     )
 
 
+def member(key, version, name, offset, length, encoding=""):
+    """A row of a key list."""
+    row = {"key": key, "version": version, "member": str(name), "offset": offset, "length": length}
+    return row | {"encoding": encoding}
+
+
 def member_request(bucket, rows, cache, recipe=PLAIN, **options):
     """A request for members: rows as a key list has them, with versions, and with their true ids."""
     plain = request_for(bucket, {}, cache, recipe, **options)
@@ -127,6 +134,12 @@ def restore_of(request, packs, pack_of, results):
         offsets=tuple(result.offsets[n] for result, n in placed),
         lengths=tuple(result.lengths[n] for result, n in placed),
     )
+
+
+def program_of(recipe, *, epoch=0, limit_pixels=10**6, modules=()):
+    """A recipe made ready to run."""
+    named = {"bucket": "b", "epoch": epoch, "limit_pixels": limit_pixels}
+    return Program(recipe, **named, step_modules=frozenset(modules))
 
 
 def run(request, context=None):

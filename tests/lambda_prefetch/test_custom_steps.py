@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
-from tests.lambda_prefetch.prefetching import pixels
+from tests.lambda_prefetch.prefetching import pixels, program_of
 
 NAME = "step_module_of_tests"
 MODULE = """
@@ -70,10 +69,7 @@ def custom(name, *, random=False, **params):
 
 
 def run(steps, *allowed, epoch=0):
-    program = Program(
-        Recipe(steps), bucket="b", epoch=epoch, limit_pixels=10**6, step_modules=frozenset(allowed)
-    )
-    return program.run(Image.fromarray(pixels()), "key")
+    return program_of(Recipe(steps), epoch=epoch, modules=allowed).run(Image.fromarray(pixels()), "key")
 
 
 def test_steps_of_both_kinds_follow_each_other(module):
@@ -166,7 +162,6 @@ def test_an_image_step_after_something_else_than_an_image(module):
 
 def test_a_first_step_may_get_the_objects_bytes_and_give_what_a_record_holds(module):
     steps = [{**custom(f"{module}:tokens@2.1", offset=1000), "input": "bytes"}]
-    program = Program(Recipe(steps), bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset({module}))
-    made = program.make(b"Ab", "key")
+    made = program_of(Recipe(steps), limit_pixels=1, modules=[module]).make(b"Ab", "key")
     assert made.dtype == np.int32
     assert made.tolist() == [1097, 1098]

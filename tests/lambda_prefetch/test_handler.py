@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -22,7 +21,6 @@ from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, Outcome, PrefetchFailure, PrefetchResult
 from superdl.super_wire.stream_entries import read_outcome
-from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
     array_of,
@@ -103,22 +101,6 @@ def test_what_may_pass_leaves_nothing_in_the_cache(root, valkey):
 def test_nothing_is_begun_shortly_before_the_functions_own_end(root, valkey):
     request = file_request(root, GOOD, valkey.unix_url)
     assert run(request, Context(remaining_s=1.0)).outcomes == ("expired",) * 5
-
-
-def test_a_full_cache_is_told_and_never_called_cached(root):
-    names = [f"copy{n}.png" for n in range(60)]
-    for name in names:
-        (root / name).write_bytes(encode(np.zeros((300, 300, 3), np.uint8)))
-    with Valkey(maxmemory="8mb") as server:
-        request = file_request(root, names, server.unix_url)
-        result = run(request)
-        with server.client() as client:
-            there = [client.exists(f"super:r1:{one}") == 1 for one in request.ids]
-    assert [outcome == "cached" for outcome in result.outcomes] == there
-    assert set(result.outcomes) == {"cached", "cache_full"}
-    refused = result.outcomes.index("cache_full")
-    assert "OOM" in result.messages[str(refused)]
-    assert result.record_bytes[refused] == 0
 
 
 def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):

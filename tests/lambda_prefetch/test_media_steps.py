@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
+from tests.lambda_prefetch.prefetching import program_of
 
 soundfile, soxr = pytest.importorskip("soundfile"), pytest.importorskip("soxr")
 tokenizers, av = pytest.importorskip("tokenizers"), pytest.importorskip("av")
@@ -24,8 +24,7 @@ GREY = 20
 
 
 def run(recipe, data):
-    program = Program(recipe, bucket="b", epoch=0, limit_pixels=1, step_modules=frozenset())
-    return program.make(data, "key")
+    return program_of(recipe, limit_pixels=1).make(data, "key")
 
 
 def failure_of(recipe, data):

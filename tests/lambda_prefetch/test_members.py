@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import random
 import zipfile
@@ -17,15 +16,14 @@ from hypothesis import strategies as st
 
 from superdl.lambda_prefetch.members import MAX_GAP_BYTES, ranges_of
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
-from tests.fixtures.loopback_http import LoopbackServer
 from tests.lambda_prefetch.prefetching import (
     array_of,
     encode,
     fetched,
     file_version,
+    member,
     member_request,
     outcomes_of,
     pixels,
@@ -45,10 +43,9 @@ def requests(draw):
         for number in range(draw(st.integers(0, 12))):
             at += draw(st.sampled_from([0, 1, 512, MAX_GAP_BYTES, MAX_GAP_BYTES + 1, 5 * MIB]))
             length = draw(st.sampled_from([1, 1600, MIB, 3 * MIB, 20 * MIB]))
-            rows.append({"key": key, "version": "v", "member": str(number), "offset": at, "length": length})
+            rows.append(member(key, "v", number, at, length))
             at += length
-    first = {"key": "a", "version": "v", "member": "0", "offset": 0, "length": 1}
-    rows = draw(st.permutations(rows or [first]))
+    rows = draw(st.permutations(rows or [member("a", "v", 0, 0, 1)]))
     return member_request("file:///x", rows, "redis://h:1")
 
 
@@ -83,10 +80,8 @@ def drawn_objects(chance, count=3):
             if deflated := chance.random() < 0.3:
                 packer = zlib.compressobj(wbits=-15)
                 content = packer.compress(content) + packer.flush()
-            rows.append({
-                "key": key, "member": f"m/{name}", "offset": len(body), "length": len(content),
-                "encoding": "deflate" if deflated else "",
-            })  # fmt: skip
+            encoding = "deflate" if deflated else ""
+            rows.append(member(key, "", f"m/{name}", len(body), len(content), encoding))
             body += content
         objects[key] = bytes(body + chance.randbytes(chance.choice([0, 1024])))
     return objects, rows
@@ -126,13 +121,7 @@ def test_faults_hit_their_members_alone(kept):
         *[("changed.tar", 0, 100), ("changed.tar", 100, 100), ("gone.tar", 0, 10)],
     ]
     rows = [
-        {
-            "key": key,
-            "version": versions.get(key, "0" * 32),
-            "member": f"m{n}",
-            "offset": at,
-            "length": length,
-        }
+        member(key, versions.get(key, "0" * 32), f"m{n}", at, length)
         for n, (key, at, length) in enumerate(places)
     ]
     found, ranges = fetched(member_request("file:///x", rows, "redis://h:1"), source)
@@ -147,10 +136,8 @@ def test_faults_hit_their_members_alone(kept):
 def test_a_member_over_the_limit_is_not_read_and_its_neighbours_are(kept):
     source, put = kept
     version = put("x.tar", bytes(9000))
-    rows = [
-        {"key": "x.tar", "version": version, "member": str(n), "offset": at, "length": length}
-        for n, (at, length) in enumerate([(0, 1000), (1000, 5000), (6000, 1000)])
-    ]
+    places = [(0, 1000), (1000, 5000), (6000, 1000)]
+    rows = [member("x.tar", version, n, *place) for n, place in enumerate(places)]
     found, ranges = fetched(
         member_request("file:///x", rows, "redis://h:1", limits=Limits(object_bytes=4000)), source
     )
@@ -171,11 +158,10 @@ def zip_file(tmp_path):
         for entry in archive.infolist():
             header = data[entry.header_offset : entry.header_offset + 30]
             name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-            rows.append({
-                "key": "x.zip", "version": file_version(tmp_path / "x.zip"), "member": entry.filename,
-                "offset": entry.header_offset + 30 + name + extra, "length": entry.compress_size,
-                "encoding": "deflate" if entry.compress_type == zipfile.ZIP_DEFLATED else "",
-            })  # fmt: skip
+            offset = entry.header_offset + 30 + name + extra
+            encoding = "deflate" if entry.compress_type == zipfile.ZIP_DEFLATED else ""
+            version = file_version(tmp_path / "x.zip")
+            rows.append(member("x.zip", version, entry.filename, offset, entry.compress_size, encoding))
     return rows
 
 
@@ -195,11 +181,8 @@ def test_random_steps_differ_between_members_and_not_between_requests(tmp_path, 
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     image = encode(noise, "PNG")  # so large that no two of four places are the same
     (tmp_path / "x.tar").write_bytes(image * 4)
-    rows = [
-        {"key": "x.tar", "version": file_version(tmp_path / "x.tar"), "member": str(n),
-         "offset": n * len(image), "length": len(image)}
-        for n in range(4)
-    ]  # fmt: skip
+    version = file_version(tmp_path / "x.tar")
+    rows = [member("x.tar", version, n, n * len(image), len(image)) for n in range(4)]
     recipe, found = Recipe([{"op": "random_crop", "size": 16}], augment_seed=3), []
     for some in (rows, rows[::-1]):
         request_ = member_request(f"file://{tmp_path.resolve()}", some, valkey.unix_url, recipe, epoch=2)
@@ -222,11 +205,10 @@ def test_what_cannot_be_unpacked_is_a_tombstone_that_names_object_and_member(tmp
         offsets[name] = len(body)
         body += piece
     (tmp_path / "y.zip").write_bytes(body)
+    version = file_version(tmp_path / "y.zip")
     rows = [
-        {"key": "y.zip", "version": file_version(tmp_path / "y.zip"), "member": name, "offset": offsets[name],
-         "length": len(piece), "encoding": "deflate"}
-        for name, piece in pieces.items()
-    ]  # fmt: skip
+        member("y.zip", version, name, offsets[name], len(piece), "deflate") for name, piece in pieces.items()
+    ]
     limits = Limits(object_bytes=MIB)
     request_ = member_request(f"file://{tmp_path.resolve()}", rows, valkey.unix_url, limits=limits)
     result = run(request_)
@@ -238,22 +220,6 @@ def test_what_cannot_be_unpacked_is_a_tombstone_that_names_object_and_member(tmp
     assert f"{tmp_path.resolve()}/y.zip::short: its " in result.messages["2"]
     with pytest.raises(ConfigError, match=r"the request calls file:///x/x\.zip::x "):
         run(replace(member_request("file:///x", zip_file, valkey.unix_url), members=("x",) * 8))
-
-
-@pytest.fixture
-def server_source(monkeypatch):
-    """Makes the source of a server that answers as it is told."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "not looked at")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with contextlib.ExitStack() as ending:
-
-        def start(answer):
-            server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
-            monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-            return open_bucket("s3://data")
-
-        yield start
 
 
 @pytest.mark.parametrize(
@@ -272,7 +238,7 @@ def server_source(monkeypatch):
         (404, "", 0, "missing"),
     ],
 )
-def test_what_servers_answer(server_source, status, told, size, outcome):
+def test_what_servers_answer(s3_server, status, told, size, outcome):
     asked = []
 
     def answer(request_):
@@ -280,8 +246,8 @@ def test_what_servers_answer(server_source, status, told, size, outcome):
         headers = {"ETag": '"e"'} | ({"Content-Range": told} if told else {})
         request_.answer(status, headers, bytes(range(10, 110))[:size])
 
-    rows = [{"key": "x", "version": "e", "member": "m", "offset": 10, "length": 20}]
-    found, ranges = fetched(member_request("s3://data", rows, "redis://h:1"), server_source(answer))
+    rows = [member("x", "e", "m", 10, 20)]
+    found, ranges = fetched(member_request("s3://data", rows, "redis://h:1"), s3_server(answer))
     assert outcomes_of(found) == [outcome]
     assert set(asked) == {"bytes=10-29"}
     assert ranges == (1 if outcome == "whole" or size == 10 else 0)
@@ -292,7 +258,7 @@ def test_a_shard_larger_than_the_budget_goes_through_it(tmp_path, valkey, monkey
     body, rows = io.BytesIO(), []
     for n in range(60):
         content = encode(pixels(100, 200, seed=n), "BMP")
-        rows.append({"key": "x.tar", "member": str(n), "offset": body.tell(), "length": len(content)})
+        rows.append(member("x.tar", "", n, body.tell(), len(content)))
         body.write(content)
     (tmp_path / "x.tar").write_bytes(body.getvalue())
     version = file_version(tmp_path / "x.tar")

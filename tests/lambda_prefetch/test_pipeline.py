@@ -19,12 +19,10 @@ from PIL import Image
 
 from superdl.lambda_prefetch import fetching, pipeline
 from superdl.lambda_prefetch.sources import read_object
-from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.s3 import S3Bucket
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
 from superdl.super_wire.request import RequestKind
-from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.object_store import object_store
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
@@ -207,11 +205,8 @@ def test_a_small_budget_holds_back_what_was_asked_for(object_store, valkey, monk
 
 
 @pytest.fixture
-def together_server(monkeypatch):
-    """Starts a server that answers GETs with one body, but nobody before enough have asked; its URL."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "not looked at")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def together_server(s3_server):
+    """Starts a server that answers GETs with one body, but nobody before enough have asked; its bucket."""
     with contextlib.ExitStack() as ending:
 
         def start(together, body):
@@ -222,18 +217,16 @@ def together_server(monkeypatch):
                     enough.wait()
                     request.answer(200, {"ETag": f'"{"0" * 32}"'}, body)
 
-            server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
             ending.callback(enough.abort)
-            return f"http://127.0.0.1:{server.port}"
+            return s3_server(answer)
 
         yield start
 
 
-def test_several_are_in_flight_in_one_thread(together_server, monkeypatch):
+def test_several_are_in_flight_in_one_thread(together_server):
     """The server answers nobody before eight have asked."""
     body = encode(pixels())
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", together_server(together=8, body=body))
-    bucket = open_bucket("s3://data")
+    bucket = together_server(together=8, body=body)
     begun = [bucket.begin(f"{n}.png", "0" * 32) for n in range(8)]
     for n, pending in enumerate(begun):
         options = {"limit_bytes": 10**6, "reserve": lambda _: None, "begun": pending}
@@ -243,7 +236,7 @@ def test_several_are_in_flight_in_one_thread(together_server, monkeypatch):
 
 def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valkey, monkeypatch):
     monkeypatch.setattr(fetching, "_MAX_SILENCE_S", 1)
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", together_server(together=1000, body=b""))
+    together_server(together=1000, body=b"")
     begun_s = time.monotonic()
     result = run(request_for("s3://data", {f"{n}.png": "0" * 32 for n in range(20)}, valkey.unix_url))
     assert set(result.outcomes) == {"unavailable"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from superdl.lambda_prefetch import members
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Limits, Outcome
@@ -25,6 +22,7 @@ from tests.lambda_prefetch.prefetching import (
     encode,
     fetched,
     file_version,
+    member,
     member_request,
     outcomes_of,
     pixels,
@@ -34,11 +32,6 @@ from tests.lambda_prefetch.prefetching import (
 
 BINARY = {"plain": pa.binary(), "large": pa.large_binary(), "text": pa.string()}
 CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(max_size=3000)
-
-
-@pytest.fixture(autouse=True)
-def no_footer_is_known(monkeypatch):
-    monkeypatch.setattr(members, "_kept", type(members._kept)())
 
 
 @st.composite
@@ -82,31 +75,10 @@ def rows_of(path, column, version=None):
     footer, rows = parquet.read_metadata(path), []
     for group in range(footer.num_row_groups):
         rows += [
-            {"key": path.name, "version": version or file_version(path), "member": str(len(rows) + row),
-             "offset": group, "length": row, "encoding": f"parquet:{column}"}
+            member(path.name, version or file_version(path), len(rows) + row, group, row, f"parquet:{column}")
             for row in range(footer.row_group(group).num_rows)
-        ]  # fmt: skip
+        ]
     return rows
-
-
-def test_a_footer_that_two_threads_want_is_read_once(tmp_path, monkeypatch):
-    parquet.write_table(pa.table({"image": [b"a"] * 4}), tmp_path / "x.parquet", row_group_size=1)
-    other_comes, read, read_end = threading.Event(), [], members._read_end
-
-    def read_once_the_other_comes(*arguments):
-        assert other_comes.wait(20)
-        read.append(arguments[0])
-        return read_end(*arguments)
-
-    monkeypatch.setattr(members, "_read_end", read_once_the_other_comes)
-    place = ("file:///x", "x.parquet", file_version(tmp_path / "x.parquet"))
-    with ThreadPoolExecutor(1) as first:
-        found = members.Rows(), members.Rows()
-        footer = first.submit(members._footer, place, Directory(str(tmp_path)), found[0])
-        other_comes.set()
-        assert members._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
-    assert read == [place]
-    assert sum(one.requests for one in found) == 1
 
 
 @given(tables(), st.data())
@@ -125,7 +97,7 @@ def test_rows_are_those_that_pyarrow_reads(drawn, data):
     assert whole == [contents[place] for place in places]
     assert {found[n].reason for n, one in enumerate(whole) if one is None} <= {"empty"}
     groups = len({row["offset"] for row in wanted})
-    assert groups < requests <= 3 * groups  # a footer may be read by both threads that look for it
+    assert requests == 1 + groups  # the footer is read once, however many threads look for it
 
 
 def images_in(path, count=6, row_group_size=2):

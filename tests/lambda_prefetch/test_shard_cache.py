@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import threading
@@ -10,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from superdl.lambda_prefetch.shard_cache import BLOCK_BYTES, ShardCache
+from superdl.lambda_prefetch.sources import BLOCK_BYTES, ShardCache
 from superdl.super_wire.objects import Span, open_bucket
-from tests.fixtures.loopback_http import LoopbackServer
-from tests.lambda_prefetch.prefetching import fetched, member_request, outcomes_of
+from tests.lambda_prefetch.prefetching import fetched, member, member_request, outcomes_of
 
 MEMBER_BYTES = 100_000
 SHARD_BYTES = 2 * BLOCK_BYTES + 5 * MEMBER_BYTES
@@ -47,24 +45,17 @@ class Shards:
 
     def request(self, places, version="e"):
         """A request for the members at some places of some shards."""
-        rows = [
-            {"key": key, "version": version, "member": str(at), "offset": at, "length": MEMBER_BYTES}
-            for key, at in places
-        ]
+        rows = [member(key, version, at, at, MEMBER_BYTES) for key, at in places]
         return member_request("s3://data", rows, "redis://h:1")
 
 
 @pytest.fixture
-def shards(tmp_path, monkeypatch):
+def shards(s3_server, tmp_path, monkeypatch):
     shards = Shards()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "not looked at")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3_server(shards.answer)
     monkeypatch.setenv("SUPER_SHARDS", str(tmp_path))
     monkeypatch.setenv("SUPER_SHARDS_BYTES", str(10 * BLOCK_BYTES))
-    with contextlib.closing(LoopbackServer(shards.answer)) as server:
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-        yield shards
+    return shards
 
 
 def members(shards, count=400):

@@ -76,15 +76,10 @@ def assert_whole(store, name):
     return index
 
 
-def test_a_pack_of_a_source_with_a_name_knows_that_alone(root, valkey, store):
-    result = run(saving(root, valkey, store, GOOD, alias="pets"))
-    index = assert_whole(store, result.pack)
-    assert index.meta.bucket == "alias://pets"
-    assert index.meta.collection == collection_of("alias://pets", PLAIN.digest)
-
-
-def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):
-    request = saving(root, valkey, store)
+@pytest.mark.parametrize("alias", ["", "pets"])
+def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store, alias):
+    request = saving(root, valkey, store, alias=alias)
+    bucket = "alias://pets" if alias else request.bucket  # a source with a name is known by that alone
     result = run(request)
     assert result.outcomes == OUTCOMES
     assert result.store_trouble == ""
@@ -92,8 +87,8 @@ def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):
     cached = [n for n, outcome in enumerate(OUTCOMES) if outcome == "cached"]
     index = assert_whole(store, result.pack)
     assert index.meta == PackMeta(
-        collection_of(request.bucket, PLAIN.digest),
-        request.bucket,
+        collection_of(bucket, PLAIN.digest),
+        bucket,
         PLAIN.json,
         decoder_fingerprint(),
         installed_version(),
@@ -123,6 +118,9 @@ def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
     result = run(request)
     cached = {request.ids[n] for n, outcome in enumerate(result.outcomes) if outcome == "cached"}
     assert set(result.outcomes) == {"cached", "cache_full"}
+    assert cached == {sample for n, sample in enumerate(request.ids) if raw_record(valkey, request, n)}
+    refused = result.outcomes.index("cache_full")
+    assert ("OOM" in result.messages[str(refused)], result.record_bytes[refused]) == (True, 0)
     index = assert_whole(directory_store, result.pack)
     assert {bytes(entry["id"]).hex() for entry in index.entries} == cached
     assert {request.ids[n] for n, offset in enumerate(result.offsets) if offset} == cached

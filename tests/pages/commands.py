@@ -15,8 +15,6 @@ from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
 from tests.pages.markdown import ROOT
 
-__all__ = ["check"]
-
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
 _OTHERS = {"export", "git", "pip", "python3", "tensorboard"}  # a page may show them unchecked
 

@@ -82,8 +82,9 @@ def test_it_holds_what_is_imported_of_us_and_of_wheels(lock, tmp_path):
     ours = {
         path.relative_to(ROOT).as_posix()
         for folder in ("lambda_prefetch", "super_wire")
-        for path in (ROOT / "superdl" / folder).rglob("*.py")
-        if "_pb2" not in path.name  # the gRPC stubs
+        for path in (ROOT / "superdl" / folder).rglob("*")
+        # Code and the decoder's reference images, without the gRPC stubs.
+        if path.suffix in {".py", ".jpg", ".png"} and "_pb2" not in path.name
     }
     info = {f"{INFO}/METADATA", f"{INFO}/licenses/LICENSE"}
     assert made == of_wheels | ours | info | {"superdl/__init__.py"}

@@ -10,9 +10,8 @@ import ssl
 
 import pytest
 
-from superdl.lambda_prefetch.worker.settings import WorkerSettings
 from superdl.lambda_prefetch.worker.showing import check_listening, metrics_text
-from superdl.lambda_prefetch.worker.slots import Slots
+from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError
 from tests.fixtures.ports import free_port

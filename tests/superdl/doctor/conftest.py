@@ -27,6 +27,17 @@ def asked(capsys, *words):
     return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
+def judged(capsys, *words, **expected):
+    """Compare checks' verdicts and what they say; the exit code follows from all verdicts."""
+    code, found = asked(capsys, *words)
+    assert code == any(finding["verdict"] == "fail" for finding in found.values())
+    for name, (verdict, *texts) in expected.items():
+        finding = found[name.replace("_", " ")]
+        said = f"{finding['reason']} {finding['remedy']}"
+        assert (finding["verdict"], [text for text in texts if text not in said]) == (verdict, []), finding
+    return found
+
+
 def only(monkeypatch, *names):
     """Leave out all checks but these: what the others look at has tests of its own."""
     monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check.name in names))

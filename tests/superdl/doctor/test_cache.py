@@ -9,11 +9,11 @@ import pytest
 
 from superdl.coordinator.cache.info import CacheInfo
 from superdl.doctor import CheckStatus
-from superdl.doctor.cache import judge_memory
+from superdl.doctor.service import judge_memory
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
-from tests.superdl.doctor.conftest import asked, only
+from tests.superdl.doctor.conftest import judged, only
 
 SECRET = "secret-of-the-test"
 MEMORY = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12)
@@ -34,10 +34,7 @@ def served(*commands, maxmemory="512mb", **options):
 
 
 def test_all_is_well(valkey, capsys):
-    code, found = asked(capsys, "--cache", valkey.url)
-    assert code == 0
-    for check in ("cache", "cache memory"):
-        assert found[check]["verdict"] == "ok", found[check]
+    found = judged(capsys, "--cache", valkey.url, cache=["ok"], cache_memory=["ok"])
     assert found["cache memory"]["measured"]["policy"] == "noeviction"
     with valkey.client() as client:
         assert client.dbsize() == 0  # nothing is left behind
@@ -45,55 +42,40 @@ def test_all_is_well(valkey, capsys):
 
 def test_a_cache_that_wants_a_password(capsys):
     with served(f"CONFIG SET requirepass {SECRET}") as server:
-        code, found = asked(capsys, "--cache", server.url)
-    assert code == 1
-    assert found["cache"]["verdict"] == "fail"
-    assert "SUPER_CACHE_PASSWORD" in found["cache"]["reason"]
-    assert found["cache memory"]["verdict"] == "skip"
-    assert found["cache memory"]["reason"] == "not looked at, because the check 'cache' has failed"
+        blamed = ["skip", "not looked at, because the check 'cache' has failed"]
+        wrong = ["fail", "SUPER_CACHE_PASSWORD"]
+        judged(capsys, "--cache", server.url, cache=wrong, cache_memory=blamed)
 
 
 def test_nobody_there(capsys):
     address = f"redis://127.0.0.1:{free_port()}"
-    code, found = asked(capsys, "--cache", address)
-    assert code == 1
-    assert address in found["cache"]["reason"]
-    assert "security group" in found["cache"]["remedy"]
+    judged(capsys, "--cache", address, cache=["fail", address, "security group"])
 
 
 @pytest.mark.parametrize(
-    ("rules", "code", "words"),
+    ("rules", "verdict", "words"),
     [
-        ("%R~super:r1:* %W~super:n1:* +get +xadd", 0, "may read records"),
-        ("%R~super:r1:* %W~super:n1:* +get", 1, "%W~super:n1:* +xadd"),
-        ("%R~super:r1:* %W~super:n2:* +get +xadd", 1, "write read reports"),
-        ("%R~super:r9:* %W~super:n1:* +get +xadd", 1, "a reader needs GET on super:r1:*"),
+        ("%R~super:r1:* %W~super:n1:* +get +xadd", "ok", "may read records"),
+        ("%R~super:r1:* %W~super:n1:* +get", "fail", "%W~super:n1:* +xadd"),
+        ("%R~super:r1:* %W~super:n2:* +get +xadd", "fail", "write read reports"),
+        ("%R~super:r9:* %W~super:n1:* +get +xadd", "fail", "a reader needs GET on super:r1:*"),
     ],
 )
-def test_rights_of_a_reader(capsys, monkeypatch, rules, code, words):
+def test_rights_of_a_reader(capsys, monkeypatch, rules, verdict, words):
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", SECRET)
     with served(f"ACL SETUSER reader on >{SECRET} resetkeys -@all {rules} +cluster|slots +asking") as server:
-        ended, found = asked(capsys, "--cache", server.url)
-    assert found["cache memory"]["verdict"] == "skip"
-    told = found["cache"]
-    assert told["verdict"] == ("fail" if code else "ok"), told
-    assert words in told["reason"] + told["remedy"]
-    if not code:  # what a reader may not ask for says so
-        assert "INFO" in found["cache memory"]["reason"]
-    assert ended == code
+        # What a reader may not ask for says so.
+        memory = ["skip", "'cache' has failed" if verdict == "fail" else "INFO"]
+        judged(capsys, "--cache", server.url, cache=[verdict, words], cache_memory=memory)
 
 
 def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
     with TlsFront(f"{valkey.directory}/redis.sock", certificates) as front:
         address = f"rediss://127.0.0.1:{front.port}"
-        code, found = asked(capsys, "--cache", address)
-        assert code == 1
-        assert "SUPER_CACHE_CA_FILE" in found["cache"]["reason"]
+        judged(capsys, "--cache", address, cache=["fail", "SUPER_CACHE_CA_FILE"])
         monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-        code, found = asked(capsys, "--cache", address)
-        assert code == 0, found
-        assert "by TLS" in found["cache"]["reason"]
+        judged(capsys, "--cache", address, cache=["ok", "by TLS"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from superdl.doctor import CHECKS
 from superdl.doctor_command import add_arguments
 from superdl.main import main
-from tests.superdl.doctor.conftest import asked, only
+from tests.superdl.doctor.conftest import judged, only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 OUTPUTS = {
@@ -85,10 +85,9 @@ def test_without_torch_as_beside_a_coordinator(images, valkey):
 def test_a_stack_names_what_is_looked_at(stack, tmp_path, capsys):
     outputs = {**OUTPUTS, "CoordinatorAddress": stack.address, "CacheAddress": stack.valkey.unix_url}
     (tmp_path / "stack.json").write_text(json.dumps(outputs))
-    code, found = asked(capsys, "--stack", str(tmp_path / "stack.json"), "--executor", "local")
-    assert code == 0, found
-    assert found["coordinator"]["verdict"] == found["cache"]["verdict"] == "ok"
-    assert found["function"]["verdict"] == "skip"  # it is the coordinator's
+    words = ("--stack", str(tmp_path / "stack.json"), "--executor", "local")
+    # The function is the coordinator's.
+    judged(capsys, *words, coordinator=["ok"], cache=["ok"], function=["skip"])
 
 
 def test_its_page_has_every_check_in_order_and_no_other_options():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.coordinator.executors.lambda_running import handler_of
-from tests.superdl.doctor.conftest import asked, only
+from tests.superdl.doctor.conftest import judged, only
 
 ON_LAMBDA = ("--executor", "lambda")
 
@@ -24,10 +24,8 @@ def service(lambda_service):
 
 
 def test_a_function_that_is_ours(service, valkey, capsys):
-    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
-    assert code == 0, found
-    assert found["function"]["verdict"] == found["credentials"]["verdict"] == "ok"
-    assert "reaches the cache" in found["function"]["reason"]
+    function = ["ok", "reaches the cache"]
+    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=function, credentials=["ok"])
 
 
 @pytest.mark.parametrize(
@@ -43,16 +41,11 @@ def test_a_function_that_is_not_there_or_another(service, valkey, monkeypatch, c
         service.deploy(handler=handler_of(handler))
     else:
         monkeypatch.setenv("SUPER_LAMBDA_FUNCTION", "nobody")
-    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
-    assert (code, found["function"]["verdict"]) == (1, "fail")
-    assert all(one in found["function"]["reason"] for one in words)
+    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["fail", *words])
 
 
 def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, valkey, capsys):
     service.denied = ("/invocations",)
-    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
-    assert (code, found["function"]["verdict"]) == (1, "fail")
-    assert "lambda:InvokeFunction" in found["function"]["reason"]
-    code, found = asked(capsys, *ON_LAMBDA)
-    assert (code, found["function"]["verdict"]) == (0, "skip")
-    assert "--cache" in found["function"]["remedy"]
+    refused = ["fail", "lambda:InvokeFunction"]
+    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=refused)
+    judged(capsys, *ON_LAMBDA, function=["skip", "--cache"])

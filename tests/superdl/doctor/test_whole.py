@@ -9,7 +9,7 @@ import pytest
 from superdl.main import main
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.conftest import asked, only
+from tests.superdl.doctor.conftest import judged, only
 
 OTHER_VERSION = """
 import importlib.metadata as metadata
@@ -17,10 +17,7 @@ real = metadata.version
 metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 """
 RECIPE = ("--resize", "32", "--crop", "32")
-ALL = (
-    *("listing", "coordinator", "cache", "cache memory"),
-    *("sample", "dataset fits"),
-)
+ALL = ("listing", "coordinator", "cache_memory", "sample", "dataset_fits")
 
 
 def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
@@ -30,19 +27,14 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
         "--coordinator",
         stack.address,
     )
-    code, found = asked(capsys, *words)
-    assert code == 0, found
-    assert {check: found[check]["verdict"] for check in ALL} == dict.fromkeys(ALL, "ok")
-    assert stack.valkey.unix_url in found["cache"]["reason"]
-    assert found["credentials"]["verdict"] == "skip"
+    expected = dict.fromkeys(ALL, ("ok",)) | {"cache": ("ok", stack.valkey.unix_url)}
+    found = judged(capsys, *words, **expected, credentials=["skip"])
     assert found["sample"]["measured"]["samples"] == 150
     assert (
         found["dataset fits"]["measured"]["need_bytes"] == 150 * found["sample"]["measured"]["record_bytes"]
     )
     assert not stack.log.read_text().count("WARNING")
-    code, found = asked(capsys, *words)  # functions are tried again, although the cache has all of it
-    assert code == 0, found
-    assert found["sample"]["verdict"] == "ok"
+    judged(capsys, *words, sample=["ok"])  # functions are tried again, although the cache has all of it
     with stack.valkey.client() as client:
         assert len(client.keys("super:r1:*")) >= 8
 
@@ -61,10 +53,7 @@ def test_what_people_see_of_it(stack, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_embedded_default(images, capsys):
-    code, found = asked(capsys, images.as_uri(), *RECIPE)
-    assert code == 0, found
-    assert found["sample"]["verdict"] == "ok"
-    assert found["coordinator"]["verdict"] == "skip"
+    judged(capsys, images.as_uri(), *RECIPE, sample=["ok"], coordinator=["skip"])
 
 
 @pytest.mark.slow
@@ -72,22 +61,17 @@ def test_a_coordinator_that_never_answers_holds_nobody_for_ever(valkey, monkeypa
     only(monkeypatch, "coordinator", "cache", "cache memory", "sample")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        code, found = asked(capsys, "--coordinator", address, "--cache", valkey.url)
-    assert code == 1
-    assert "CoordinatorUnreachableError" in found["coordinator"]["reason"]
+        expected = {"cache": ["ok"], "cache_memory": ["ok"], "sample": ["skip"]}
+        expected |= {"coordinator": ["fail", "CoordinatorUnreachableError"]}
+        found = judged(capsys, "--coordinator", address, "--cache", valkey.url, **expected)
     assert found["coordinator"]["seconds"] < 30
-    assert found["cache"]["verdict"] == found["cache memory"]["verdict"] == "ok"
-    assert found["sample"]["verdict"] == "skip"
 
 
 @pytest.mark.slow
 def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
     with Stack(environment={"PYTHONPATH": str(tmp_path)}) as running:
-        code, found = asked(capsys, "--coordinator", running.address)
-    assert code == 0
-    assert found["coordinator"]["verdict"] == "warn"
-    assert "it is SUPER 9.9.9" in found["coordinator"]["reason"]
+        judged(capsys, "--coordinator", running.address, coordinator=["warn", "it is SUPER 9.9.9"])
 
 
 def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys, monkeypatch):
@@ -97,9 +81,7 @@ def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys
     for name in broken:
         (dirty / name).write_text("no image")
     words = (*RECIPE, "--coordinator", stack.address, "--batch-size", "1", "--all")
-    code, found = asked(capsys, str(good), *words)
-    assert (code, found["all samples"]["measured"]["samples"]) == (0, 12)
-    code, found = asked(capsys, str(dirty), *words)
-    assert code == 1
-    assert [name in found["all samples"]["reason"] for name in broken] == [True] * 3
+    found = judged(capsys, str(good), *words, all_samples=["ok"])
+    assert found["all samples"]["measured"]["samples"] == 12
+    found = judged(capsys, str(dirty), *words, all_samples=["fail", *broken])
     assert found["all samples"]["measured"] == {"samples": 12, "bad": 3}

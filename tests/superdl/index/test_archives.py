@@ -86,61 +86,19 @@ def test_keys_with_dots_are_cut_at_the_last_where_asked(source, tmp_path, capsys
     assert labels_of(index(source, tmp_path / "list.jsonl", "--key-at", "last-dot")) == [0, 1]
 
 
-def test_a_key_that_comes_twice_and_parquet_without_labels_say_so(source, tmp_path, capsys):
+def test_a_key_that_comes_twice_is_refused(source, tmp_path, capsys):
     with tarfile.open(source / "a.tar", "w") as tar:
         for name in ("k1.jpg", "k1.cls", "k1.jpg", "k1.cls"):
             info = tarfile.TarInfo(name)
             info.size = 1
             tar.addfile(info, io.BytesIO(b"1"))
-    words = ["index", str(source), "-o", str(tmp_path / "list.jsonl")]
-    assert main(words) == 1
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
     assert "'k1.jpg': its name comes more than once" in capsys.readouterr().err
-    (source / "a.tar").unlink()
-    parquet.write_table(pa.table({"image": [b"i"], "fine": [3]}), source / "a.parquet")
-    assert main(words) == 1
-    assert "its columns are image, fine" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("digits", [900_000, 30_000])
-def test_a_pax_header_of_many_digits_is_refused(digits, source, tmp_path, capsys):
-    content = b"9" * digits + b" path=x\n"
+def test_a_long_name_of_digits_is_read(source, tmp_path):
     tar_of(source / "a.tar", {f"{'1' * 120}{place}.jpg": b"i" for place in range(2)}, tarfile.PAX_FORMAT)
     assert len(index(source, tmp_path / "long.jsonl", "--labels", "none")) == 2
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.XHDTYPE, len(content)
-    (source / "a.tar").write_bytes(
-        info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512 + 1024)
-    )
-    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
-    assert "a.tar: it is no tar, or cut off: " in capsys.readouterr().err
-
-
-def test_a_label_in_a_zip_that_is_longer_than_declared_is_refused(source, tmp_path, capsys):
-    with zipfile.ZipFile(source / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("1.jpg", b"i")
-        archive.writestr("1.cls", b"7" * 100_000)
-    content = (source / "a.zip").read_bytes()
-    (source / "a.zip").write_bytes(
-        content.replace((100_000).to_bytes(4, "little"), (5).to_bytes(4, "little"))
-    )
-    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
-    assert "'1.cls': it is not the 5 bytes" in capsys.readouterr().err
-
-
-def test_a_tar_of_class_folders_is_labelled_by_them(tmp_path):
-    files = {
-        "./cat/1.a.jpg": b"1",
-        "./cat/1.b.jpg": b"2",
-        "./dog/1.png": b"3",
-        "./dog/notes.txt": b"no image",
-    }
-    tar_of(tmp_path / "a.tar", files)
-    rows = index(tmp_path, tmp_path / "list.jsonl")
-    assert [(row["member"], row["label"]) for row in rows] == [
-        ("./cat/1.a.jpg", "cat"),
-        ("./cat/1.b.jpg", "cat"),
-        ("./dog/1.png", "dog"),
-    ]
 
 
 @pytest.mark.parametrize(

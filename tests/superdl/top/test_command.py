@@ -17,11 +17,12 @@ from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.sampler.embedded.embedded import release_all
 from superdl.sampler.rpc import Client
+from superdl.stats_command import mapping
 from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.run_directory import RunDirectory
-from superdl.top import Looks
-from superdl.top.looks import view_of
+from superdl.top.command import Looks, view_of
 from superdl.top.terminal import rendered
 from tests.fixtures.images import SIDE
 
@@ -113,25 +114,18 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
 
 
 def test_rates_are_differences_also_over_a_restart_and_for_who_is_new():
-    counted = dict.fromkeys(
-        ("cache_misses", "samples_straight", "batches_read", "samples_produced", "samples_restored"), 0
-    )
-    names = ("ranks", "lapsed_ranks", "epoch", "position", "lookahead_batches", "interval_s")
-    names += ("samples_failed", "usd")
-    job = dict.fromkeys(names, 0) | counted | {"job": "a", "source": "s", "cache_hits": 900}
-    waited = {"stall_causes": [{"cause": "limits", "wait_s": 3.0}]}
-    cache = {"store": "", "dropped_samples": 10, "usd_per_hour": 0.0, "total_usd": 0.0, "spending": ""}
-    cache |= dict.fromkeys(f"store_{name}" for name in ("used_bytes", "room_bytes", "packs", "trouble"))
-    cache |= dict.fromkeys(("total_requests_in_flight", "concurrency", "capacity", "budget_bytes"), 0)
-    cache |= dict.fromkeys(("resident_bytes", "free_bytes", "needed_bytes", "resident_samples"), 0)
-    cache |= dict.fromkeys(("in_flight_samples", "reproduced_samples", "thrashing", "cache_trouble"), 0)
-    executor = dict.fromkeys(("capacity", "concurrency", "in_flight", "samples", "usd"), 0)
-    executor |= {"name": "lambda", "trouble": "", "ended": [{"outcome": "throttled", "requests": 4}]}
-    rest = {"coordinating": {"version": "1"}, "cache": cache, "warned": []}
-    before = {"jobs": [job | waited], "executors": [executor | {"ended": []}], **rest}
-    fell = job | {"cache_hits": 100, "stall_causes": [{"cause": "limits", "wait_s": 5.0}]}
-    new = job | {"job": "new", "cache_hits": 50, **waited}
-    view = view_of(before, {"jobs": [fell, new], "executors": [executor], **rest}, 2.0)
+    def answer(*jobs, ended=()):
+        executor = pb.ExecutorStats(name="lambda", ended=ended)
+        return mapping(pb.JobStatsList(jobs=jobs, executors=[executor]))
+
+    def job(name, hits, wait_s):
+        return pb.JobStats(
+            job=name, cache_hits=hits, stall_causes=[pb.StallTotal(cause="limits", wait_s=wait_s)]
+        )
+
+    before = answer(job("a", 900, 3.0))
+    ended = [pb.RequestsEnded(outcome="throttled", requests=4)]
+    view = view_of(before, answer(job("a", 100, 5.0), job("new", 50, 3.0), ended=ended), 2.0)
     assert [one["images_per_s"] for one in view["jobs"]] == [50.0, 25.0]
     assert view["images_per_s"] == 75.0
     assert view["waits"] == {"limits": 2.5}

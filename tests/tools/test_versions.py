@@ -1,8 +1,9 @@
-"""The locks pin what pyproject.toml declares, in versions that it allows, by hash; those of an image fit."""
+"""The locks pin what pyproject.toml declares, by hash; the gRPC stubs go with the oldest grpcio."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from itertools import combinations
 
 import pytest
@@ -42,3 +43,17 @@ def test_the_coordinators_functions_and_lambdas_decode_alike():
     function = pinned("infra/function/requirements.txt")
     assert function.items() <= pinned("infra/docker/coordinator-requirements.txt").items()
     assert not function.keys() & {"boto3", "botocore", "s3transfer", "urllib3"}, "Lambda's runtime has them"
+
+
+def test_the_oldest_grpcio_and_protobuf_are_the_generators():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(project["dependencies"]), re.MULTILINE))
+    grpc, messages = (
+        (ROOT / f"super_wire/coordinator_{name}.py").read_text("utf-8") for name in ("pb2_grpc", "pb2")
+    )
+    requirements = (ROOT / "tools" / "proto-requirements.txt").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r"^grpcio-tools==([\d.]+)", requirements, re.MULTILINE)
+    assert f"GRPC_GENERATED_VERSION = '{pinned}'" in grpc
+    assert bounds["grpcio"] == bounds["grpcio-health-checking"] == pinned
+    assert f"# Protobuf Python Version: {bounds['protobuf']}\n" in messages
+    assert "\nfrom superdl.super_wire import coordinator_pb2 as " in grpc

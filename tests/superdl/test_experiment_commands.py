@@ -1,4 +1,4 @@
-"""``superdl run``, ``compare`` and ``simulate`` as people type and mistype them.
+"""``superdl run``, ``compare``, ``simulate`` and ``report`` as people type and mistype them.
 
 A spec's keys are options of ``run`` too, as services hand hyper-parameters on.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import pytest
 
-from superdl import run_command
+from superdl import experiment_commands
 from superdl.main import main
+from tests.fixtures.pages import read_page
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +40,8 @@ def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path,
 
 def spec_of(*words):
     parser = argparse.ArgumentParser()
-    run_command.add_arguments(parser)
-    return run_command.spec_of(parser.parse_args(["digits", *words]), {})
+    experiment_commands.add_run(parser)
+    return experiment_commands.spec_of(parser.parse_args(["digits", *words]), {})
 
 
 def test_keys_are_options_in_the_order_of_the_command_line():
@@ -97,3 +99,47 @@ def test_a_sweep_gives_a_row_each(spec, capsys, tmp_path):
         {"concurrency": 1, "cache_gb": 0.01},
         {"concurrency": 2, "cache_gb": 0.01},
     ]
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """What a run leaves that was killed before its first step."""
+    (tmp_path / "report.json").write_text(json.dumps({"name": "digits", "status": "running", "spec": {}}))
+    return tmp_path
+
+
+def test_the_page_is_made_and_named(killed, capsys):
+    assert main(["report", str(killed)]) == 0
+    assert capsys.readouterr().out == f"{killed / 'report.html'}\n"
+    page = read_page((killed / "report.html").read_text())
+    assert page.title == "Run digits: running"
+    assert "Running, or killed: 0 epochs so far." in page.text
+    assert main(["report", str(killed), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}
+
+
+def test_without_matplotlib_that_is_told(killed, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", str(killed)]) == 0
+    assert "without plots: plots need the package matplotlib" in capsys.readouterr().err
+
+
+def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is no directory of a run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_runs_points_to_the_book_that_shows_them(killed, capsys):
+    runs = killed.parent
+    assert main(["report", str(runs)]) == 2
+    assert f"superdl report --book {runs}" in capsys.readouterr().err
+    assert main(["report", "--book", str(runs)]) == 0
+
+
+def test_a_place_that_cannot_be_written_is_named(killed, capsys):
+    (killed / "report.html").mkdir()
+    assert main(["report", str(killed)]) == 2
+    assert f"cannot write {killed / 'report.html'}" in capsys.readouterr().err

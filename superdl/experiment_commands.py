@@ -1,0 +1,383 @@
+"""The commands around experiments: run, compare, report, evaluate, advise, simulate, demo and bench.
+
+``--help`` imports none of the experiments, except that ``run`` has the keys of a spec as options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superdl.options import above_zero, add_overrides
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import shown_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from superdl.experiments import Spec
+    from superdl.experiments.comparing.comparison import Comparison
+    from superdl.experiments.console import Console
+    from superdl.experiments.reporting.run_files import RunFiles
+
+
+def _add_quick(parser: argparse.ArgumentParser) -> None:
+    text = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    parser.add_argument("--quick", action="store_true", help=text)
+
+
+def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of a table") -> None:
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``superdl run SPEC``: train from a spec and report."""
+    add = parser.add_argument
+    add("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
+    add_overrides(parser, "data.train=s3://bucket/train")
+    _add_keys(parser)
+    _add_quick(parser)
+    add("--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later")
+    add(
+        "--find-batch-size",
+        action="store_true",
+        help="train nothing: find the largest loader.batch_size whose step fits into the GPU",
+    )
+    _add_json(parser, "print the report as JSON instead of tables")
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add ``--epochs 25`` for ``--set epochs=25``."""
+    # Services pass hyper-parameters in this form.
+    from superdl.experiments.spec import spec_keys
+
+    keys = spec_keys()
+    ends = [key.rpartition(".")[2] for key in keys]
+    for key, end in zip(keys, ends, strict=True):
+        # A key that only one section has also works without it: --batch-size 64.
+        alone = end not in keys and ends.count(end) == 1
+        names = dict.fromkeys([key, *([end, end.replace("_", "-")] if alone else [])])
+        parser.add_argument(
+            *(f"--{name}" for name in names),
+            action="append",
+            dest="overrides",
+            default=argparse.SUPPRESS,
+            type=f"{key}={{}}".format,
+            help=argparse.SUPPRESS,
+        )
+
+
+def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
+    """Return the spec of arguments and environment; ``ConfigError`` if invalid."""
+    from superdl.experiments import load_spec
+    from superdl.experiments.places import placed
+
+    return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
+    from superdl.experiments.run import run
+    from superdl.experiments.training.ranks import process_rank
+
+    spec = spec_of(arguments)
+    console = Console(stderr=True) if arguments.json else None
+    if arguments.find_batch_size:
+        from superdl.experiments.run.batch_search import largest_batch
+
+        result = asdict(largest_batch(spec, console=console))
+    else:
+        result = run(spec, console=console, page=not arguments.no_page).to_mapping()
+    tell_json(result, shown=arguments.json and process_rank().rank == 0)
+    return 0
+
+
+def _keep_no_samples() -> None:
+    """Turn off store and state, or samples decoded by one run would serve the next."""
+    for name in ("SUPER_STORE", "SUPER_STATE"):
+        os.environ.setdefault(name, "none")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument(
+        "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
+    )
+    group.add_argument(
+        "--runs",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="compare runs that are there already, by their directories; runs of one name are its repeats",
+    )
+    add_overrides(parser, "loader.batch_size=256, in all arms")
+    _add_quick(parser)
+    add(
+        "--arms",
+        metavar="A,B",
+        help="these alone: names of compare.arms, or kinds of loaders (default: all arms; if there are none, "
+        "super and torch)",
+    )
+    add("--repeats", type=int, metavar="N", help="run each arm so often (compare.repeats)")
+    add("--warmup-epochs", type=int, metavar="N", help="leave the first N epochs of a run out of its rates")
+    add("--keep-going", action="store_true", help="go on without the figures of a run that fails")
+    _add_json(parser, "print the report as JSON instead of a table")
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.comparing.running import compare
+    from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
+    from superdl.experiments.spec import load_spec
+
+    _keep_no_samples()
+    console = Console(stderr=arguments.json)
+    if arguments.runs:
+        report = _compare_runs(arguments, console)
+    else:
+        named = {key: getattr(arguments, key) for key in ("repeats", "warmup_epochs")}
+        own = [f"compare.{key}={value}" for key, value in named.items() if value is not None]
+        spec = load_spec(arguments.spec, [*arguments.overrides, *own], quick=arguments.quick)
+        arms = None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
+        report = compare(spec, arms=arms, keep_going=arguments.keep_going, console=console)
+    tell_json(report.to_mapping(), shown=arguments.json)
+    return 0 if report.status == "finished" else 1
+
+
+def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
+    from superdl.experiments.comparing.comparison import compare_runs
+    from superdl.experiments.comparing.running import publish
+    from superdl.experiments.output import new_directory
+
+    given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
+    if any(given):
+        raise ConfigError(
+            "--runs compares what is there: of the other options it takes --warmup-epochs, --json"
+        )
+    if arguments.warmup_epochs is not None and arguments.warmup_epochs < 0:
+        raise ConfigError(f"--warmup-epochs is a whole number of at least 0, not {arguments.warmup_epochs}")
+    report = compare_runs(arguments.runs, warmup_epochs=arguments.warmup_epochs)
+    report = replace(report, directory=str(new_directory("runs", f"{report.name}-compare")))
+    publish(report, console)
+    return report
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="that superdl run or compare has written, whole or not"
+    )
+    parser.add_argument(
+        "--book", action="store_true", help="write book.html and book.csv, a row for each run below DIRECTORY"
+    )
+    _add_json(parser, "print where the page is, and what it tells of")
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.output import tell_json
+
+    directory = Path(arguments.directory)
+    result = _write_book(directory) if arguments.book else _write_page(directory)
+    tell_json(result, shown=arguments.json)
+    if not arguments.json:
+        for name, reason in sorted(result.get("broken", {}).items()):
+            sys.stderr.write(shown_lines(f"superdl report: {name}: {reason}\n"))
+        sys.stdout.writelines(f"{result[name]}\n" for name in ("page", "table") if name in result)
+    return 0
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {place}: {error.strerror}; copy the runs to where you may"
+        ) from error
+
+
+def _write_page(directory: Path) -> dict[str, Any]:
+    from superdl.experiments.comparing.comparison import is_comparison, read_comparison
+    from superdl.experiments.comparing.show import comparison_page
+    from superdl.experiments.output import write_whole
+    from superdl.experiments.reporting.page import PAGE_NAME, plots_missing
+    from superdl.experiments.reporting.run_files import read_run
+    from superdl.experiments.reporting.run_page import run_page
+
+    measured: Comparison | RunFiles
+    if is_comparison(directory):
+        measured = read_comparison(directory)
+        page = comparison_page(measured)
+    else:
+        measured = read_run(directory)
+        page = run_page(measured)
+    path = directory / PAGE_NAME
+    with _writing(path):
+        write_whole(page, path)
+    if (missing := plots_missing()) is not None:
+        sys.stderr.write(f"superdl report: without plots: {missing}\n")
+    return {"page": str(path), "name": measured.name, "status": measured.status}
+
+
+def _write_book(directory: Path) -> dict[str, Any]:
+    from superdl.experiments.reporting.book import read_book, write_book
+
+    book = read_book(directory)
+    with _writing(directory):
+        page, table = write_book(book)
+    return {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the directory of a run that kept checkpoints")
+    parser.add_argument(
+        "--checkpoint",
+        choices=("best", "last"),
+        help="which (default: the best where it is, else the last)",
+    )
+    add_overrides(parser, "data.val=s3://bucket/test")
+    _add_json(parser, "print the figures as JSON instead of a table")
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
+    from superdl.experiments.run.evaluation import evaluate, print_evaluation
+    from superdl.experiments.training.ranks import process_rank
+
+    console = Console(stderr=arguments.json)
+    evaluation = evaluate(
+        Path(arguments.run), arguments.overrides, checkpoint=arguments.checkpoint, console=console
+    )
+    leads = process_rank().rank == 0
+    if leads and not arguments.json:
+        print_evaluation(evaluation, console)
+    tell_json(asdict(evaluation), shown=arguments.json and leads)
+    return 0
+
+
+def _add_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", help="as superdl run takes it; it is probed for ten seconds")
+    add_overrides(parser, "loader.num_workers=8")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="of the run: GPUs of this host, or hosts without one; default 1"
+    )
+    _add_quick(parser)
+    _add_json(parser)
+
+
+def _advise(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.advising import advise, print_advice
+    from superdl.experiments.console import Console, say
+    from superdl.experiments.output import tell_json
+
+    console = Console(stderr=arguments.json)
+    if arguments.ranks < 1:
+        raise ConfigError(f"--ranks is 1 or more, not {arguments.ranks}")
+    advice = advise(spec_of(arguments), lambda line: say(console, line), arguments.ranks)
+    print_advice(advice, console)
+    tell_json(advice.to_mapping(), shown=arguments.json)
+    return 0
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "spec",
+        help="path of a YAML spec, or a built-in one: digits, imagenet, many_jobs, thousand_jobs",
+    )
+    add_overrides(parser, "cache.budget_gb=64")
+    _add_json(parser, "print JSON instead of tables")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write the JSON to a file too")
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.console import Console
+    from superdl.experiments.output import tell_json
+    from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
+    from superdl.experiments.simulator.spec import load_points
+
+    points = load_points(arguments.spec, arguments.overrides)
+    rows = [predict(spec, swept) for swept, spec in points]
+    print_predictions(points[0][1], rows, Console(stderr=arguments.json))
+    mapping = predictions_mapping(points[0][1], rows)
+    tell_json(mapping, shown=arguments.json, file=arguments.output)
+    return 0
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        metavar="FOLDER",
+        help="your images, with a folder for each class (default: 1,500 that are drawn into data/demo)",
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        metavar="N",
+        help="how many of them to read (default: 1,500, and fewer where decoding takes long)",
+    )
+    _add_json(parser, "print the figures as JSON")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from superdl.experiments.console import Console
+    from superdl.experiments.demo.demo import demo
+    from superdl.experiments.output import tell_json
+
+    if arguments.images is not None:
+        above_zero("--images", arguments.images)
+    result = demo(arguments.directory, arguments.images, Console(stderr=arguments.json, highlight=False))
+    tell_json(result, shown=arguments.json)
+    return 0
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmarks as subcommands; without a checkout, accept any words."""
+    benchmarks = _benchmarks()
+    if benchmarks is None:
+        parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
+    else:
+        benchmarks.add_arguments(parser)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    benchmarks = _benchmarks()
+    if benchmarks is None:
+        raise ConfigError(
+            "the benchmarks are not in the wheel, they need a checkout of SUPER: clone its repository, "
+            "run 'make .venv' there, and call .venv/bin/superdl bench"
+        )
+    _keep_no_samples()
+    return int(benchmarks.run(arguments))
+
+
+def _benchmarks() -> Any:
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
+        sys.path.append(str(root))  # an editable install exposes only superdl
+    try:
+        import benchmarks
+    except ModuleNotFoundError as error:
+        if error.name != "benchmarks":
+            raise
+        return None
+    return benchmarks
+
+
+# What adds a command's options, and what runs it and returns the exit code.
+COMMANDS = {
+    "run": (add_run, _run),
+    "compare": (_add_compare, _compare),
+    "report": (_add_report, _report),
+    "evaluate": (_add_evaluate, _evaluate),
+    "advise": (_add_advise, _advise),
+    "simulate": (_add_simulate, _simulate),
+    "demo": (_add_demo, _demo),
+    "bench": (_add_bench, _bench),
+}
