@@ -17,8 +17,6 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "in_background"]
-
 _LOG = logging.getLogger(__name__)
 
 _TOTAL_S = 1.0

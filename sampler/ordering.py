@@ -16,8 +16,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["UNDRAWN", "UserOrder"]
-
 _LOG = logging.getLogger(__name__)
 
 # The order of a job before any epoch was drawn: a single sample, at its end.

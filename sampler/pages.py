@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.sampler.session import Session
     from superdl.super_wire.batch_ref import BatchRef
 
-__all__ = ["Pager"]
-
 _LOG = logging.getLogger(__name__)
 
 # Positions from which in_order=False chooses the next batch.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import BatchRef
 
-__all__ = ["Part", "Parts"]
-
 _LOG = logging.getLogger(__name__)
 
 _MIX_VERSION = 1

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from superdl.sampler.parts import Parts
     from superdl.sampler.prefetch import PrefetchBuffer
 
-__all__ = ["Cursor", "PlanIterator"]
-
 _LOG = logging.getLogger(__name__)
 
 

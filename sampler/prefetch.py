@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.batch_ref import DatasetBinding
 
-__all__ = [
-    "Delivered",
-    "PlanPosition",
-    "PrefetchBuffer",
-    "is_ready",
-    "planned_batch",
-]
-
 # A page is requested once there is room for this many batches.
 PAGE_BATCHES = 32
 # Maximum number of batches that an iteration has received but not delivered.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = ["SuperSampler"]
-
 _INT64 = 2**63
 
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
 
-__all__ = ["SuperDataset"]
-
 _PING_TIMEOUT_S = 5.0
 _HANDLED = {"skip": "skipped", "replace": "replaced"}
 _MAKES_ITEM = "{}: a transform of whole batches makes the item itself; let it do so"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = ["how_to_use", "place_of", "sampler_of_one"]
-
 _FETCH, _WRAPPERS = "torch.utils.data._utils.fetch", ("torch.utils.data.dataset", "superdl.super_dataset")
 _THREE_LINES = """\
     dataset = SuperDataset(source, recipe)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import Bindable, DatasetBinding
     from superdl.super_wire.labels import Labels, SampleList
 
-__all__ = ["ListedSource", "normalise_url"]
-
 
 class ListedSource:
     """The part of a dataset that knows its source. It asks the coordinator once."""

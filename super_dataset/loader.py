@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading_threads import ThreadPass
     from superdl.super_dataset.worker_processes import ProcessPass
 
-__all__ = ["SuperLoader"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 
 _MAX_PREFETCH = 1024

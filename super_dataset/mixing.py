@@ -20,8 +20,6 @@ from superdl.super_wire.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SuperMix", "whole_of"]
-
 # Relative error of a proportion that is ignored: larger than the rounding of floats such as
 # 2 / 7 and 1 - 0.9999, and less than 1/500 of a sample in the longest epoch.
 _ROUNDING = Fraction(1, 2**40)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.pictures import End
     from superdl.super_dataset.reading.delivery import BatchInfo
 
-__all__ = ["PerSample", "for_batches"]
-
 Takes: TypeAlias = Literal["pil", "numpy", "tensor"]
 Seed: TypeAlias = int | Literal["sampler"] | None
 _Parameters: TypeAlias = "Mapping[str, inspect.Parameter]"

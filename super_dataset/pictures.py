@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-__all__ = ["End", "Planes", "in_fewer_steps", "to_pil"]
-
 Transform: TypeAlias = Callable[[Any], Any]
 
 _RGB = 3

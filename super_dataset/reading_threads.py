@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.memory.device import Mover
     from superdl.super_dataset.worker_processes import Load
 
-__all__ = ["ReadingThreads", "ThreadPass"]
-
 _EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache is harmless
 _CLOSED = "this SuperLoader was closed: make another"
 

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.pictures import End
 
-__all__ = [
-    "Columns",
-    "batched",
-    "checked_columns",
-    "in_columns",
-    "only_sample",
-    "rows_of",
-    "unfinished",
-]
-
 _NUMBERS = (bool, int, float, np.bool_, np.number)
 _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.memory.batch_memory import Memory
     from superdl.super_dataset.memory.device import Mover
 
-__all__ = [
-    "Load",
-    "ProcessPass",
-    "WorkerProcesses",
-    "by_processes",
-    "of_data_loader",
-    "workers_that_help",
-]
-
 # Arguments of a DataLoader that apply to worker processes.
 _OF_WORKERS = frozenset(
     {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}

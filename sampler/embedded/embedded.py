@@ -23,8 +23,6 @@ from superdl.super_wire.user_text import seconds_from
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell_user"]
-
 _LOG = logging.getLogger(__name__)
 
 # Limit for the whole start, usually two seconds.

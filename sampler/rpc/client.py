@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = [
-    "FIRST_CONTACT",
-    "LISTING_SILENCE_S",
-    "RUNNING",
-    "CallStoppedError",
-    "Client",
-    "Patience",
-    "job_start",
-]
-
 _LOG = logging.getLogger(__name__)
 
 # Unreachable, timed out, shut down in the middle of the call, or overloaded.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.augment.random_numbers import BatchRandom
 
-__all__ = ["JITTERS", "Jitter", "JitterValues"]
-
 # The operations, by the names of ColorJitter's arguments.
 JITTERS = ("brightness", "contrast", "saturation", "hue")
 

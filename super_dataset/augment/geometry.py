@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.augment.random_numbers import BatchRandom
 
-__all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
-
 _TRIES = 10
 # Rounds halves up, as Pillow does, even where float32 falls short.
 _HALF_UP = 0.5 + 2**-12

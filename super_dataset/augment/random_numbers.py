@@ -14,8 +14,6 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BatchRandom", "below", "philox4x32", "unit_interval"]
-
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["Augment"]
-
 Images: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 
 _DTYPES = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)

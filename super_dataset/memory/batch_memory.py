@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "FreshMemory",
-    "Memory",
-    "PinnedMemory",
-    "RecycledMemory",
-    "cut_up",
-    "empty_batch",
-    "finished_elsewhere_here",
-    "in_one_block",
-    "memory_here",
-    "receiving_into",
-]
-
 _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 

@@ -16,8 +16,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from superdl.super_dataset.memory.batch_memory import Memory
 
-__all__ = ["Mover", "Unfinished", "as_type_of", "map_tensors", "mover_to"]
-
 
 class Unfinished(NamedTuple):
     """A batch in transit; at its destination ``finish`` makes it the loader's item."""

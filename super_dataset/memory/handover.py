@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "WorkerMemory",
-    "file_path",
-    "files_can_be_opened",
-    "open_file",
-    "send_by_value",
-    "shared_bytes",
-]
-
 # Maximum blocks of a worker; further batches take torch's method.
 _MAX_BLOCKS = 16
 # Free blocks beyond this number are returned to the system, one per batch.

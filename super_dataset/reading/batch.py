@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.record_kinds import Pointer
 
-__all__ = ["Batch", "bad_sample_error", "batch_name"]
-
 _RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
 _NAMED_AT_MOST = 3
 _REASON_CHARACTERS = 600  # a step's exception may repeat its whole input

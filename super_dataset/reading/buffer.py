@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory.batch_memory import Memory
 
-__all__ = ["PAYLOAD_BYTES", "BatchBuffer", "Incoming", "ReplyKind"]
-
 # Place of the payload's length in a header.
 PAYLOAD_BYTES = slice(8, 16)
 

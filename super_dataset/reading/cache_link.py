@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.cache import CacheConnection, Node, NodeConnections
 
-__all__ = ["REPORT_TIMEOUT_S", "CacheLink"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 
 # Bound on the wait for a connection that is needed only for a report, or for a note.

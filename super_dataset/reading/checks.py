@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.record import Header
     from superdl.super_wire.record_kinds import Pointer
 
-__all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_records", "layout_columns"]
-
 Verify: TypeAlias = Literal["auto", "all"]
 
 # One in this many hashed payloads is hashed again in each epoch.

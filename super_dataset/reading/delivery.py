@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.record_kinds import ArrayPlace
 
-__all__ = [
-    "BatchInfo",
-    "LastGood",
-    "OnBadSample",
-    "Padding",
-    "SampleTensors",
-    "batch_info",
-    "check_label_dtype",
-    "delivered_order",
-    "label_tensor",
-    "sample_tensors",
-]
-
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
 Padding: TypeAlias = Literal["keep", "skip"]
 _Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache import Credentials
     from superdl.super_wire.record import Tombstone
 
-__all__ = ["Backoff", "BatchReader", "ReadSettings"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 
 _LAST_LOOK_S = 0.25

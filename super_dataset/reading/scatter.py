@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
 
-__all__ = ["ReplyScatter", "parse_line"]
-
 _SCRATCH_BYTES = 512
 _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses thousands of digits
 _VIEWS_PER_CALL = 64
