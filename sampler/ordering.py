@@ -68,11 +68,6 @@ class UserOrder:
             return count
         return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
 
-    @property
-    def is_distributed(self) -> bool:
-        """Return whether the sampler is aware of ranks."""
-        return any(hasattr(part, "num_replicas") for part in self._parts())
-
     def draw(self, epoch: int) -> Draws:
         """Draw the order of an epoch, or return that of the loaded state.
 

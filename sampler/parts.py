@@ -1,34 +1,45 @@
-"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job."""
+"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job; their end at exit."""
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import logging
+import os
+import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.arguments import check_places
-from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import run_id
 from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.registration import client_of
+from superdl.sampler.rpc.client import Client, Patience
 from superdl.sampler.session import Session
 from superdl.super_wire.batch_ref import MixedRef
 from superdl.super_wire.errors import ConfigError, SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from superdl.sampler.arguments import Description
-    from superdl.sampler.prefetch import PlanPosition, PrefetchBuffer
+    from superdl.sampler.plan_iterator import PlanPosition, PrefetchBuffer
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import BatchRef
 
 _LOG = logging.getLogger(__name__)
 
 _MIX_VERSION = 1
+_EXIT_S = 1.0
+
+# The process that opened each job, by coordinator, job and rank. A forked child sends nothing.
+_open_jobs: dict[tuple[str, str, int], int] = {}
+_pagers: weakref.WeakSet[Pager] = weakref.WeakSet()
+_background: set[tuple[int, threading.Event]] = set()  # tasks under way, with their process
 
 
 class Part:
@@ -51,7 +62,7 @@ class Part:
             raise
         dataset.coordinator = address
         if not client.alone:
-            OPEN_JOBS.add(client.address, session.job, spec.rank)
+            _open_jobs[client.address, session.job, spec.rank] = os.getpid()
         if plan.rank == 0:
             tell_user(client.address, session.kept)
         self.dataset, self.spec, self.session, self.order = dataset, spec, session, plan.order
@@ -65,6 +76,7 @@ class Part:
             order=self.order,
         )
         self.pager = Pager(session, client, rank=spec.rank, in_order=in_order)
+        _pagers.add(self.pager)
         # A dropped sampler must not leave its thread behind.
         weakref.finalize(self, self.pager.stop_soon)
 
@@ -93,7 +105,7 @@ class Part:
 
     def close(self) -> None:
         """Close the job on this rank, end the thread."""
-        OPEN_JOBS.discard(self.coordinator, self.job, self.spec.rank)
+        _open_jobs.pop((self.coordinator, self.job, self.spec.rank), None)
         self.pager.stop()
         self.dataset.name_bad_samples()
         try:
@@ -141,3 +153,49 @@ class Parts(list[Part]):
         """Request the first page of a later iteration, without waiting."""
         for part in self:
             part.pager.prepare(place)
+
+
+def in_background(task: Callable[[], None]) -> None:
+    """Run ``task`` without waiting; the interpreter waits at exit, but not for long. For finalizers."""
+    entry = os.getpid(), threading.Event()
+
+    def run() -> None:
+        try:
+            task()
+        finally:
+            _background.discard(entry)
+            entry[1].set()
+
+    _background.add(entry)
+    # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
+    _thread.start_new_thread(run, ())
+
+
+@atexit.register
+def _leave() -> None:
+    # Threads first: one inside grpc can abort the process, and would reopen its job.
+    for pager in [pager for pager in _pagers if pager.pid == os.getpid()]:
+        pager.stop()
+    for pid, done in list(_background):
+        if pid == os.getpid():
+            done.wait(_EXIT_S)
+    if _open_jobs:
+        _close_jobs()
+
+
+def _close_jobs() -> None:
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    until_s = time.monotonic() + _EXIT_S
+    deaf: set[str] = set()
+    for (address, job, rank), pid in list(_open_jobs.items()):
+        left_s = until_s - time.monotonic()
+        if pid != os.getpid() or address in deaf or left_s <= 0:
+            continue
+        # Best effort: a shared coordinator would keep the job as long as it remembers a vanished one.
+        single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
+        try:
+            Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
+        except SuperError as error:
+            _LOG.debug("job %s could not be closed at exit: %s", job, error)
+            deaf.add(address)

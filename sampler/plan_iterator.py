@@ -1,14 +1,15 @@
-"""``PlanIterator``: one pass over a rank's batches of an epoch."""
+"""One pass over a rank's batches of an epoch: its place, the batches that wait, and its iterator."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from superdl.sampler.prefetch import PlanPosition
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import UsageError
 
@@ -16,7 +17,136 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from superdl.sampler.parts import Parts
-    from superdl.sampler.prefetch import PrefetchBuffer
+
+# A page is requested once there is room for this many batches.
+PAGE_BATCHES = 32
+# Maximum number of batches that an iteration has received but not delivered.
+BUFFER_BATCHES = 2 * PAGE_BATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPosition:
+    """A place in an epoch: all before ``position``, and ``delivered_ahead``, are delivered."""
+
+    epoch: int = 0
+    position: int = 0
+    delivered_ahead: tuple[int, ...] = ()
+
+
+class Delivered:
+    """The batches delivered since ``start``, and the place after any number of them."""
+
+    def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
+        self.start = start
+        self.count = 0
+        self._span = max([reorder, *(position - start.position + 1 for position in start.delivered_ahead)])
+        # In order, a count suffices. Otherwise the positions are kept, 8 bytes each.
+        self._order = array("Q") if self._span > 1 else None
+
+    def add(self, position: int) -> None:
+        """Record that the batch at ``position`` was delivered."""
+        self.count += 1
+        if self._order is not None:
+            self._order.append(position)
+
+    def place(self, count: int | None = None) -> PlanPosition:
+        """Return the place after the first ``count`` batches (``None``: all)."""
+        count = self.count if count is None else count
+        start = self.start
+        if self._order is None:
+            return PlanPosition(start.epoch, start.position + count)
+        # Older batches are all below the head, since none goes span or more positions early.
+        known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
+        gone = count + len(start.delivered_ahead)
+        head = max(start.position, start.position + gone - self._span)
+        while head in known:
+            head += 1
+        ahead = sorted(position for position in known if position > head)
+        return PlanPosition(start.epoch, head, tuple(ahead))
+
+
+class PrefetchBuffer:
+    """Batches that an iteration has received but not delivered.
+
+    In order, the next batch is the head. With ``reorder`` above 1, a batch whose samples are all in the
+    cache (or failed) may overtake a waiting head, if it is among the first ``reorder`` positions.
+    """
+
+    def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
+        self.epoch = start.epoch
+        self.head = self.tail = start.position  # first positions not delivered, not received
+        self.end = end  # batches in the epoch
+        self.delivered = Delivered(start, reorder=reorder)  # may outlive the buffer
+        # Of the last page; raised by the next demand, and then cleared.
+        self.error: Exception | None = None
+        # On the monotonic clock: no page is requested before, and statuses are refreshed then.
+        self.not_before_s = self.refresh_at_s = 0.0
+        self._reorder = reorder
+        self._waiting: dict[int, BatchRef] = {}
+        self._ready: set[int] = set()  # among the waiting ones
+        # by the earlier iteration that this one resumes
+        self._delivered_before = frozenset(start.delivered_ahead)
+
+    def __len__(self) -> int:
+        """Return the number of batches ready to be delivered."""
+        return len(self._waiting)
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether the whole epoch was delivered."""
+        return self.head >= self.end
+
+    def add(self, batch: BatchRef, *, ready: bool) -> None:
+        """Add the batch at ``tail``, unless it was delivered before; ``ValueError`` if it is another one.
+
+        ``ready``: as far as is known, a reader would find all of its samples at once.
+        """
+        if batch.position != self.tail or self.tail >= self.end:
+            raise ValueError(f"batch {batch.position} came where {self.tail} of {self.end} was next")
+        if self.tail not in self._delivered_before:
+            self._waiting[self.tail] = batch
+            if ready:
+                self._ready.add(self.tail)
+        self.tail += 1
+        self._pass_delivered()
+
+    def mark_ready(self, position: int) -> None:
+        """Apply a newer status: all samples of that batch are in the cache, or failed."""
+        if position in self._waiting:
+            self._ready.add(position)
+
+    def take(self) -> BatchRef | None:
+        """Return the next batch to deliver, or ``None`` if there is none."""
+        if not self._waiting:
+            return None
+        position = next((place for place in self.reorderable() if place in self._ready), self.head)
+        self._ready.discard(position)
+        batch = self._waiting.pop(position)
+        self._pass_delivered()
+        self.delivered.add(position)
+        return batch
+
+    def reorderable(self) -> range:
+        """Return the positions from which the next batch is chosen."""
+        return range(self.head, min(self.head + self._reorder, self.tail))
+
+    def wants_statuses(self) -> bool:
+        """Return whether newer statuses could change which batch is next."""
+        waits = self.head in self._waiting and self.head not in self._ready
+        return self.error is None and self._reorder > 1 and waits
+
+    def wants_page(self) -> bool:
+        """Return whether there is more to request and room for it."""
+        return self.error is None and self.tail < self.end and self.room() >= PAGE_BATCHES
+
+    def room(self) -> int:
+        """Return the number of batches that may be requested."""
+        return BUFFER_BATCHES - len(self._waiting)
+
+    def _pass_delivered(self) -> None:
+        while self.head < self.tail and self.head not in self._waiting:
+            self.head += 1
+
 
 _LOG = logging.getLogger(__name__)
 
