@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.plan_iterator import PlanPosition
+from superdl.sampler.prefetch import PlanPosition
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

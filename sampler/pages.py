@@ -11,7 +11,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.plan_iterator import PrefetchBuffer
+from superdl.sampler.prefetch import PrefetchBuffer
 from superdl.sampler.rpc.client import CallStoppedError, Patience
 from superdl.sampler.stats import StatusChecks
 from superdl.super_wire.batch_ref import BatchRef, Places
@@ -22,7 +22,7 @@ from superdl.super_wire.labels import unpack_labels
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.sampler.plan_iterator import Delivered, PlanPosition
+    from superdl.sampler.prefetch import Delivered, PlanPosition
     from superdl.sampler.rpc.client import Client
     from superdl.sampler.session import Session
     from superdl.super_wire.batch_ref import DatasetBinding

@@ -18,8 +18,8 @@ from superdl.sampler.arguments import (
 )
 from superdl.sampler.checkpoint import check_workers, sampler_state_in
 from superdl.sampler.distributed import check_schedules, check_still_there
-from superdl.sampler.parts import Part, Parts, in_background
-from superdl.sampler.plan_iterator import Cursor, PlanIterator
+from superdl.sampler.parts import Part, Parts, PlanIterator, in_background
+from superdl.sampler.prefetch import Cursor
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory.batch_memory import cut_up, in_one_block
-from superdl.super_dataset.reading.batch import bad_sample_error
-from superdl.super_dataset.reading.checks import layout_columns
+from superdl.super_dataset.reading.batch import bad_sample_error, layout_columns
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, label_fields_of

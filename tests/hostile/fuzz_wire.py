@@ -17,7 +17,7 @@ import xxhash
 from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.server.watching import read_history
-from superdl.super_dataset.reading.scatter import parse_line
+from superdl.super_dataset.reading.receiver import parse_line
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.cache import (

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from superdl.super_dataset.reading import checks
+from superdl.super_dataset.reading import batch
 from tests.hostile.trial import run_trial
 
 
@@ -19,7 +19,7 @@ def test_an_epoch_ends_well_or_by_a_typed_error(shared, kind, seed):
 @pytest.mark.slow
 def test_a_reader_that_lets_flipped_bits_pass_is_found_out(shared):
     with (
-        mock.patch.object(checks, "verify_payload"),
+        mock.patch.object(batch, "verify_payload"),
         pytest.raises(AssertionError, match="nobody's pixels"),
     ):
         run_trial("bytes", 124, shared)  # it flips bits in every other reply

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.plan_iterator import PlanPosition
+from superdl.sampler.prefetch import PlanPosition
 from superdl.sampler.session import JobSpec
 from superdl.super_wire.errors import ConfigError
 

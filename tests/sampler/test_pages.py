@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from superdl.sampler.pages import REORDER_BATCHES, Pager, planned_batch
-from superdl.sampler.plan_iterator import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition
+from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.sampler.plan_iterator import PlanPosition, PrefetchBuffer
+from superdl.sampler.prefetch import PlanPosition, PrefetchBuffer
 from superdl.super_wire.batch_ref import BatchRef
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superdl.super_dataset import PerSample
-from superdl.super_dataset.memory.batch_memory import FreshMemory, receiving_into
-from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.memory.batch_memory import FreshMemory, map_tensors, receiving_into
 from superdl.super_dataset.pictures import in_fewer_steps
 from superdl.super_dataset.splitting import may_draw
 from superdl.super_wire.errors import UsageError

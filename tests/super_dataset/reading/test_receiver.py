@@ -7,32 +7,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.super_dataset.reading.batch import Batch
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.scatter import ReplyScatter
+from superdl.super_dataset.reading.receiver import Receiver
 from superdl.super_wire.cache import ProtocolDoubtError
 from superdl.super_wire.record import HEADER_BYTES
-from tests.super_dataset.stored_batches import record, tombstone
+from tests.super_dataset.stored_batches import record, ref_of, tombstone
 
 
 def bulk(value):
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-def feed(scatter, stream, cuts):
-    """Give the stream as ``recvmsg_into`` would, in pieces of the sizes in ``cuts`` (the last repeats)."""
-    sizes = iter(cuts)
-    size, at = 1, 0
-    while at < len(stream):
-        size = next(sizes, size)
-        left = size
-        for view in scatter.buffers():
-            taken = min(left, len(view), len(stream) - at)
-            view[:taken] = stream[at : at + taken]
-            at += taken
+class Wire:
+    """A connection that gives a stream in pieces of the sizes in ``cuts``; the last one repeats."""
+
+    def __init__(self, stream, cuts, owed=0):
+        self.owed, self.late_errors = owed, []
+        self._stream, self._cuts, self._size = memoryview(stream), iter(cuts), 1
+
+    def send(self, data):
+        pass
+
+    def receive(self, buffers):
+        self._size = next(self._cuts, self._size)
+        left = count = min(self._size, len(self._stream), sum(map(len, buffers)))
+        for view in buffers:
+            taken = min(left, len(view))
+            view[:taken] = self._stream[:taken]
+            self._stream = self._stream[taken:]
             left -= taken
-            if taken < len(view):
-                break
-        scatter.received(size - left)
+        return count
+
+    @property
+    def left(self):
+        return len(self._stream)
+
+
+def receive(buffer, stream, cuts, owed=0, asking=()):
+    """Receive a whole stream; the connection, which must be answered for in full."""
+    wire = Wire(stream, cuts, owed)
+    batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, keys=[b"k"] * buffer.size, in_flight_bytes=2**40)
+    receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
+    receiver.ask()
+    while wire.left:
+        receiver.receive()
+    receiver.settle()
+    assert receiver.finished
+    return wire
 
 
 array_of = {
@@ -84,16 +106,13 @@ def check(buffer, offset, kind):
 def test_what_stands_between_replies_is_let_pass(asked, skip, cuts):
     """Answers that nobody waits for, and the answers to ASKING."""
     buffer = BatchBuffer(len(asked))
-    offsets = list(range(len(asked)))
     asking = [at for at, (_, redirected) in enumerate(asked) if redirected]
-    scatter = ReplyScatter(buffer, offsets, skip=len(skip), asking=asking)
-    scatter.requested = len(asked)
     parts = list(skip)
     for offset, (kind, redirected) in enumerate(asked):
         parts += [b"+OK\r\n" if redirected else b"", reply_of(kind, offset)]
-    feed(scatter, b"".join(parts), cuts)
-    assert scatter.finished
-    assert scatter.skipped_errors == [reply[1:-2].decode() for reply in skip if reply[:1] == b"-"]
+    wire = receive(buffer, b"".join(parts), cuts, len(skip), asking)
+    assert wire.late_errors == [reply[1:-2].decode() for reply in skip if reply[:1] == b"-"]
+    assert wire.owed == 0
     for offset, (kind, _) in enumerate(asked):
         check(buffer, offset, kind)
 
@@ -101,13 +120,9 @@ def test_what_stands_between_replies_is_let_pass(asked, skip, cuts):
 def test_an_error_in_answer_to_asking_shifts_nothing():
     """The GET is answered all the same; were the error taken for its answer, others would get its record."""
     buffer = BatchBuffer(3)
-    scatter = ReplyScatter(buffer, [0, 1, 2], asking={0, 1})
-    scatter.requested = 3
-    first = b"-LOADING not yet\r\n" + reply_of("equal", 0)
-    feed(scatter, first, [1000])
-    assert not scatter.finished
-    feed(scatter, b"-LOADING not yet\r\n-MOVED 1 h:1\r\n" + b"$-1\r\n", [7])
-    assert scatter.finished
+    refused = b"-LOADING not yet\r\n"
+    stream = refused + reply_of("equal", 0) + refused + b"-MOVED 1 h:1\r\n" + b"$-1\r\n"
+    receive(buffer, stream, [7], asking={0, 1})
     check(buffer, 0, "equal")
     assert buffer.errors == {1: "LOADING not yet"}
     assert buffer.replies[2] == ReplyKind.NIL
@@ -129,8 +144,5 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
 )
 def test_nonsense_is_noticed(stream, reason):
     for cuts in ([1] if len(stream) < 1000 else [999], [7, 500], [100_000]):
-        buffer = BatchBuffer(4)
-        scatter = ReplyScatter(buffer, list(range(4)))
-        scatter.requested = 4
         with pytest.raises(ProtocolDoubtError, match=reason):
-            feed(scatter, stream, cuts)
+            receive(BatchBuffer(4), stream, cuts)
