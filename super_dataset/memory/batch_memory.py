@@ -36,17 +36,6 @@ class Memory(Protocol):
         """Return uninitialised uint8 memory of shape (size,), owned by its users."""
 
 
-class FreshMemory:
-    """An allocator of new memory for each batch."""
-
-    shared = False
-
-    def take(self, size: int) -> torch.Tensor:
-        """See :class:`Memory`."""
-        # numpy requests huge pages where torch does not.
-        return torch.from_numpy(np.empty(size, dtype=np.uint8)) if size else _nothing()
-
-
 class PinnedMemory:
     """Page-locked memory from torch, which keeps it until copies to the device are done."""
 
@@ -70,7 +59,7 @@ class RecycledMemory:
     def take(self, size: int) -> torch.Tensor:
         """See :class:`Memory`."""
         if not size:
-            return _nothing()
+            return torch.empty(0, dtype=torch.uint8)
         # A page of fresh memory costs a page fault, more than receiving into it.
         block = self._idle_block(size)
         # The tensor's storage keeps this array alive, and all tensors, views and arrays derived
@@ -84,13 +73,9 @@ class RecycledMemory:
             try:
                 block = self._idle.pop()  # the latest may still be in a cache
             except IndexError:
-                return np.empty(size, dtype=np.uint8)
+                return np.empty(size, dtype=np.uint8)  # numpy requests huge pages where torch does not
             if size <= block.nbytes:
                 return block
-
-
-def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8)
 
 
 _RECYCLED = RecycledMemory()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.super_dataset.memory.batch_memory import FreshMemory
+from superdl.super_dataset.memory.batch_memory import RecycledMemory
 from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, id_prefixes, payload_hash
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BatchBuffer:
         expected_bytes: int | None = None,
     ) -> None:
         self.size = size
-        self.memory: Memory = memory or FreshMemory()
+        self.memory: Memory = memory or RecycledMemory()
         self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
         self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)

@@ -157,16 +157,6 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
 
 
-def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
-    coordinator.script.resident = {2, 3, 9}
-    pager = make_pager(in_order=False)
-    buffer = pager.begin(PlanPosition(0, 0))
-    given = positions(pager, buffer, 50)
-    assert given[:2] == [2, 3]
-    assert sorted(given) == list(range(50))
-    assert all(given.index(position) <= position + REORDER_BATCHES for position in range(50))
-
-
 def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager(in_order=False)
