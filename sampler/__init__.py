@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from superdl.sampler.plan_iterator import PlanIterator
+    from superdl.sampler.parts import PlanIterator
     from superdl.sampler.registration import describe, list_labels, list_samples
     from superdl.sampler.sampler import SuperSampler
     from superdl.sampler.stats import SamplerStats
@@ -17,9 +17,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
     # On first use, so that modules that do not need torch do not pay for it.
-    from superdl.sampler import plan_iterator, registration, sampler, stats
+    from superdl.sampler import parts, registration, sampler, stats
 
-    homes = {"PlanIterator": plan_iterator, "SamplerStats": stats, "SuperSampler": sampler}
+    homes = {"PlanIterator": parts, "SamplerStats": stats, "SuperSampler": sampler}
     return getattr(homes.get(name, registration), name)
 
 

@@ -22,16 +22,6 @@ from superdl.super_wire.ids import digest128
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Description",
-    "check_places",
-    "described",
-    "described_mix",
-    "samples_of_a_rank",
-    "shuffle_or_default",
-    "whole_number",
-]
-
 _LOG = logging.getLogger(__name__)
 
 _BATCHINGS = ("mixed", "per_dataset")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from superdl.sampler.ordering import UserOrder
     from superdl.sampler.session import JobSpec
 
-__all__ = ["STATE_VERSION", "Checkpoint", "check_workers", "sampler_state_in"]
-
 _LOADERS = "torchdata.stateful_dataloader.stateful_dataloader"
 
 STATE_VERSION = 1

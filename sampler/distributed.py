@@ -11,8 +11,6 @@ import torch.distributed
 
 from superdl.super_wire.errors import ConfigError, UsageError
 
-__all__ = ["check_schedules", "check_still_there", "is_own", "place_in_run", "run_id"]
-
 _NO_RUN_ID = "none"  # torchrun's literal for a missing rendezvous id
 
 _run_ids: dict[int, str] = {}  # by process id, since a fork copies them

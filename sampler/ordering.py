@@ -16,8 +16,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["UNDRAWN", "UserOrder"]
-
 _LOG = logging.getLogger(__name__)
 
 # The order of a job before any epoch was drawn: a single sample, at its end.
@@ -69,11 +67,6 @@ class UserOrder:
         if self.batch_size is None:
             return count
         return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
-
-    @property
-    def is_distributed(self) -> bool:
-        """Return whether the sampler is aware of ranks."""
-        return any(hasattr(part, "num_replicas") for part in self._parts())
 
     def draw(self, epoch: int) -> Draws:
         """Draw the order of an epoch, or return that of the loaded state.

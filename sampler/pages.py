@@ -11,21 +11,21 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.at_exit import STOPPED_AT_EXIT
-from superdl.sampler.prefetch import PrefetchBuffer, is_ready, planned_batch
+from superdl.sampler.prefetch import PrefetchBuffer
 from superdl.sampler.rpc.client import CallStoppedError, Patience
 from superdl.sampler.stats import StatusChecks
+from superdl.super_wire.batch_ref import BatchRef, Places
 from superdl.super_wire.errors import CoordinatorError, SuperError, UsageError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.labels import unpack_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from superdl.sampler.prefetch import Delivered, PlanPosition
     from superdl.sampler.rpc.client import Client
     from superdl.sampler.session import Session
-    from superdl.super_wire.batch_ref import BatchRef
-
-__all__ = ["Pager"]
+    from superdl.super_wire.batch_ref import DatasetBinding
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,7 +71,6 @@ class Pager:
         self._silent = False
         self.checks = StatusChecks()
         self.pid = os.getpid()
-        STOPPED_AT_EXIT.add(self)
 
     def prepare(self, place: PlanPosition) -> None:
         """Request the first page of a future iteration at ``place``, without waiting."""
@@ -282,3 +281,63 @@ class Pager:
             checks.calls += 1
             checks.call_s += time.perf_counter() - begun_s
             checks.cpu_s += time.thread_time() - begun_cpu_s
+
+
+def planned_batch(
+    batch: Any,
+    packs: Sequence[str],
+    binding: DatasetBinding,
+    job: str,
+    rank: int,
+    epoch: int,
+    seed: int = 0,
+    *,
+    may_be_empty: bool = False,
+    alone: bool = False,
+) -> BatchRef:
+    """Convert a proto ``Batch``, whose page names ``packs``, or raise ``ValueError``."""
+    size, rest = divmod(len(batch.sample_ids), ID_BYTES)
+    for field, length, right in (
+        # A part of a mix's batch may be empty.
+        ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
+        ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
+        ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
+        ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
+        ("keys", len(batch.keys), len(batch.keys) in {0, size}),
+        ("bytes of packs' numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
+        ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
+        ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
+    ):
+        if not right:
+            raise ValueError(f"batch {batch.position} of {size} samples has {length} {field}")
+    places = None
+    try:
+        unpack_labels(batch.labels, binding.label_dtype, size)
+        if batch.pack_of and binding.store:
+            places = Places.of_page(packs, batch.pack_of, batch.offsets, batch.lengths)
+    except ValueError as error:
+        raise ValueError(f"batch {batch.position}: {error}") from error
+    return BatchRef(
+        dataset_id=binding.dataset_id,
+        job=job,
+        rank=rank,
+        epoch=epoch,
+        position=batch.position,
+        batch_id=batch.batch_id,
+        sample_ids=batch.sample_ids,
+        labels=batch.labels,
+        label_dtype=binding.label_dtype,
+        padding=batch.padding,
+        keys=tuple(batch.keys),
+        cache=binding.cache,
+        store=binding.store,
+        places=places,
+        seed=seed,
+        repetitions=batch.repetitions,
+        alone=alone,
+    )
+
+
+def is_ready(batch: Any) -> bool:
+    """Return whether a reader would find all samples of a ``Batch``, or tombstones."""
+    return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -1,36 +1,44 @@
-"""The parts of a sampler: one, or one for each dataset of a mix, each with its own job."""
+"""The parts of a sampler, one for each dataset with its own job, a pass over them, and their end at exit."""
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import logging
+import os
+import threading
+import time
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from superdl.sampler.arguments import check_places
-from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import run_id
 from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.registration import client_of
+from superdl.sampler.rpc.client import Client, Patience
 from superdl.sampler.session import Session
-from superdl.super_wire.batch_ref import MixedRef
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.batch_ref import BatchRef, MixedRef
+from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from superdl.sampler.arguments import Description
-    from superdl.sampler.prefetch import PlanPosition, PrefetchBuffer
+    from superdl.sampler.prefetch import Cursor, PlanPosition, PrefetchBuffer
     from superdl.sampler.stats import SamplerStats
-    from superdl.super_wire.batch_ref import BatchRef
-
-__all__ = ["Part", "Parts"]
 
 _LOG = logging.getLogger(__name__)
 
 _MIX_VERSION = 1
+_EXIT_S = 1.0
+
+# The process that opened each job, by coordinator, job and rank. A forked child sends nothing.
+_open_jobs: dict[tuple[str, str, int], int] = {}
+_pagers: weakref.WeakSet[Pager] = weakref.WeakSet()
+_background: set[tuple[int, threading.Event]] = set()  # tasks under way, with their process
 
 
 class Part:
@@ -53,7 +61,7 @@ class Part:
             raise
         dataset.coordinator = address
         if not client.alone:
-            OPEN_JOBS.add(client.address, session.job, spec.rank)
+            _open_jobs[client.address, session.job, spec.rank] = os.getpid()
         if plan.rank == 0:
             tell_user(client.address, session.kept)
         self.dataset, self.spec, self.session, self.order = dataset, spec, session, plan.order
@@ -67,6 +75,7 @@ class Part:
             order=self.order,
         )
         self.pager = Pager(session, client, rank=spec.rank, in_order=in_order)
+        _pagers.add(self.pager)
         # A dropped sampler must not leave its thread behind.
         weakref.finalize(self, self.pager.stop_soon)
 
@@ -95,7 +104,7 @@ class Part:
 
     def close(self) -> None:
         """Close the job on this rank, end the thread."""
-        OPEN_JOBS.discard(self.coordinator, self.job, self.spec.rank)
+        _open_jobs.pop((self.coordinator, self.job, self.spec.rank), None)
         self.pager.stop()
         self.dataset.name_bad_samples()
         try:
@@ -143,3 +152,159 @@ class Parts(list[Part]):
         """Request the first page of a later iteration, without waiting."""
         for part in self:
             part.pager.prepare(place)
+
+
+class PlanIterator(Iterator[BatchRef]):
+    """Iterator over ``BatchRef``, in plan order unless its sampler was created with ``in_order=False``.
+
+    For a mix it yields ``MixedRef``, each made of one batch per dataset.
+    """
+
+    def __init__(self, cursor: Cursor, parts: Parts) -> None:
+        self._cursor = cursor
+        self._parts = parts
+        # With batch_size=None, DataLoader creates an iterator that it never uses, so nothing begins here.
+        self._pid = os.getpid()
+        self._loaded: PlanPosition | None = None
+        self._buffers: list[PrefetchBuffer] = []  # of each part, once the pass has begun
+        self._taken: list[BatchRef] = []  # of the next batch, until each part has given its own
+        self._warned = False
+
+    @property
+    def epoch(self) -> int:
+        """Return this pass's epoch; before its first batch, the one if it began now."""
+        return self._place().epoch
+
+    @property
+    def position(self) -> int:
+        """Return the first position of the epoch that was not delivered yet."""
+        return self._place().position
+
+    def _place(self) -> PlanPosition:
+        if self._buffers:  # of a batch that is not complete, the last part has delivered nothing
+            return self._buffers[-1].delivered.place()
+        return self._loaded or self._cursor.peek()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this pass as a small JSON-compatible dict."""
+        return self._parts.state_of(self._place())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the pass that produced ``state``, whatever this one has delivered; takes constant time.
+
+        The page there is requested in the background. With the first batch, the sampler's next epoch moves
+        past that of the state.
+
+        Raises:
+            ConfigError: the state belongs to another plan; the message names the difference.
+            UsageError: this is not the process that made the sampler, or the sampler is closed.
+        """
+        self._check_process()
+        place = self._parts.place_in(state)
+        self._parts.prepare(place)
+        self._buffers, self._taken, self._loaded = [], [], place
+
+    def __iter__(self) -> PlanIterator:
+        return self
+
+    def __next__(self) -> BatchRef:
+        self._check_process()
+        # A DataLoader requests batches also after the end of the plan.
+        for part in self._parts:
+            part.dataset.name_bad_samples()
+        if not self._buffers:
+            self._begin()
+        while len(self._taken) < len(self._parts):  # after an error, the next call goes on
+            number = len(self._taken)
+            batch = self._parts[number].pager.take(self._buffers[number])
+            if batch is None:
+                raise StopIteration
+            self._taken.append(batch)
+        taken, self._taken = self._taken, []
+        if not self._warned:
+            self._warn_of_another_epoch(taken[0].epoch)
+        return self._parts.joined(taken)  # type: ignore[no-any-return]  # a mix gives MixedRef
+
+    def _begin(self) -> None:
+        loaded = self._loaded
+        if loaded is not None:
+            self._cursor.pass_over(loaded.epoch)
+        place = loaded or self._cursor.take()
+        try:
+            self._buffers = [part.begin(place) for part in self._parts]
+        except BaseException:
+            if loaded is None:
+                self._cursor.move(place)  # the next attempt begins the same epoch
+            raise
+
+    def _warn_of_another_epoch(self, epoch: int) -> None:
+        """Warn once if the epoch was set after an iteration had begun."""
+        named = self._cursor.named
+        if named is None or named == epoch:
+            return
+        self._warned = True
+        _LOG.warning(
+            "set_epoch(%d) was called while an iteration of epoch %d goes on: it stays in that epoch. A "
+            "DataLoader with workers begins as soon as iter() makes its iterator, and set_epoch comes before "
+            "that (where Lightning goes on from an epoch's end it does not: docs/frameworks.md)",
+            named,
+            epoch,
+        )
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise UsageError(
+                "an iterator of a SuperSampler stays in the process that made it: make sampler and iterator "
+                "there"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "an iterator of a SuperSampler holds a thread and cannot be pickled; its batches can"
+        )
+
+
+def in_background(task: Callable[[], None]) -> None:
+    """Run ``task`` without waiting; the interpreter waits at exit, but not for long. For finalizers."""
+    entry = os.getpid(), threading.Event()
+
+    def run() -> None:
+        try:
+            task()
+        finally:
+            _background.discard(entry)
+            entry[1].set()
+
+    _background.add(entry)
+    # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
+    _thread.start_new_thread(run, ())
+
+
+@atexit.register
+def _leave() -> None:
+    # Threads first: one inside grpc can abort the process, and would reopen its job.
+    for pager in [pager for pager in _pagers if pager.pid == os.getpid()]:
+        pager.stop()
+    for pid, done in list(_background):
+        if pid == os.getpid():
+            done.wait(_EXIT_S)
+    if _open_jobs:
+        _close_jobs()
+
+
+def _close_jobs() -> None:
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    until_s = time.monotonic() + _EXIT_S
+    deaf: set[str] = set()
+    for (address, job, rank), pid in list(_open_jobs.items()):
+        left_s = until_s - time.monotonic()
+        if pid != os.getpid() or address in deaf or left_s <= 0:
+            continue
+        # Best effort: a shared coordinator would keep the job as long as it remembers a vanished one.
+        single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
+        try:
+            Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
+        except SuperError as error:
+            _LOG.debug("job %s could not be closed at exit: %s", job, error)
+            deaf.add(address)

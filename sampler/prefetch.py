@@ -1,27 +1,14 @@
-"""The batches of one iteration: requested, waiting, delivered. No I/O, no threads."""
+"""The place and the waiting batches of one pass over an epoch. No I/O, no threads."""
 
 from __future__ import annotations
 
+import threading
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from superdl.super_wire.batch_ref import BatchRef, Places
-from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.labels import unpack_labels
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from superdl.super_wire.batch_ref import DatasetBinding
-
-__all__ = [
-    "Delivered",
-    "PlanPosition",
-    "PrefetchBuffer",
-    "is_ready",
-    "planned_batch",
-]
+    from superdl.super_wire.batch_ref import BatchRef
 
 # A page is requested once there is room for this many batches.
 PAGE_BATCHES = 32
@@ -153,61 +140,40 @@ class PrefetchBuffer:
             self.head += 1
 
 
-def planned_batch(
-    batch: Any,
-    packs: Sequence[str],
-    binding: DatasetBinding,
-    job: str,
-    rank: int,
-    epoch: int,
-    seed: int = 0,
-    *,
-    may_be_empty: bool = False,
-    alone: bool = False,
-) -> BatchRef:
-    """Convert a proto ``Batch``, whose page names ``packs``, or raise ``ValueError``."""
-    size, rest = divmod(len(batch.sample_ids), ID_BYTES)
-    for field, length, right in (
-        # A part of a mix's batch may be empty.
-        ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
-        ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
-        ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
-        ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
-        ("keys", len(batch.keys), len(batch.keys) in {0, size}),
-        ("bytes of packs' numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
-        ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
-        ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
-    ):
-        if not right:
-            raise ValueError(f"batch {batch.position} of {size} samples has {length} {field}")
-    places = None
-    try:
-        unpack_labels(batch.labels, binding.label_dtype, size)
-        if batch.pack_of and binding.store:
-            places = Places.of_page(packs, batch.pack_of, batch.offsets, batch.lengths)
-    except ValueError as error:
-        raise ValueError(f"batch {batch.position}: {error}") from error
-    return BatchRef(
-        dataset_id=binding.dataset_id,
-        job=job,
-        rank=rank,
-        epoch=epoch,
-        position=batch.position,
-        batch_id=batch.batch_id,
-        sample_ids=batch.sample_ids,
-        labels=batch.labels,
-        label_dtype=binding.label_dtype,
-        padding=batch.padding,
-        keys=tuple(batch.keys),
-        cache=binding.cache,
-        store=binding.store,
-        places=places,
-        seed=seed,
-        repetitions=batch.repetitions,
-        alone=alone,
-    )
+class Cursor:
+    """The start of a sampler's next iteration, moved on by each that begins. Thread-safe."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = PlanPosition()
+        self.named: int | None = None  # the epoch set since the last iteration began
 
-def is_ready(batch: Any) -> bool:
-    """Return whether a reader would find all samples of a ``Batch``, or tombstones."""
-    return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))
+    def peek(self) -> PlanPosition:
+        """Return the start of the next iteration without beginning it."""
+        return self._next
+
+    def take(self) -> PlanPosition:
+        """Return the start of an iteration that begins now."""
+        with self._lock:
+            taken, self._next = self._next, PlanPosition(self._next.epoch + 1)
+            self.named = None
+            return taken
+
+    def pass_over(self, epoch: int) -> None:
+        """Note that an iteration of ``epoch`` begins; the next epoch is a later one."""
+        with self._lock:
+            self.named = None
+            if self._next.epoch <= epoch:
+                self._next = PlanPosition(epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the next epoch; a place already set in that epoch is kept."""
+        with self._lock:
+            self.named = epoch
+            if epoch != self._next.epoch:
+                self._next = PlanPosition(epoch)
+
+    def move(self, place: PlanPosition) -> None:
+        """Make the next iteration start at ``place``."""
+        with self._lock:
+            self._next = place

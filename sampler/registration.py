@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import Bindable
     from superdl.super_wire.labels import Labels
 
-__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "warn_of"]
-
 _LOG = logging.getLogger(__name__)
 
 _MAX_REGISTRATIONS = 5  # for one query, at a coordinator that forgets

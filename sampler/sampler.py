@@ -16,11 +16,10 @@ from superdl.sampler.arguments import (
     shuffle_or_default,
     whole_number,
 )
-from superdl.sampler.at_exit import in_background
 from superdl.sampler.checkpoint import check_workers, sampler_state_in
 from superdl.sampler.distributed import check_schedules, check_still_there
-from superdl.sampler.parts import Part, Parts
-from superdl.sampler.plan_iterator import Cursor, PlanIterator
+from superdl.sampler.parts import Part, Parts, PlanIterator, in_background
+from superdl.sampler.prefetch import Cursor
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import Bindable
-
-__all__ = ["SuperSampler"]
 
 _INT64 = 2**63
 

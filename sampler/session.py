@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = ["JobSpec", "Session"]
-
 _LOG = logging.getLogger(__name__)
 
 # Times that one call may reopen an unknown job before it fails.

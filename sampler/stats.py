@@ -10,8 +10,6 @@ from superdl.super_wire.waits import WorkCounters
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks", "WorkerUse"]
-
 
 class StallTotal(NamedTuple):
     """Batches that stalled for one cause, and the sum of readers' waits."""

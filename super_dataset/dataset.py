@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, get_args
 
 from torch.utils.data import Dataset
 
-from superdl.super_dataset.indexing import how_to_use, place_of, sampler_of_one
-from superdl.super_dataset.listed_source import ListedSource, normalise_url
-from superdl.super_dataset.memory.batch_memory import memory_here
-from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.listed_source import (
+    ListedSource,
+    how_to_use,
+    normalise_url,
+    place_of,
+    sampler_of_one,
+)
+from superdl.super_dataset.memory.batch_memory import map_tensors, memory_here
 from superdl.super_dataset.memory.handover import send_by_value
 from superdl.super_dataset.per_sample import PerSample, for_batches
+from superdl.super_dataset.pictures import checked_columns, in_columns, only_sample, rows_of
 from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BadSamples, BatchLeftOut
 from superdl.super_dataset.reading.batch import bad_sample_error
-from superdl.super_dataset.reading.checks import Verify
 from superdl.super_dataset.reading.delivery import (
     LastGood,
     OnBadSample,
@@ -27,9 +31,8 @@ from superdl.super_dataset.reading.delivery import (
     label_tensor,
     sample_tensors,
 )
-from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings, Verify
 from superdl.super_dataset.splitting import unknown
-from superdl.super_dataset.stacking import checked_columns, in_columns, only_sample, rows_of
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.delivery import BatchInfo, SampleTensors
     from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
-
-__all__ = ["SuperDataset"]
 
 _PING_TIMEOUT_S = 5.0
 _HANDLED = {"skip": "skipped", "replace": "replaced"}

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.memory.device import mover_to
+from superdl.super_dataset.memory.batch_memory import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
 from superdl.super_dataset.reading.bad_samples import BatchLeftOut
 from superdl.super_dataset.reading_threads import ReadingThreads
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.bad_samples import BadSample
     from superdl.super_dataset.reading_threads import ThreadPass
     from superdl.super_dataset.worker_processes import ProcessPass
-
-__all__ = ["SuperLoader"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from superdl.super_dataset.indexing import place_of
-from superdl.super_dataset.memory.device import as_type_of
-from superdl.super_dataset.stacking import Columns
+from superdl.super_dataset.listed_source import place_of
+from superdl.super_dataset.memory.batch_memory import as_type_of
+from superdl.super_dataset.pictures import Columns
 from superdl.super_wire.batch_ref import MixedRef
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-__all__ = ["SuperMix", "whole_of"]
 
 # Relative error of a proportion that is ignored: larger than the rounding of floats such as
 # 2 / 7 and 1 - 0.9999, and less than 1/500 of a sample in the longest epoch.

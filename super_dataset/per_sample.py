@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory.batch_memory import finished_elsewhere_here
-from superdl.super_dataset.pictures import in_fewer_steps, to_pil
+from superdl.super_dataset.pictures import batched, in_fewer_steps, rows_of, to_pil, unfinished
 from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
-from superdl.super_dataset.stacking import batched, rows_of, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.pictures import End
     from superdl.super_dataset.reading.delivery import BatchInfo
-
-__all__ = ["PerSample", "for_batches"]
 
 Takes: TypeAlias = Literal["pil", "numpy", "tensor"]
 Seed: TypeAlias = int | Literal["sampler"] | None

@@ -20,10 +20,8 @@ from superdl.super_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.super_dataset.memory.device import Mover
+    from superdl.super_dataset.memory.batch_memory import Mover
     from superdl.super_dataset.worker_processes import Load
-
-__all__ = ["ReadingThreads", "ThreadPass"]
 
 _EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache is harmless
 _CLOSED = "this SuperLoader was closed: make another"
@@ -38,8 +36,9 @@ class ReadingThreads:
         self._count = count
         self._prefetch = prefetch
         self._lock = threading.Lock()
-        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
-        self._waiting: deque[Any] = deque()  # the refs of the tasks
+        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any], list[Any]] | None] = queue.SimpleQueue()
+        # Of the latest task of each thread, to be told the ref that its thread reads next.
+        self._upcoming: deque[list[Any]] = deque(maxlen=count)
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
         self._stopped = False
@@ -62,9 +61,10 @@ class ReadingThreads:
         if len(self._threads) < self._count:
             self._start()
         future: Future[Any] = Future()
-        with self._lock:
-            self._waiting.append(ref)
-        self._tasks.put((ref, future))
+        if len(self._upcoming) == self._count:
+            self._upcoming[0].append(ref)
+        self._upcoming.append([])
+        self._tasks.put((ref, future, self._upcoming[-1]))
         if self._stopped:  # stopped since check(): perhaps no thread is left to see it
             self._refuse_what_waits()
         return future
@@ -99,27 +99,19 @@ class ReadingThreads:
                 del task  # it holds a batch, which must be free while this waits for work
         self._tasks.put(None)  # for the next thread
 
-    def _work(self, ref: Any, future: Future[Any]) -> None:
+    def _work(self, ref: Any, future: Future[Any], upcoming: list[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            self._look_ahead(ref)
+            for following in upcoming:
+                # The disk can fetch it while this batch is copied.
+                announce(following)
             item = self.mover.send(self._make(ref))
         except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
             future.set_exception(error)
             del future  # or error, traceback and future would keep one another and the batch alive
         else:
             future.set_result(item)
-
-    def _look_ahead(self, ref: Any) -> None:
-        waiting = self._waiting
-        with self._lock:
-            while any(queued is ref for queued in waiting) and waiting.popleft() is not ref:
-                pass  # another thread has it
-            following = waiting[0] if waiting else None
-        if following is not None:
-            # The disk can fetch it while this batch is copied.
-            announce(following)
 
     def _refuse_what_waits(self) -> None:
         """Fail all batches that have not been started, and leave the signal to end."""

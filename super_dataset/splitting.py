@@ -10,18 +10,6 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = [
-    "SplitTransform",
-    "draws",
-    "may_draw",
-    "mixing_part",
-    "name_of",
-    "size_and_moments",
-    "split_at_tensors",
-    "split_transform",
-    "unknown",
-]
-
 Transform: TypeAlias = Callable[[Any], Any]
 
 # Neither library is imported: classes are recognised by module and name, and read by public

@@ -21,8 +21,6 @@ from superdl.super_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["SuperTrainerMixin"]
-
 Loader: TypeAlias = "SuperLoader[Any] | DataLoader[Any]"
 
 _NO_LABEL = -100  # ignored by transformers' losses

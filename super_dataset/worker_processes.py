@@ -10,27 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from superdl.super_dataset.memory.batch_memory import memory_here, receiving_into
-from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.memory.batch_memory import map_tensors, memory_here, receiving_into
 from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BatchLeftOut
 from superdl.super_dataset.splitting import unknown
 from superdl.super_wire.errors import UsageError
 from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from superdl.super_dataset.memory.batch_memory import Memory
-    from superdl.super_dataset.memory.device import Mover
-
-__all__ = [
-    "Load",
-    "ProcessPass",
-    "WorkerProcesses",
-    "by_processes",
-    "of_data_loader",
-    "workers_that_help",
-]
+    from superdl.super_dataset.memory.batch_memory import Memory, Mover
 
 # Arguments of a DataLoader that apply to worker processes.
 _OF_WORKERS = frozenset(
@@ -100,9 +89,10 @@ class WorkerProcesses:
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
         self._latest: Callable[[], ProcessPass | None] = lambda: None
+        self._refs = _Refs()
         self._loader: DataLoader[Any] | None = DataLoader(
             _Reading(load, None if count else mover.memory),
-            sampler=_RefsOfPass(self),
+            sampler=self._refs,
             batch_size=None,
             num_workers=count,
             collate_fn=_as_it_is,
@@ -113,18 +103,14 @@ class WorkerProcesses:
     def begin(self, sampler: Any) -> ProcessPass:
         """Return a new pass. With persistent workers, an earlier one fails from now on."""
         loader = self.check()
-        before = self.latest()
+        before = self._latest()
         if before is not None and loader.persistent_workers:
             before.batches = None
-        begun = ProcessPass(self, iter(sampler))
+        trouble: list[Exception] = []
+        self._refs.upcoming = _until_error(iter(sampler), trouble)
+        begun = ProcessPass(self, iter(loader), trouble)
         self._latest = weakref.ref(begun)
-        # The sampler of the DataLoader looks up the latest pass when this begins to iterate.
-        begun.batches = iter(loader)
         return begun
-
-    def latest(self) -> ProcessPass | None:
-        """Return the pass that began last, unless it was dropped."""
-        return self._latest()
 
     def check(self) -> DataLoader[Any]:
         """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
@@ -136,7 +122,7 @@ class WorkerProcesses:
 
     def stop(self) -> None:
         """Stop the processes. Idempotent."""
-        latest, self._loader = self.latest(), None
+        latest, self._loader = self._latest(), None
         if latest is not None:
             latest.batches = None
 
@@ -144,13 +130,14 @@ class WorkerProcesses:
 class ProcessPass:
     """One pass; ``passed`` counts the batches that were taken or failed."""
 
-    def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
+    def __init__(
+        self, processes: WorkerProcesses, batches: Iterator[Any], trouble: Sequence[Exception]
+    ) -> None:
         self.passed = 0
-        self.refs = refs
-        self.batches: Iterator[Any] | None = None
-        # The sampler's error, raised at the end of the pass.
-        self.trouble: Exception | None = None
+        self.batches: Iterator[Any] | None = batches
         self._processes = processes
+        # The sampler's error, raised at the end of the pass.
+        self._trouble = trouble
 
     def take(self) -> Any:
         """Return the next batch, ready for use, or raise its error in its place."""
@@ -163,8 +150,7 @@ class ProcessPass:
             self.passed += 1
             raise
         if batch is None:
-            # An error of the sampler ends the pass.
-            raise self.trouble or StopIteration
+            raise next(iter(self._trouble), StopIteration)
         self.passed += 1
         if batch.left_out:
             raise BatchLeftOut from batch.cause
@@ -172,31 +158,22 @@ class ProcessPass:
         return mover.receive(mover.send(batch.item))
 
 
-class _RefsOfPass:
-    """The sampler of a DataLoader, which yields the items of the latest pass."""
+class _Refs:
+    """The sampler of a DataLoader, which yields the items of the pass that begins."""
 
-    def __init__(self, processes: WorkerProcesses) -> None:
-        # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
-        # refers to everything.
-        self._processes = weakref.ref(processes)
+    upcoming: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        processes = self._processes()
-        latest = None if processes is None else processes.latest()
-        return iter(()) if latest is None else _refs_of(weakref.ref(latest))
+        # Taken with the first item: a DataLoader also creates iterators that it never uses.
+        refs, self.upcoming = self.upcoming, iter(())
+        yield from refs
 
 
-def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
-    while (begun := latest()) is not None:
-        try:
-            ref = next(begun.refs)
-        except StopIteration:
-            return
-        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
-            begun.trouble = error
-            return
-        del begun  # hold no pass between items
-        yield ref
+def _until_error(refs: Iterator[Any], trouble: list[Exception]) -> Iterator[Any]:
+    try:
+        yield from refs
+    except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
+        trouble.append(error)
 
 
 @dataclass(slots=True)

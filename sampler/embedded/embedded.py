@@ -23,8 +23,6 @@ from superdl.super_wire.user_text import seconds_from
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell_user"]
-
 _LOG = logging.getLogger(__name__)
 
 # Limit for the whole start, usually two seconds.
@@ -37,7 +35,6 @@ _REVIVAL_PAUSE_S = 0.5
 _MAX_CALLS = 5
 _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
-_QUESTION_HOLD_S = 60.0
 _BACKLOG = 256
 
 # Prefixes of the variables that coordinator and functions read at startup.
@@ -66,7 +63,6 @@ class Embedded:
         self.was_told = False
         self.stays: bool = before is not None and before.stays  # a sampler uses it: until the process ends
         self.questions: int = before.questions if before else 0  # pending queries
-        # Coordinators use a cache that is no own one in turn, and the next may belong to another process.
         self.in_turn = bool(self._settings.choice.cache)
         self.variables = _its_variables()
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
@@ -302,28 +298,14 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note an answered query. Its hold ends after a minute; at once if coordinators share a cache in turn."""
+    """Note an answered query. The hold stays for more of them and for a sampler, unless caches are shared."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
                 hold.questions -= 1
-                if hold.stays or hold.questions:
-                    continue
-                if hold.in_turn:
+                # Coordinators use a cache that is no own one in turn, and the next may be another process's.
+                if hold.in_turn and not (hold.stays or hold.questions):
                     hold.let_go()  # without waiting: other ranks may hold it
-                else:  # a sampler may follow
-                    timer = threading.Timer(_QUESTION_HOLD_S, _let_go_unless_used, (hold,))
-                    timer.daemon = True
-                    timer.start()
-
-
-def _let_go_unless_used(hold: Embedded) -> None:
-    with _lock:
-        if hold.stays or hold.questions:
-            return
-        hold.let_go()
-    for process in hold.processes():
-        process.wait()  # reap it, or it stays a zombie
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.run_directory import RunDirectory
 
-__all__ = ["EmbeddedSettings", "ExecutorChoice"]
-
 _WORKER_NICE = 10  # the trainer gets nearly all of any core that it needs
 # Only this user can open its socket: settings to guard it do not apply.
 _NOT_FOR_ITS_SOCKET = frozenset(

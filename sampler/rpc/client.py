@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = [
-    "FIRST_CONTACT",
-    "LISTING_SILENCE_S",
-    "RUNNING",
-    "CallStoppedError",
-    "Client",
-    "Patience",
-    "job_start",
-]
-
 _LOG = logging.getLogger(__name__)
 
 # Unreachable, timed out, shut down in the middle of the call, or overloaded.
@@ -57,7 +47,7 @@ _PASSING = frozenset(
 _LASTING = ("message larger than max", "Unexpected <class ")
 # The connection may be dead or out of step: the next attempt opens a new one.
 _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
-_PROBING_S = 3.0  # per call, for all probes of an unreachable peer
+PROBING_S = 3.0  # per call, for all probes of an unreachable peer
 _LEAST_PROBING_S = 0.5  # even if the call's own time is up
 _LONG_POLL_S = 10.0
 _TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of an unanswered call
@@ -133,7 +123,7 @@ class Client:
         self._credentials = credentials or CoordinatorCredentials.from_environment(os.environ)
         self._credentials.check_suffices(host_and_port(address)[0])
         self._was_answered = False
-        self._probing_left_s = _PROBING_S
+        self._probing_left_s = PROBING_S
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep the channel open between calls."""
@@ -162,7 +152,7 @@ class Client:
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
-        self._probing_left_s = _PROBING_S
+        self._probing_left_s = PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
         warn_s = begin_s + _TELL_FIRST_S

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = [
-    "CallCutError",
-    "CallFailedError",
-    "Connection",
-    "checked_address",
-    "connection_to",
-]
-
 _LOG = logging.getLogger(__name__)
 
 # Replies stay below 1 MiB unless one batch alone is larger.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.credentials import CoordinatorCredentials
     from superdl.super_wire.errors import SuperError
 
-__all__ = ["why_distrusted"]
-
 _WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _EXPIRED = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _NO_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"}

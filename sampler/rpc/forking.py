@@ -10,8 +10,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-__all__ = ["GrpcThreads", "HeldSockets"]
-
 _TASKS = Path("/proc/self/task")
 _NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_forking.py would miss one
 _NAMING_S = 2.0  # a thread has its creator's name until it first runs

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from superdl.super_dataset.augment.random_numbers import below, unit_interval
+from superdl.super_dataset.augment.geometry import below, unit_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from superdl.super_dataset.augment.random_numbers import BatchRandom
-
-__all__ = ["JITTERS", "Jitter", "JitterValues"]
+    from superdl.super_dataset.augment.geometry import BatchRandom
 
 # The operations, by the names of ColorJitter's arguments.
 JITTERS = ("brightness", "contrast", "saturation", "hue")

@@ -10,8 +10,12 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
-from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
-from superdl.super_dataset.augment.random_numbers import BatchRandom
+from superdl.super_dataset.augment.geometry import (
+    BatchRandom,
+    crop_resize,
+    crop_resize_by_products,
+    random_boxes,
+)
 from superdl.super_dataset.memory.batch_memory import empty_batch
 from superdl.super_dataset.reading.delivery import BatchInfo
 from superdl.super_wire.errors import ConfigError, UsageError
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-__all__ = ["Augment"]
 
 Images: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 

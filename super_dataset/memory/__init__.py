@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from superdl.super_dataset.memory.batch_memory import Memory, memory_here
-from superdl.super_dataset.memory.device import Mover, mover_to
+from superdl.super_dataset.memory.batch_memory import Memory, Mover, memory_here, mover_to
 
 __all__ = ["Memory", "Mover", "memory_here", "mover_to"]

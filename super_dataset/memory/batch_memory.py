@@ -1,4 +1,4 @@
-"""The memory that batches are received into: fresh, recycled, pinned or shared."""
+"""The memory that batches are received into, and their transfer to a device."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from superdl.super_dataset.memory.handover import WorkerMemory
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
-
-__all__ = [
-    "FreshMemory",
-    "Memory",
-    "PinnedMemory",
-    "RecycledMemory",
-    "cut_up",
-    "empty_batch",
-    "finished_elsewhere_here",
-    "in_one_block",
-    "memory_here",
-    "receiving_into",
-]
 
 _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
@@ -44,17 +34,6 @@ class Memory(Protocol):
 
     def take(self, size: int) -> torch.Tensor:
         """Return uninitialised uint8 memory of shape (size,), owned by its users."""
-
-
-class FreshMemory:
-    """An allocator of new memory for each batch."""
-
-    shared = False
-
-    def take(self, size: int) -> torch.Tensor:
-        """See :class:`Memory`."""
-        # numpy requests huge pages where torch does not.
-        return torch.from_numpy(np.empty(size, dtype=np.uint8)) if size else _nothing()
 
 
 class PinnedMemory:
@@ -80,7 +59,7 @@ class RecycledMemory:
     def take(self, size: int) -> torch.Tensor:
         """See :class:`Memory`."""
         if not size:
-            return _nothing()
+            return torch.empty(0, dtype=torch.uint8)
         # A page of fresh memory costs a page fault, more than receiving into it.
         block = self._idle_block(size)
         # The tensor's storage keeps this array alive, and all tensors, views and arrays derived
@@ -94,13 +73,9 @@ class RecycledMemory:
             try:
                 block = self._idle.pop()  # the latest may still be in a cache
             except IndexError:
-                return np.empty(size, dtype=np.uint8)
+                return np.empty(size, dtype=np.uint8)  # numpy requests huge pages where torch does not
             if size <= block.nbytes:
                 return block
-
-
-def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8)
 
 
 _RECYCLED = RecycledMemory()
@@ -158,3 +133,136 @@ def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
     starts = list(accumulate(rounded, initial=0))
     block = memory.take(starts.pop())
     return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+class Unfinished(NamedTuple):
+    """A batch in transit; at its destination ``finish`` makes it the loader's item."""
+
+    images: torch.Tensor
+    finish: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Mover:
+    """The transfer of batches to their destination. This base class leaves them on CPU."""
+
+    # Whether send() takes an Unfinished, which is cheaper to move.
+    finishes = False
+    # Whether it takes page-locked memory, from which it copies in the background.
+    pins = False
+
+    def __init__(self) -> None:
+        # Where batches are received first.
+        self.memory: Memory = RecycledMemory()
+
+    def send(self, item: Any) -> Any:
+        """Start moving all tensors of an item, in the thread that read it."""
+        return item
+
+    def receive(self, sent: Any) -> Any:
+        """Return the item from :meth:`send`, ready for this thread's current stream."""
+        return sent
+
+
+def mover_to(device: torch.device | str | int | None) -> Mover:
+    """Return the mover for a device; ``ConfigError`` if there is none."""
+    if device is None:
+        return Mover()
+    try:
+        target = torch.device(device)
+        if target.type == "cpu":
+            return Mover()
+        if target.type == "cuda":
+            return _CudaStream(target)
+        # torch.device accepts names of devices that this machine lacks; an allocation does not.
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ConfigError(f"device={device!r} is not to be had: {error}") from error
+    return _Copy(target)
+
+
+class _Copy(Mover):
+    finishes = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def send(self, item: Any) -> Any:
+        return map_tensors(item, lambda tensor: tensor.to(self._device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    item: Any
+    copied: torch.cuda.Event
+
+
+class _CudaStream(Mover):
+    finishes = pins = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        # torch's pinned allocator waits for copies; our own buffer could be overwritten before
+        # a copy has read it.
+        self.memory = PinnedMemory()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", index)
+        # Items with copies under way: this keeps their memory.
+        self._leaving: deque[_Sent] = deque()
+        self._lock = threading.Lock()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def send(self, item: Any) -> Any:
+        made_on = torch.cuda.current_stream(self._device)
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "cuda":
+                self._stream.wait_stream(made_on)  # a transform's work there may be unfinished
+            elif not tensor.is_pinned():
+                tensor = tensor.pin_memory()
+            return tensor.to(self._device, non_blocking=True)
+
+        with torch.cuda.stream(self._stream):
+            moved = map_tensors(item, copy)
+            copied = self._stream.record_event()
+        with self._lock:
+            self._leaving.append(_Sent(item, copied))
+            while self._leaving and self._leaving[0].copied.query():  # type: ignore[no-untyped-call]
+                self._leaving.popleft()
+        return _Sent(moved, copied)
+
+    def receive(self, sent: Any) -> Any:
+        using = torch.cuda.current_stream(self._device)
+        using.wait_event(sent.copied)  # waits on the device; this thread goes on
+
+        def note_use(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(using)  # or its memory could be reused too early
+            return tensor
+
+        return map_tensors(sent.item, note_use)
+
+
+def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
+    """Return ``item`` with every tensor changed, also in tuples, lists and mappings."""
+    if isinstance(item, torch.Tensor):
+        return change(item)
+    if isinstance(item, Unfinished) and finish:
+        return item.finish(change(item.images))
+    if isinstance(item, Mapping):
+        changed = {key: map_tensors(value, change, finish=finish) for key, value in item.items()}
+        return as_type_of(item, changed)
+    if isinstance(item, tuple | list):
+        return as_type_of(item, [map_tensors(value, change, finish=finish) for value in item])
+    return item
+
+
+def as_type_of(item: Any, changed: Any) -> Any:
+    """Return ``changed`` in the type of ``item``, or as it is if that cannot be."""
+    # A named tuple takes its fields one by one.
+    if hasattr(item, "_fields"):
+        return type(item)(*changed)
+    make: Any = type(item)
+    try:
+        return make(changed)
+    except TypeError:
+        return changed

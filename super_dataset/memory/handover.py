@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "WorkerMemory",
-    "file_path",
-    "files_can_be_opened",
-    "open_file",
-    "send_by_value",
-    "shared_bytes",
-]
-
 # Maximum blocks of a worker; further batches take torch's method.
 _MAX_BLOCKS = 16
 # Free blocks beyond this number are returned to the system, one per batch.
@@ -265,15 +256,11 @@ def _rebuild_value(array: NDArray[Any]) -> torch.Tensor:
 # of these tensors, by address.
 _mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
 _received: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
-_registered_in = 0
 
 
 def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
-    global _registered_in  # noqa: PLW0603 # a process registers once
     # In each receiver, for batches that it sends on.
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        ForkingPickler.register(torch.Tensor, _reduce_received)
+    ForkingPickler.register(torch.Tensor, _reduce_received)
     pid, fd, token, size, flag = place
     memory = _open(pid, fd, token, size)
     flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)

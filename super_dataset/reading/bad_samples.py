@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.delivery import LastGood
     from superdl.super_wire.batch_ref import BatchRef
 
-__all__ = ["LEAVES_OUT", "BadSample", "BadSamples", "BatchLeftOut"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 _NAMED_MAX = 100
 _LISTED_MAX = 100_000

@@ -1,44 +1,64 @@
-"""One batch while it is read, its report, and the errors that name it."""
+"""One batch while it is read, the checks of its records, its report, and the errors that name it."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from superdl.super_dataset.reading.buffer import ReplyKind
-from superdl.super_dataset.reading.checks import check_records
 from superdl.super_wire.cache.resp import is_passing, refusal, wants_credentials
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
     CacheUnreachableError,
     ReadTimeoutError,
+    RecordError,
+    RecordIdError,
     SpendingCapError,
 )
-from superdl.super_wire.record import CHANGED_SINCE, SPENDING_CAP
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.record import (
+    CHANGED_SINCE,
+    HEADER_BYTES,
+    SPENDING_CAP,
+    Header,
+    RecordKind,
+    Tombstone,
+    id_prefixes,
+    parse_header,
+    read_tombstone,
+    verify_payload,
+)
+from superdl.super_wire.record_kinds import Pointer, array_places, read_pointer
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_dataset.reading.checks import SeenRecords
-    from superdl.super_wire.batch_ref import BatchRef
-    from superdl.super_wire.record_kinds import Pointer
+    from numpy.typing import NDArray
 
-__all__ = ["Batch", "bad_sample_error", "batch_name"]
+    from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
+    from superdl.super_wire.batch_ref import BatchRef
+
+# What came in place of a good record of the sample.
+Other: TypeAlias = Tombstone | Pointer | RecordError
 
 _RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
-_NAMED_AT_MOST = 3
-_REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
+_LISTED_IN_ERRORS = 3
 _OF_CHANGED = (
     "They were written again since they were listed: make a new sampler, which lists them; of shards, run "
     "superdl index again"
 )
 _REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
+_REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
+
+# The bytes of a header that samples of one layout share: magic to payload length, and shape.
+_LAYOUT = np.r_[0:16, 24:48]
 
 
 @dataclass(slots=True)
@@ -96,10 +116,13 @@ class Batch:
     def sort_straight(self, came: list[int]) -> dict[int, str]:
         """Check records from packs; return failures with reasons, still to be requested."""
         buffer = self.buffer
-        checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
-        spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
-        spoilt |= dict.fromkeys(checked.tombstones, "it is a tombstone")
-        spoilt |= dict.fromkeys(checked.pointers, "it is a pointer")
+        spoilt = {
+            offset: str(other)
+            if isinstance(other, RecordError)
+            else f"it is a {type(other).__name__.lower()}"
+            # Without the seen records: each has been hashed.
+            for offset, other in check_records(buffer, self.ref.sample_ids, came, None).items()
+        }
         for offset in spoilt:
             buffer.take_back(offset)
         good = [offset for offset in came if offset not in spoilt] if spoilt else came
@@ -132,15 +155,19 @@ class Batch:
         replies = dict(zip(requested, buffer.replies[requested].tolist(), strict=True))
         records = [offset for offset, reply in replies.items() if reply == _RECORD]
         whole = len(records) == len(requested)
-        checked = check_records(buffer, self.ref.sample_ids, records, self.seen)
         self.size_bytes += int(buffer.record_bytes[records].sum())
-        for offset, stone in checked.tombstones.items():
-            if stone.reason == SPENDING_CAP:  # no policy applies: the sample itself is not bad
-                raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
-            self.bad[offset] = shown(f"{stone.reason}: {stone.message}", _REASON_CHARACTERS)
-        self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
-        self.pointers = checked.pointers
-        self.astray = checked.astray
+        self.corrupt, self.pointers, self.astray = {}, {}, ""
+        for offset, other in check_records(buffer, self.ref.sample_ids, records, self.seen).items():
+            if isinstance(other, Pointer):
+                self.pointers[offset] = other
+            elif isinstance(other, RecordError):
+                self.corrupt[offset] = str(other)
+                # Another sample's record: replies are out of step.
+                self.astray = self.astray or (str(other) if isinstance(other, RecordIdError) else "")
+            elif other.reason == SPENDING_CAP:  # no policy applies: the sample itself is not bad
+                raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {other.message}")
+            else:
+                self.bad[offset] = shown(f"{other.reason}: {other.message}", _REASON_CHARACTERS)
         for offset in requested if buffer.errors else ():
             if offset in buffer.errors:
                 self._sort_error(offset, buffer.errors.pop(offset))
@@ -233,5 +260,82 @@ def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") ->
 
 def _listed(names: Iterable[str]) -> str:
     all_names = list(names)
-    more = len(all_names) - _NAMED_AT_MOST
-    return ", ".join(all_names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    more = len(all_names) - _LISTED_IN_ERRORS
+    return ", ".join(all_names[:_LISTED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
+
+
+def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the bytes of headers, uint8 (n, 64), that tell dtype and shape."""
+    return raw_headers[:, _LAYOUT]
+
+
+def check_records(
+    buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
+) -> dict[int, Other]:
+    """Return what came for ``offsets`` in place of good records, by offset; all others are good.
+
+    ``sample_ids`` are of the whole batch. Without ``seen``, all payloads are hashed.
+    """
+    if not offsets:
+        return {}
+    places = np.array(offsets, dtype=np.intp)
+    first = _parsed(buffer, sample_ids, offsets[0])
+    unlike = offsets
+    if isinstance(first, Header) and first.kind is not RecordKind.ARRAYS:  # whose layout is in the payload
+        # All headers at once against the first good one; only those that differ are parsed.
+        layout = layout_columns(buffer.raw_headers[places])
+        lengths = buffer.record_bytes[places]
+        alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
+        alike &= buffer.headers["id_prefix"][places] == id_prefixes(sample_ids)[places]
+        unlike = places[~alike].tolist()
+    others: dict[int, Other] = {}
+    for offset in unlike:
+        parsed = _parsed(buffer, sample_ids, offset)
+        if not isinstance(parsed, Header):
+            others[offset] = parsed
+    if others:
+        places = np.array([offset for offset in offsets if offset not in others], np.intp)
+    return others | _spoilt_payloads(buffer, sample_ids, places, seen)
+
+
+def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
+    """Return the header of one good record, or what the record is instead."""
+    record_bytes = int(buffer.record_bytes[offset])
+    sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
+    payload, raw_header = buffer.payload(offset), bytes(buffer.raw_headers[offset])
+    try:
+        if record_bytes < HEADER_BYTES:
+            # Always raises: it is too short to have a header.
+            parse_header(payload)
+        header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
+        if header.kind is RecordKind.TOMBSTONE:
+            return read_tombstone(raw_header + bytes(payload))
+        if header.kind is RecordKind.POINTER:
+            return read_pointer(raw_header + bytes(payload), sample_id=sample_id)
+        if header.kind is RecordKind.ARRAYS:
+            array_places(payload)
+    except RecordError as error:
+        return error
+    return header
+
+
+def _spoilt_payloads(
+    buffer: BatchBuffer, sample_ids: bytes, places: NDArray[np.intp], seen: SeenRecords | None
+) -> dict[int, Other]:
+    digests, came = buffer.digests, places.tolist()
+    # Most payloads were hashed as they arrived.
+    hashed = [offset for offset in came if offset in digests]
+    late = [offset for offset in came if offset not in digests] if len(hashed) < len(came) else []
+    if seen is not None and late:
+        late = seen.unlike(sample_ids, buffer, np.array(late, dtype=np.intp))
+    computed = np.array([digests[offset] for offset in hashed], dtype=np.uint64)
+    differing = np.array(hashed, dtype=np.intp)[computed != buffer.headers["payload_hash"][hashed]]
+    spoilt: dict[int, Other] = {}
+    for offset in (*late, *differing.tolist()):
+        try:
+            verify_payload(parse_header(bytes(buffer.raw_headers[offset])), buffer.payload(offset))
+        except RecordError as error:
+            spoilt[offset] = error
+    if seen is not None and (fresh := [offset for offset in (*hashed, *late) if offset not in spoilt]):
+        seen.remember(sample_ids, buffer, np.array(fresh, dtype=np.intp))
+    return spoilt

@@ -1,14 +1,15 @@
-"""The memory that one batch is received into."""
+"""The memory that one batch is received into, and which of its payloads are hashed on arrival."""
 
 from __future__ import annotations
 
 import enum
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.super_dataset.memory.batch_memory import FreshMemory
-from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, payload_hash
+from superdl.super_dataset.memory.batch_memory import RecycledMemory
+from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, id_prefixes, payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory.batch_memory import Memory
 
-__all__ = ["PAYLOAD_BYTES", "BatchBuffer", "Incoming", "ReplyKind"]
-
 # Place of the payload's length in a header.
 PAYLOAD_BYTES = slice(8, 16)
 
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
 _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
+
+
+# One in this many hashed payloads is hashed again in each epoch.
+HASHED_SHARE = 64
+
+_SLOTS = 2**20  # of eight bytes each: 8 MiB, of which only touched pages take memory
+_UPPER = np.uint64(0xFFFFFFFF00000000)
+_LOWER = np.uint64(0x00000000FFFFFFFF)
 
 
 class ReplyKind(enum.IntEnum):
@@ -77,7 +84,7 @@ class BatchBuffer:
         expected_bytes: int | None = None,
     ) -> None:
         self.size = size
-        self.memory: Memory = memory or FreshMemory()
+        self.memory: Memory = memory or RecycledMemory()
         self.replies: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.raw_headers: NDArray[np.uint8] = np.zeros((size, HEADER_BYTES), dtype=np.uint8)
         self.headers = self.raw_headers.view(HEADER_DTYPE).reshape(size)
@@ -158,3 +165,50 @@ class BatchBuffer:
         self.block = self.memory.take(self.size * payload_bytes)
         self.slots = self.block.numpy().data
         self.item_bytes = payload_bytes
+
+
+class SeenRecords:
+    """A direct-mapped table, at most 8 MiB, of records that were hashed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        # 32 bits of the sample id, besides the 20 that choose the slot, and 32 of its production times.
+        self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+
+    def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
+        """Return which payloads to hash, shape (samples,): new ones, and those due."""
+        if self._pid != os.getpid():  # a fork has not read what its parent has
+            self._entries = np.zeros(_SLOTS, dtype=np.uint64)
+            self._pid = os.getpid()  # set last, because other threads check it
+        slots, upper = _slots_of(sample_ids)
+        entries = self._entries[slots]
+        turn = (id_prefixes(sample_ids) + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
+        new = (entries & _UPPER != upper) | (entries == 0)
+        chosen: NDArray[np.bool_] = new | turn
+        return chosen
+
+    def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
+        """Return those of ``offsets`` whose record differs from the one hashed before."""
+        slots, upper = _slots_of(sample_ids)
+        differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
+        changed: list[int] = offsets[differs].tolist()
+        return changed
+
+    def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
+        """Remember the records at ``offsets`` as hashed and correct."""
+        slots, upper = _slots_of(sample_ids)
+        # An evicted record is hashed again.
+        self._entries[slots[offsets]] = upper[offsets] | _times(buffer, offsets)
+
+
+def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+    words = np.frombuffer(sample_ids, dtype="<u8")[1::2]
+    return (words & np.uint64(_SLOTS - 1)).astype(np.intp), words & _UPPER
+
+
+def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """Return a value that identifies a production of a sample; 0 marks an empty slot."""
+    headers = buffer.headers[offsets]
+    mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
+    times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
+    return times

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.super_dataset.reading.buffer import ReplyKind
-from superdl.super_dataset.reading.scatter import ReplyScatter
+from superdl.super_dataset.reading.receiver import Receiver
 from superdl.super_wire.cache import (
-    CRLF,
     IO_TIMEOUT_S,
     MAX_ROUNDS,
     CacheAddress,
@@ -23,17 +22,14 @@ from superdl.super_wire.cache import (
     parse_redirection,
 )
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
-from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.keys import report_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.cache import CacheConnection, Node, NodeConnections
-
-__all__ = ["REPORT_TIMEOUT_S", "CacheLink"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
@@ -42,11 +38,6 @@ REPORT_TIMEOUT_S = 1.0
 _SHUN_S = 30.0  # no such connection is tried again within this time after it failed,
 _SHUN_NODE_S = 3.0  # or within this time, to a node beside others that are connected
 _MOST_OWED = 32
-
-_GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -len(cache_key(bytes(ID_BYTES)) + CRLF)]
-_ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
-_UNKNOWN_RECORD_BYTES = 2**20
-_MAX_REQUESTS_UNDER_WAY = 1024
 
 
 class CacheLink:
@@ -198,7 +189,7 @@ def _ask(
     left_s: float,
 ) -> CacheUnreachableError | None:
     total = sum(map(len, groups.values()))
-    shares: dict[Node, _Share] = {}
+    receivers: dict[Node, Receiver] = {}
     failed: dict[Node, CacheUnreachableError] = {}
     # Nodes with a connection are asked before waiting for any other.
     for node in sorted(groups, key=lambda node: not nodes.is_open(node)):
@@ -207,113 +198,62 @@ def _ask(
             left_s = min(left_s, batch.deadline_s - batch.clock())
             connection = nodes.connection(node, left_s)
             connection.limit_wait(left_s)
-            share = _Share(connection, batch, offsets, len(offsets) / total, asking.intersection(offsets))
-            share.ask()
-            shares[node] = share
+            share = len(offsets) / total
+            receiver = Receiver(connection, batch, offsets, part=share, asking=asking.intersection(offsets))
+            receiver.ask()
+            receivers[node] = receiver
         except CacheUnreachableError as error:
             failed[node] = error
     try:
-        failed |= _receive(shares, batch)
+        failed |= _receive(receivers, batch)
     finally:
-        for share in shares.values():
-            share.settle()
+        for receiver in receivers.values():
+            receiver.settle()
     for node in failed:
         nodes.drop(node)
-    for node, share in shares.items():
+    for node, receiver in receivers.items():
         if node not in failed:
-            _heed(nodes, share.connection, batch)
+            _heed(nodes, receiver.connection, batch)
     nodes.stale = nodes.stale or bool(failed)
     return next(reversed(failed.values())) if failed else None
 
 
-class _Share:
-    """One node's share of a batch. After an error the connection is unusable."""
-
-    def __init__(
-        self,
-        connection: CacheConnection,
-        batch: Batch,
-        offsets: Sequence[int],
-        part: float,
-        asking: Collection[int],
-    ) -> None:
-        self.connection = connection
-        self.scatter = ReplyScatter(batch.buffer, offsets, skip=connection.owed, asking=asking)
-        self._batch = batch
-        self._offsets = offsets
-        # Of the requests that are allowed under way, this node's part.
-        self._part = part
-        self._asking = asking
-
-    def ask(self) -> None:
-        """Send more requests once half of the allowed ones are answered."""
-        batch, scatter = self._batch, self.scatter
-        sent = scatter.requested
-        if sent == len(self._offsets):
-            return
-        # Each node may have at least one request under way.
-        expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
-        bound = batch.in_flight_bytes // (expected or _UNKNOWN_RECORD_BYTES)
-        allowed = max(1, int(max(1, min(bound, _MAX_REQUESTS_UNDER_WAY)) * self._part))
-        under_way = sent - scatter.answered
-        if 2 * under_way > allowed:
-            return
-        keys, asking = batch.keys, self._asking
-        upcoming = self._offsets[sent : sent + allowed - under_way]
-        if asking:
-            parts = [(_ASKING if offset in asking else b"") + _GET + keys[offset] for offset in upcoming]
-        else:
-            parts = [_GET + keys[offset] for offset in upcoming]
-        self.connection.send(CRLF.join([*parts, b""]))
-        scatter.requested += len(upcoming)
-
-    def settle(self) -> None:
-        self.scatter.settle()
-        if self.scatter.finished:
-            self.connection.owed = 0
-        self.connection.late_errors += self.scatter.skipped_errors
-
-
-def _receive(shares: Mapping[Node, _Share], batch: Batch) -> dict[Node, CacheUnreachableError]:
-    """Receive shares, of several nodes at once; return the errors of those that failed."""
+def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, CacheUnreachableError]:
+    """Receive from several nodes at once; return the errors of those that failed."""
     failed: dict[Node, CacheUnreachableError] = {}
-    active = dict(shares)
+    active = dict(receivers)
     # One blocking receive is cheaper than a poll plus a receive.
     poll = select.poll() if len(active) > 1 else None
     if poll is not None:
-        for share in active.values():
-            poll.register(share.connection, select.POLLIN)
+        for receiver in active.values():
+            poll.register(receiver.connection, select.POLLIN)
     while active:
         ready = list(active) if poll is None else _ready(active, poll, batch)
         for node in ready:
-            share = active[node]
-            connection, scatter = share.connection, share.scatter
+            receiver = active[node]
             try:
-                # Beside others, wait for a socket only once: encrypted bytes may yield none yet.
-                receive = connection.receive if poll is None else connection.receive_some
-                scatter.received(receive(scatter.buffers()))
-                if not scatter.finished:
-                    share.ask()
+                receiver.receive(once=poll is not None)
+                if not receiver.finished:
                     continue
             except CacheUnreachableError as error:
                 failed[node] = error
             del active[node]
             if poll is not None:
-                poll.unregister(connection)
+                poll.unregister(receiver.connection)
         if active and (not ready or batch.clock() > batch.deadline_s):
-            for node, share in active.items():
-                text = f"the cache at {share.connection.address} sends too slowly"
+            for node, receiver in active.items():
+                text = f"the cache at {receiver.connection.address} sends too slowly"
                 failed[node] = CacheUnreachableError(text)
             break
     return failed
 
 
-def _ready(active: Mapping[Node, _Share], poll: select.poll, batch: Batch) -> list[Node]:
+def _ready(active: Mapping[Node, Receiver], poll: select.poll, batch: Batch) -> list[Node]:
     # The socket would not signal bytes in the connection's own buffer.
-    pending = [node for node, share in active.items() if share.connection.pending]
+    pending = [node for node, receiver in active.items() if receiver.connection.pending]
     if pending:
         return pending
-    by_descriptor = {share.connection.fileno(): node for node, share in active.items()}
+    by_descriptor = {receiver.connection.fileno(): node for node, receiver in active.items()}
     left_s = min(max(batch.deadline_s - batch.clock(), 0.0), IO_TIMEOUT_S)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(left_s * 1000)]
 

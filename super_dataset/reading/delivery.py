@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory.batch_memory import cut_up, in_one_block
-from superdl.super_dataset.reading.batch import bad_sample_error
-from superdl.super_dataset.reading.checks import layout_columns
+from superdl.super_dataset.reading.batch import bad_sample_error, layout_columns
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, label_fields_of
@@ -28,19 +27,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.record_kinds import ArrayPlace
-
-__all__ = [
-    "BatchInfo",
-    "LastGood",
-    "OnBadSample",
-    "Padding",
-    "SampleTensors",
-    "batch_info",
-    "check_label_dtype",
-    "delivered_order",
-    "label_tensor",
-    "sample_tensors",
-]
 
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
 Padding: TypeAlias = Literal["keep", "skip"]

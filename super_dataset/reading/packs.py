@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.record_kinds import Pointer
 
-__all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_placed", "read_pointed"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import random
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from superdl.super_dataset.reading.batch import Batch, bad_sample_error
-from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
+from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind, SeenRecords
 from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
-from superdl.super_dataset.reading.checks import SeenRecords
 from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
 from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
 from superdl.super_wire.errors import CacheError, RecordError
@@ -26,19 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.super_dataset.memory.batch_memory import Memory
-    from superdl.super_dataset.reading.checks import Verify
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.cache import Credentials
     from superdl.super_wire.record import Tombstone
 
-__all__ = ["Backoff", "BatchReader", "ReadSettings"]
-
 _LOG = logging.getLogger("superdl.super_dataset")
 
 _LAST_LOOK_S = 0.25
+# Pauses grow from the first to the longest, and are jittered downwards by up to a half: "equal jitter" of
+# M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
 _FIRST_S = 0.005
 _LONGEST_S = 1.0
-_LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter
 
 _SEEN = SeenRecords()  # shared by all datasets of the process
 _chance = random.SystemRandom()  # the random module's global state is the user's, and a fork would share it
@@ -47,6 +43,9 @@ _chance = random.SystemRandom()  # the random module's global state is the user'
 @functools.lru_cache(maxsize=64)
 def _keeps_bytes(cache: str) -> bool:
     return CacheAddress.parse(cache).keeps_bytes
+
+
+Verify: TypeAlias = Literal["auto", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +57,6 @@ class ReadSettings:
     in_flight_bytes: int = 16 * 2**20
     record_bytes: int | None = None  # expected length of a record
     stop_at_bad: bool = True  # give up a batch at its first bad sample
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential backoff from 5 ms to 1 s, jittered downwards by up to a half.
-
-    That is "equal jitter" of M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
-    """
-
-    # Bound on the whole wait, in seconds.
-    total_s: float
-
-    @property
-    def attempts(self) -> int:
-        """Bound on attempts: time runs out first, unless the clock stands still."""
-        doublings = math.ceil(math.log2(_LONGEST_S / _FIRST_S))
-        return 2 + doublings + math.ceil(self.total_s / (_LONGEST_S * _LEAST_SHARE))
-
-    def delay_s(self, attempt: int, jitter: float) -> float:
-        """Return the seconds to wait after failure ``attempt``, from 1; ``jitter`` is in [0, 1)."""
-        nominal_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt - 1, 32))
-        return nominal_s * (_LEAST_SHARE + (1 - _LEAST_SHARE) * jitter)
 
 
 class BatchReader:
@@ -94,7 +71,6 @@ class BatchReader:
         open_nodes: Callable[[CacheAddress, Credentials], NodeConnections] = NodeConnections,
     ) -> None:
         self._settings = settings
-        self._backoff = Backoff(settings.read_timeout_s)
         self._clock = clock
         self._sleep = sleep
         self._open_nodes = open_nodes
@@ -130,7 +106,7 @@ class BatchReader:
 
         Raises:
             BadSampleError: a sample is bad and the settings say to stop there.
-            ReadTimeoutError: samples were still missing when the time or the attempts ran out.
+            ReadTimeoutError: samples were still missing when the time ran out.
             CacheUnreachableError: the same, and the cache was unreachable.
             CacheError: the cache refused.
         """
@@ -160,7 +136,7 @@ class BatchReader:
             last_begin_s = batch.deadline_s - last_look_s
             self._attempt(link, batch)
             stop = bool(batch.bad) and settings.stop_at_bad
-            late = self._clock() >= last_begin_s or batch.attempts >= self._backoff.attempts
+            late = self._clock() >= last_begin_s
             note = (
                 self._note_of_source(ref) if late and batch.missing and not (stop or batch.trouble) else None
             )
@@ -177,7 +153,7 @@ class BatchReader:
             if late:
                 raise batch.timeout_error(self._clock() - began_s, note.message if note else "")
             now_s = self._clock()
-            delay_s = self._backoff.delay_s(batch.attempts, _chance.random())
+            delay_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(batch.attempts - 1, 32)) * _chance.uniform(0.5, 1)
             self._sleep(max(0.0, min(delay_s, last_begin_s - now_s)))
             batch.wait_s += self._clock() - now_s
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from superdl.coordinator.store import (
     AT_ONCE,
     AUTO,

@@ -27,7 +27,8 @@ from superdl.coordinator.catalog.state import CatalogState
 from superdl.index.choices import Choices
 from superdl.index.loose import coco_in, label_in
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.prefetch import PlanPosition, planned_batch
+from superdl.sampler.pages import planned_batch
+from superdl.sampler.prefetch import PlanPosition
 from superdl.sampler.session import JobSpec
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import DatasetBinding

@@ -44,14 +44,14 @@ def assert_exactly_once(delivered, expected):
     assert all(expected[pixels] == label for pixels, label in delivered)
 
 
-def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0):
+def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0, side=SIDE, figures=True):
     """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
     order in which it comes again when nothing is done.
 
-    ``images`` is the directory of what ``source`` has, and the source where none is named. The figures are
-    those of the first time.
+    ``images`` is the directory of what ``source`` has, and the source where none is named. ``figures`` are
+    those of the first time; a coordinator that was just restarted may have none.
     """
-    dataset = SuperDataset(source or images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+    dataset = SuperDataset(source or images.as_uri(), Recipe.image(resize=side, crop=side))
     with SuperSampler(
         dataset, batch_size=batch_size, shuffle=True, seed=1, coordinator=stack.address
     ) as sampler:
@@ -60,8 +60,8 @@ def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0):
         for number, batch in enumerate(loader):
             (disturb or {}).get(number, lambda: None)()
             delivered += collect([batch])
-        stats = sampler.job_stats()
+        stats = sampler.job_stats() if figures else None
         sampler.set_epoch(0)
         assert collect(loader) == delivered
-    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+    assert_exactly_once(delivered, expected_pixels(images, resize=side, crop=side))
     return stats

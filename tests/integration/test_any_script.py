@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import operator
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from superdl import (
     Augment,
@@ -110,13 +108,7 @@ def test_threads_and_processes_give_the_same(here, images, transform, caplog):
         expected = epochs(loader)
     with SuperLoader(dataset, threads=0, num_workers=2, **how) as loader:
         assert "reads by worker processes: 2, since threads=0 says so" in caplog.text
-        assert_equal(epochs(loader), expected) if transform else assert_same_order(epochs(loader), expected)
-
-
-def assert_same_order(made, expected):
-    for (images, labels), (others, other_labels) in zip(made, expected, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(labels, other_labels)
+        assert_equal(epochs(loader), expected)
 
 
 def test_what_a_split_leaves_goes_on_in_processes(here, images):
@@ -129,26 +121,6 @@ def test_what_a_split_leaves_goes_on_in_processes(here, images):
     ):
         assert "RandomResizedCrop" in repr(loader)
         assert_equal(epochs(loader), epochs(DataLoader(whole, sampler=sampler, batch_size=None)))
-
-
-def test_processes_resume_in_mid_epoch(here, images):
-    dataset = SuperDataset(images, RECIPE, transform=training())
-
-    def loader_of():
-        return SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=2, job="resumes")
-
-    with loader_of() as loader:
-        expected = [images.clone() for images, _ in loader]
-    with loader_of() as loader:
-        batches = iter(loader)
-        begun = [next(batches)[0].clone() for _ in range(3)]
-        state = loader.state_dict()
-        del batches
-    with loader_of() as loader:
-        loader.load_state_dict(state)
-        resumed = [images.clone() for images, _ in loader]
-    assert all(map(torch.equal, [*begun, *resumed], expected))
-    assert len(begun + resumed) == len(expected) == 10
 
 
 def test_processes_leave_out_what_is_bad_as_threads_do(here, tmp_path, images):
@@ -176,45 +148,6 @@ class ManyCrops:
 
     def __call__(self, image):
         return [self.end(crop(image)) for crop in (*[self.large] * 2, *[self.small] * 4)]
-
-
-class TwoViews:
-    """As SimCLR's and MoCo's; with something of each kind beside them."""
-
-    def __call__(self, image):
-        array = np.array(image)
-        return noisy(image), {"array": array[:2], "mean": float(array.mean()), "size": image.size}, "a name"
-
-
-@pytest.mark.parametrize("transform", [ManyCrops(), TwoViews()], ids=["DINO", "SimCLR"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_has_the_structure_that_a_dataloader_gives(here, images, transform, workers):
-    dataset = SuperDataset(images, RECIPE, transform=transform)
-    with SuperLoader(dataset, batch_size=4, num_workers=workers) as loader:
-        views, labels = next(iter(loader))
-    expected, expected_labels = default_collate([dataset[place] for place in range(4)])
-    assert torch.equal(labels, expected_labels)
-    assert isinstance(views, list)
-    assert_alike(views, expected)
-    if isinstance(transform, ManyCrops):
-        assert [view.shape for view in views] == [(4, 3, 24, 24)] * 2 + [(4, 3, 8, 8)] * 4
-
-
-def assert_alike(made, expected):
-    if isinstance(expected, torch.Tensor):
-        assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
-        assert torch.equal(made, expected)
-    elif isinstance(expected, dict):
-        assert list(made) == list(expected)
-        for name, part in expected.items():
-            assert_alike(made[name], part)
-    elif expected and isinstance(expected[0], str):
-        assert list(made) == list(expected)
-    else:
-        assert isinstance(made, list)
-        assert len(made) == len(expected)
-        for pair in zip(made, expected, strict=True):
-            assert_alike(*pair)
 
 
 def detection(samples):
@@ -259,60 +192,66 @@ def test_a_mix_joins_crops_with_crops(here, images):
     assert torch.equal(mix[150][0][0], parts[1][0][0][0])
 
 
-# -------------------------------------------------------------------------- nothing set up
+# -------------------------------------------------------------------------------- Augment
+
+AUGMENT = Augment(32, brightness=0.4, hue=0.1, mean=(0.5,) * 3, std=(0.25,) * 3, seed=5)
 
 
-PROGRAM = """
-import logging
-import random
-import sys
-
-import numpy as np
-import torch
-
-from superdl import Recipe, SuperDataset, SuperLoader
+def with_ids(images, labels, info):
+    """Augment in the reader, and tell which samples they were."""
+    return *AUGMENT(images, labels, info), info.sample_ids
 
 
-def train_transform(image):
-    pixels = torch.from_numpy(np.array(image))
-    return [pixels.flip(0) if random.random() < 0.5 else pixels, pixels * np.random.rand()]
+def pictures(loader):
+    """Sample id -> pixels, of one epoch; padding must agree with what it repeats."""
+    seen = {}
+    for images, _, ids in loader:
+        assert images.shape == (len(ids) // 16, 3, 32, 32)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        for at, image in enumerate(images):
+            pixels = np.ascontiguousarray(image).tobytes()
+            assert seen.setdefault(ids[16 * at : 16 * at + 16], pixels) == pixels
+    return seen
 
 
-if __name__ == "__main__":
-    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
-    logging.getLogger("superdl.sampler").setLevel("WARNING")
-    dataset = SuperDataset(sys.argv[1], Recipe.image(resize=32, crop=32), transform=train_transform)
-    views, label = dataset[3]
-    print([view.shape for view in views], label)
-    loader = SuperLoader(
-        dataset, batch_size=16, num_workers=2, multiprocessing_context=sys.argv[2], drop_last=True
-    )
-    for _ in range(2):
-        batches = list(loader)
-        print(len(batches), [len(view) for view in batches[0][0]], batches[0][1][3].item() == label)
-    print(torch.equal(dataset[3][0][0], views[0]))
-"""
+def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack, images):
+    dataset = SuperDataset(images, Recipe.image(resize=41, crop=40), transform=with_ids)  # not cached yet
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        first, second = pictures(loader), pictures(loader)
+        produced = sampler.job_stats().samples_produced
+    assert len(first) == 150
+    assert first.keys() == second.keys()
+    assert not set(first.values()) & set(second.values())
+    assert produced == 150
+    # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
+    with SuperSampler(
+        dataset, batch_size=7, shuffle=True, seed=9, coordinator=shared_stack.address
+    ) as sampler:
+        assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
+        assert pictures(SuperLoader(dataset, sampler)) == second
+    ranks = {}
+    for rank in range(2):
+        with SuperSampler(
+            dataset,
+            batch_size=8,
+            shuffle=True,
+            rank=rank,
+            num_replicas=2,
+            job="ranks",
+            coordinator=shared_stack.address,
+        ) as sampler:
+            ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
+    assert ranks == first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_script_that_names_no_coordinator(images, temporary, context):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_STATE": "none"}
-    program = temporary / f"script_{context}.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run(  # our own script
-        [sys.executable, str(program), str(images), context],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    shapes, which, *epochs_seen, again = done.stdout.splitlines()
-    assert shapes == "[torch.Size([32, 32, 3]), torch.Size([32, 32, 3])] 0"
-    assert "reads by worker processes: 2, since train_transform may draw" in which
-    assert epochs_seen == ["9 [16, 16] True"] * 2
-    assert again == "True"
-    assert "Traceback" not in done.stderr
+def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack, images):
+    plain = SuperDataset(images, RECIPE, return_info=True)
+    with SuperSampler(plain, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
+        loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=2)
+        in_loop = [AUGMENT.images(pixels, info) for pixels, _, info in loader]
+    augmented = SuperDataset(images, RECIPE, transform=AUGMENT)
+    with SuperSampler(augmented, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
+        loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=2)
+        in_worker = list(map(operator.itemgetter(0), loader))
+    assert all(map(torch.equal, in_loop, in_worker))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 
 from superdl import SuperDataset, SuperLoader
 from superdl.coordinator.core import Plan
-from tests.integration.delivery import collect
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import RECIPE, run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
 
@@ -111,3 +113,14 @@ def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack,
         figures[ranks] = sorted(zip(labels, sums, strict=True))
     assert len(figures[1]) == 150
     assert figures[1] == figures[2] == figures[4]
+
+
+def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack, images):
+    with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
+        iterator = iter(early.loader)
+        delivered = collect(islice(iterator, 6))
+        with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=1, job="ranks") as late:
+            delivered += collect(late.loader)
+            assert early.sampler.job == late.sampler.job
+        delivered += collect(iterator)
+    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -59,6 +60,22 @@ class Watched:
             self.metric("super_warnings_total", f'part="{part}"') > 0
         )
 
+    @contextmanager
+    def training(self, source, recipe=RECIPE, before=lambda: None):
+        """A stack and a sampler that nobody reads by; the log of it all is short."""
+        with self.stack as stack:
+            before()
+            dataset = SuperDataset(source, recipe)
+            with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
+                yield sampler
+            lines = self.log().splitlines()
+        assert len(lines) < LINES_MAX, "\n".join(lines)
+
+    def tells(self, words, part, also=lambda: True):
+        """Wait until the log has the words, and soon after all others have."""
+        until(lambda: words in self.log(), ENOUGH_S)
+        until(lambda: self.warns(words, part) and also(), SOON_S)
+
 
 def until(condition, within_s):
     deadline_s = time.monotonic() + within_s
@@ -101,17 +118,12 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(tm
     def counted():
         ended = {one["outcome"]: one["requests"] for one in watched.shown("stats")["executors"][0]["ended"]}
         metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
-        return metric > 0 and ended.get(outcome, 0) > 0 and watched.warns(words, part)
+        return metric > 0 and ended.get(outcome, 0) > 0
 
-    with watched.stack as stack:
-        dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
-            until(lambda: words in watched.log(), ENOUGH_S)
-            until(counted, SOON_S)
-            until(lambda: script.calls() >= 20, ENOUGH_S)
-            assert sampler.job_stats().retries > 0 or outcome == "answered"
-        lines = watched.log().splitlines()
-    assert len(lines) < LINES_MAX, "\n".join(lines)
+    with watched.training(images.as_uri()) as sampler:
+        watched.tells(words, part, counted)
+        until(lambda: script.calls() >= 20, ENOUGH_S)
+        assert sampler.job_stats().retries > 0 or outcome == "answered"
 
 
 @pytest.mark.timeout(180)
@@ -122,19 +134,11 @@ def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(lambda_servi
     few = ("--executor", "lambda", "--lambda-warm", "1", "--lambda-concurrency", "2")
     watched = Watched(capsys, *few, "--request-samples", "4")
 
-    def counted():
-        metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
-        return metric > 0 and watched.warns(words, "server")
-
-    with watched.stack as stack:
-        befall(lambda_service)
-        dataset = SuperDataset(photos, RECIPE)
-        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address):
-            until(lambda: words in watched.log(), ENOUGH_S)
-            until(counted, SOON_S)
-            until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
-        lines = watched.log().splitlines()
-    assert len(lines) < LINES_MAX, "\n".join(lines)
+    with watched.training(photos, before=lambda: befall(lambda_service)):
+        watched.tells(
+            words, "server", lambda: watched.metric("super_requests_total", f'outcome="{outcome}"') > 0
+        )
+        until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
 
 
 def empty_the_cache(stack, _, __):
@@ -218,38 +222,27 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(tmp_pat
     if befall is fill_the_store:
         watched.stack.arguments += ("--store-bytes", "4mb", "--request-samples", "2")
         recipe = Recipe.image(resize=128, crop=128)
-    with watched.stack as stack:
-        dataset = SuperDataset(source.as_uri(), recipe)
-        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
-            if befall not in {spoil_a_file, fill_the_store}:
-                until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
-                assert words not in watched.log()
-            befall(stack, source, sampler.job_stats().job)
-            until(lambda: words in watched.log(), ENOUGH_S)
-            until(lambda: watched.warns(words, part), SOON_S)
-            if befall is stop_the_cache:
-                until(lambda: "no answer since" in watched.cache_trouble(), SOON_S)
-                stack.valkey.start()
-                until(lambda: watched.cache_trouble() == "", ENOUGH_S)
-        lines = watched.log().splitlines()
-    assert len(lines) < LINES_MAX, "\n".join(lines)
+    with watched.training(source.as_uri(), recipe) as sampler:
+        if befall not in {spoil_a_file, fill_the_store}:
+            until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
+            assert words not in watched.log()
+        befall(watched.stack, source, sampler.job_stats().job)
+        watched.tells(words, part)
+        if befall is stop_the_cache:
+            until(lambda: "no answer since" in watched.cache_trouble(), SOON_S)
+            watched.stack.valkey.start()
+            until(lambda: watched.cache_trouble() == "", ENOUGH_S)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_a_node_of_a_cluster_that_comes_back_empty_shows(images, capsys, valkey_cluster):
-    words = "1 of the cache's 3 nodes are new"
     watched = Watched(capsys, "--slots", "2", cache=valkey_cluster.url)
-    with watched.stack as stack:
-        dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
-            until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
-            valkey_cluster.nodes[2].restart_empty()
-            valkey_cluster.wait_until_ready()
-            until(lambda: words in watched.log(), ENOUGH_S)
-            until(lambda: watched.warns(words, "server"), SOON_S)
-        lines = watched.log().splitlines()
-    assert len(lines) < LINES_MAX, "\n".join(lines)
+    with watched.training(images.as_uri()) as sampler:
+        until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
+        valkey_cluster.nodes[2].restart_empty()
+        valkey_cluster.wait_until_ready()
+        watched.tells("1 of the cache's 3 nodes are new", "server")
 
 
 @pytest.mark.timeout(180)
@@ -260,8 +253,7 @@ def test_one_of_two_executors_that_does_not_start_shows(lambda_service, valkey, 
     both = ("--executor", "local,lambda", "--slots", "1", "--lambda-function", "nobody")
     watched = Watched(capsys, *both, cache=valkey.url)
     with watched.stack:
-        until(lambda: words in watched.log(), ENOUGH_S)
-        until(lambda: watched.warns(words, "executors"), SOON_S)
+        watched.tells(words, "executors")
         (_, of_lambda) = watched.shown("stats")["executors"]
         assert "nobody" in of_lambda["trouble"]
         assert watched.metric("super_executor_trouble", 'executor="lambda"') == 1.0

@@ -135,24 +135,6 @@ def test_every_loader_resumes_in_a_mix(photos, kind):
     assert [batch for batch, _ in rest] == [batch for batch, _ in whole[5:]]
 
 
-def test_a_mix_goes_on_after_the_end_of_an_epoch(photos):
-    def loader_of():
-        return SuperLoader(SuperMix({photos.a: 2, photos.b: 1}), batch_size=16, shuffle=True)
-
-    with loader_of() as loader:
-        first = [collect([batch]) for batch in loader]
-        second = [collect([batch]) for batch in loader]
-    with loader_of() as loader:
-        taken = islice(loader, len(loader))
-        assert [collect([batch]) for batch in taken] == first
-        state = json.loads(json.dumps(loader.state_dict()))
-    with loader_of() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == []
-        assert [collect([batch]) for batch in loader] == second
-        assert len(list(loader)) == len(loader)
-
-
 def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos):
     few = Subset(photos.b, [7, 90])
     both = ConcatDataset([photos.a, few])
@@ -172,19 +154,6 @@ def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos):
         pytest.raises(UsageError, match="which reads whole"),
     ):
         next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
-
-
-def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(restarted_stack, images):
-    photos = Photos(restarted_stack, images)
-    mix = SuperMix({photos.a: 0.9, photos.b: 0.1})
-    with SuperSampler(mix, batch_size=1, shuffle=True) as sampler, SuperLoader(mix, sampler) as loader:
-        whole = collect(loader)
-        sampler.set_epoch(0)
-        iterator = iter(loader)
-        before = collect(islice(iterator, 2))
-        restarted_stack.kill_coordinator()
-        restarted_stack.start_coordinator()
-        assert before + collect(iterator) == whole
 
 
 def test_parts_of_other_forms_are_listed(shared_stack, images):

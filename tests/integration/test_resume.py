@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import gc
-import math
 import random
-from contextlib import ExitStack
 from itertools import islice
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
+from superdl.super_dataset import Recipe
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
-from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of
+from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of, wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
     pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
 ]
-
-Delivered = list[tuple[bytes, int]]
 
 LEGS = 4
 EPOCHS = 2 * LEGS + 1
@@ -38,6 +34,7 @@ LOADERS = [
     pytest.param("stateful", 2, {"snapshot_every_n_steps": 3}, id="stateful, few snapshots"),
     pytest.param("stateful", 2, {"persistent_workers": True}, id="stateful, lasting workers"),
     pytest.param("threads", 0, {"prefetch": 4}, id="threads"),
+    pytest.param("threads", 0, {"threads": 0, "num_workers": 2}, id="processes"),
 ]
 
 
@@ -114,64 +111,54 @@ def test_out_of_order_every_sample_comes_once(shared_stack, images, consumed):
         assert_exactly_once(before + collect(run.loader), expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def global_order(ranks):
-    """The samples that ranks have read together, in the order of the plan, and how many more were padding.
+# ----------------------------------- what was loaded or reopened is told early: its batches are on their way
 
-    All ranks read the same batches, of equal length, and padding comes at the very end.
-    """
-    samples = []
-    padding = 0
-    for together in zip(*ranks, strict=True):
-        assert len({(ref.epoch, ref.position, len(ref)) for ref in together}) == 1
-        for ref in together:
-            ids = [ref.sample_ids[at : at + ID_BYTES] for at in range(0, len(ref.sample_ids), ID_BYTES)]
-            flags = ref.padding or bytes(len(ids))
-            own = [sample for sample, is_padding in zip(ids, flags, strict=True) if not is_padding]
-            assert not (padding and own), "a sample comes after padding"
-            samples += own
-            padding += len(ids) - len(own)
-    return samples, padding
+# Each epoch has samples of its own, so that what is in the cache tells which epochs were asked for.
+RANDOM = Recipe([{"op": "random_resized_crop", "size": SIDE}], augment_seed=0)
 
 
-@pytest.mark.slow
-@given(
-    legs=st.lists(st.sampled_from([2, 3, 4, 6]), min_size=2, max_size=3),
-    factor=st.integers(1, 6),
-    drop_last=st.booleans(),
-    data=st.data(),
-)
-@settings(max_examples=16, phases=[Phase.generate])  # smaller ones are not looked for: that takes minutes
-def test_ranks_of_any_number_go_on_with_the_state_of_any_other(
-    shared_stack, images, legs, factor, drop_last, data
-):
-    """Runs of so many ranks each, of which each goes on after any batch where the one before it stopped: with
-    the state of any of its ranks, whose loaders may have asked for more than was read.
-    """
-    batch = factor * math.lcm(*legs)
-    same = {"seed": data.draw(st.integers(0, 9), "seed"), "drop_last": drop_last}
-    with run_of(shared_stack, images, batch_size=batch, **same) as one:
-        end = len(one.sampler)
-        whole = [global_order([one.sampler])[0] for _ in range(2)]
-    assert len(set(whole[0])) == len(whole[0]) == (end * batch if drop_last else 150)
-    state, at = None, 0
-    read = []
-    for number, ranks in enumerate(legs, 1):
-        stop = data.draw(st.integers(at, end), "stop") if number < len(legs) else end
-        with ExitStack() as stack:
-            plan = {"batch_size": batch // ranks, "num_replicas": ranks, **same}
-            runs = [
-                stack.enter_context(run_of(shared_stack, images, state, rank=rank, **plan))
-                for rank in range(ranks)
-            ]
-            ahead = [data.draw(st.integers(number == len(legs), 3), "asked ahead") for _ in runs]
-            given_out = [
-                list(islice(run.sampler, stop - at + more)) for run, more in zip(runs, ahead, strict=True)
-            ]
-            samples, padding = global_order([refs[: stop - at] for refs in given_out])
-            read += samples
-            assert padding == (-len(whole[0]) % ranks if at < stop == end else 0)
-            state = runs[data.draw(st.integers(0, ranks - 1), "whose state")].state_dict(stop - at)
-            if number == len(legs):
-                assert global_order([run.sampler for run in runs])[0] == whole[1]
-        at = stop
-    assert read == whole[0]
+def refs_of(stack, images, epoch):
+    with run_of(stack, images, recipe=RANDOM) as run:
+        run.sampler.set_epoch(epoch)
+        return list(run.sampler)
+
+
+def cached(stack, refs):
+    """How many samples of these batches are in the cache."""
+    with stack.valkey.client() as client:
+        ids = [ref.sample_ids[at : at + ID_BYTES] for ref in refs for at in range(0, 16 * len(ref), ID_BYTES)]
+        return client.exists(*map(cache_key, ids))
+
+
+def start_anew(stack):
+    stack.kill_coordinator()
+    stack.valkey.client().flushall()
+    stack.start_coordinator()
+
+
+@pytest.mark.parametrize("place", [(3, 5), (3, 9), (2, 10)])
+def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(restarted_stack, images, place):
+    epoch, position = place
+    ahead = (refs_of(restarted_stack, images, epoch) + refs_of(restarted_stack, images, epoch + 1))[
+        position : position + 2
+    ]
+    start_anew(restarted_stack)
+    assert cached(restarted_stack, ahead) == 0
+    with run_of(restarted_stack, images, recipe=RANDOM) as run:
+        run.sampler.load_state_dict(run.sampler.state_dict() | {"epoch": epoch, "position": position})
+        samples = sum(map(len, ahead))
+        wait_until(
+            lambda: cached(restarted_stack, ahead) == samples, f"batches from {place} on are not being made"
+        )
+
+
+def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(restarted_stack, images):
+    first, now = refs_of(restarted_stack, images, 0), refs_of(restarted_stack, images, 3)
+    with run_of(restarted_stack, images, recipe=RANDOM) as run:
+        run.sampler.set_epoch(3)
+        iterator = iter(run.loader)
+        assert len(list(islice(iterator, 2))) == 2
+        start_anew(restarted_stack)
+        assert len(list(iterator)) == len(now) - 2
+        assert cached(restarted_stack, now[2:]) == sum(map(len, now[2:]))
+        assert cached(restarted_stack, first) == 0, "nobody will read the first epoch again"

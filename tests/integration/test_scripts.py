@@ -5,8 +5,8 @@ What they say of datasets and loaders stands here as there; each comment names w
 
 from __future__ import annotations
 
-import importlib
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -14,11 +14,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler, SuperTrainerMixin
-from superdl.super_wire.errors import SourceNotFoundError
-from tests.fixtures.images import CLASSES, SIDE
+from superdl import Augment, Recipe, SuperDataset, SuperLoader, SuperSampler
+from superdl.super_wire.errors import BadSampleError, SourceNotFoundError, UsageError
+from tests.fixtures.images import CLASSES, SIDE, independent_decode
 from tests.fixtures.stack import Stack
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -123,113 +123,129 @@ def test_the_loop_of_pytorch_examples_imagenet(here, images):
         loader.close()
 
 
-def test_two_ranks_count_samples_as_a_distributed_sampler_does(here, images):
+# ----------------------------------------- dataset[i]: one sample after the transform, as a batch has it
+
+
+def noisy(image):
+    """Draws from global generators."""
+    return torch.from_numpy(np.array(image)) * random.random() + torch.rand(())
+
+
+def test_an_integer_gives_the_sample_of_a_batch(here, images):
+    files = sorted(images.glob("*/*.jpg"), key=lambda path: str(path.relative_to(images)).encode())
     dataset = SuperDataset(images, RECIPE)
-    loaders = [
-        SuperLoader(dataset, batch_size=BATCH // 2, rank=rank, num_replicas=2, job="count")
-        for rank in range(2)
-    ]
-    theirs = [torch.utils.data.DistributedSampler(dataset, 2, rank) for rank in range(2)]
-    for loader, their in zip(loaders, theirs, strict=True):
-        assert loader.sampler.num_samples == their.num_samples == 75
-        assert loader.sampler.total_size == their.total_size == 150
-        assert len(loader.sampler) == len(loader) == 10
-        assert sum(len(labels) for _, labels in loader) == 75
-        loader.close()
+    image, _ = dataset[3]  # before anything else is known
+    assert image.dtype == torch.uint8
+    for place in (3, np.int64(3), torch.tensor(3), 3 - 150):
+        again, again_label = dataset[place]
+        assert torch.equal(again, image)
+        assert (again_label, type(again_label)) == (CLASSES.index(files[3].parent.name), int)
+    assert np.array_equal(image.permute(1, 2, 0), independent_decode(files[3], resize=SIDE, crop=SIDE))
+    with SuperSampler(dataset, batch_size=BATCH, shuffle=False) as sampler:
+        batches = list(SuperLoader(dataset, sampler))
+        assert torch.equal(batches[0][0][3], image)
+        assert torch.equal(dataset[-1][0], batches[-1][0][-1]), "while a sampler is open"
+    part = Subset(dataset, [7, 3])
+    assert torch.equal(part[1][0], image)
+    for outside in (150, -151):
+        with pytest.raises(IndexError, match="the dataset has 150"):
+            dataset[outside]
 
 
-def test_set_epoch_gives_an_epochs_order_again(here, images):
-    with SuperLoader(SuperDataset(images, RECIPE), batch_size=BATCH, shuffle=True) as loader:
-        orders = []
-        for epoch in (0, 1, 0):
-            loader.set_epoch(epoch)
-            orders.append(torch.cat([labels for _, labels in loader]).tolist())
-        assert orders[0] == orders[2] != orders[1]
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"transform": noisy},
+        {"transform": Augment(24)},
+        {"return_info": True},
+        {"transform": noisy, "columns": {"pixel_values": "images", "labels": "labels"}},
+    ],
+    ids=["own", "Augment", "info", "columns"],
+)
+def test_a_sample_is_transformed_as_in_the_first_epoch(here, images, how):
+    dataset = SuperDataset(images, RECIPE, **how)
+    with SuperSampler(dataset, batch_size=BATCH, shuffle=False) as sampler:
+        batch = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=1)))
+    sample = dataset[5]
+    if isinstance(batch, dict):
+        assert torch.equal(sample["pixel_values"], batch["pixel_values"][5])
+        assert sample["labels"] == batch["labels"][5]
+        return
+    assert torch.equal(sample[0], batch[0][5])
+    assert sample[1] == batch[1][5]
+    assert [info.keys for info in sample[2:]] == [(info.keys[5],) for info in batch[2:]]
 
 
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated")  # Lightning 2.6 asks it
-def test_lightning_trains_on_two_objects(here, images, tmp_path, monkeypatch):
-    from tests.integration.lightning_training import pl
-
-    monkeypatch.chdir(tmp_path)
+def test_other_indices_are_refused_with_words(here, images):
     dataset = SuperDataset(images, RECIPE)
-
-    class Linear(pl.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(3 * SIDE * SIDE, len(dataset.classes))
-            self.orders = [[], []]
-
-        def training_step(self, batch, _number):
-            images, labels = batch
-            self.orders[self.current_epoch] += labels.tolist()
-            return torch.nn.functional.cross_entropy(self.linear(images.flatten(1) / 255), labels)
-
-        def train_dataloader(self):
-            return SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=4)
-
-        def configure_optimizers(self):
-            steps = self.trainer.max_epochs * len(dataset) // BATCH
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
-
-    model = Linear()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(model)
-    assert model.orders[0] != model.orders[1]
-    assert [sorted(order) for order in model.orders] == [dataset.targets.tolist()] * 2
+    with pytest.raises(UsageError, match=r"Subset\(dataset, range\(2, 5\)\)"):
+        dataset[2:5]
+    for loader in (
+        DataLoader(dataset, batch_size=None),
+        DataLoader(Subset(dataset, [1, 2]), batch_size=None, num_workers=1),
+        DataLoader(dataset, batch_size=4),
+    ):
+        with pytest.raises(UsageError, match="sampler=sampler, batch_size=None"):
+            next(iter(loader))
 
 
-def test_transformers_trainer_trains_on_two_objects(here, images, tmp_path):
-    from tests.integration.trainer_training import Model, arguments  # first: it readies torchvision
+def test_a_bad_sample_is_an_error_whatever_batches_do_with_it(here, tmp_path, images):
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "ant" / "0.jpg").write_bytes(b"this is no image")
+    (tmp_path / "ant" / "1.jpg").write_bytes(next(images.glob("ant/*.jpg")).read_bytes())
+    dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample="replace")
+    assert dataset[1][0].shape == (3, SIDE, SIDE)
+    with pytest.raises(BadSampleError, match=r"ant/0\.jpg"):
+        dataset[0]
 
-    class SuperTrainer(SuperTrainerMixin, importlib.import_module("transformers").Trainer):  # type: ignore[misc]
-        pass
 
-    def named(batch):
-        return {"pixel_values": batch[0].float() / 255, "labels": batch[1]}
-
-    dataset = SuperDataset(images, RECIPE)
-    sampler = SuperSampler(dataset, batch_size=BATCH, shuffle=True)
-    loader = SuperLoader(dataset, sampler, num_workers=2, collate_fn=named)
-    trainer = SuperTrainer(Model(), arguments(tmp_path), train_dataset=loader, eval_dataset=loader)
-    trainer.train()
-    assert trainer.num_examples(trainer.get_train_dataloader()) == len(dataset) == 150
-    assert trainer.state.global_step == 3 * len(loader)
-    assert trainer.evaluate()["eval_loss"] > 0
-    loader.close()
-
+# ---------------------------------------------------------------------------------- nothing set up
 
 PROGRAM = """
+import logging
+import random
+import sys
 import time
+
+import numpy as np
+import torch
 
 from superdl import Recipe, SuperDataset, SuperLoader
 
-dataset = SuperDataset({source!r}, Recipe.image(resize=32, crop=32))
-print(len(dataset), dataset.classes, dataset.samples[0][1], sum(dataset.targets))
-loader = SuperLoader(dataset, batch_size=16, shuffle=True, num_workers=4)
-print(sum(len(labels) for images, labels in loader))
-while loader.sampler.job_stats().requests_in_flight:  # what was read may not have been answered for yet
-    time.sleep(0.05)
-print(loader.sampler.job_stats().samples_produced)
+
+def train_transform(image):
+    pixels = torch.from_numpy(np.array(image))
+    return [pixels.flip(0) if random.random() < 0.5 else pixels, pixels * np.random.rand()]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+    logging.getLogger("superdl.sampler").setLevel("WARNING")
+    dataset = SuperDataset(sys.argv[1], Recipe.image(resize=32, crop=32), transform=train_transform)
+    print(len(dataset), dataset.classes, dataset.samples[0][1], len(dataset.targets))
+    views, label = dataset[3]
+    print([view.shape for view in views], label)
+    loader = SuperLoader(dataset, batch_size=16, num_workers=2, multiprocessing_context=sys.argv[2])
+    for _ in range(2):
+        batches = list(loader)
+        print(len(batches), [len(view) for view in batches[0][0]], batches[0][1][3].item() == label)
+    print(torch.equal(dataset[3][0][0], views[0]))
+    while loader.sampler.job_stats().requests_in_flight:  # what was read may not have been answered for yet
+        time.sleep(0.05)
+    print(loader.sampler.job_stats().samples_produced)
 """
 
 
 @pytest.mark.slow
-def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images, temporary):
-    """As a script of two objects that closes nothing, with one coordinator for all that it asks."""
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_script_that_names_no_coordinator_and_closes_nothing(images, temporary, context):
+    """One embedded coordinator serves all that the dataset, its samples and its loader ask."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {
-        "TMPDIR": str(temporary),
-        "SUPER_STORE": "none",
-        "SUPER_STATE": "none",
-        "SUPER_CACHE_BYTES": "64mb",
-    }
-    program = temporary / "two_objects.py"
-    program.write_text(PROGRAM.format(source=str(images)))
-    done = subprocess.run(
-        [sys.executable, str(program)],
+    environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_STATE": "none"}
+    program = temporary / f"script_{context}.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(  # our own script
+        [sys.executable, str(program), str(images), context],
         env=environment,
         capture_output=True,
         text=True,
@@ -237,7 +253,11 @@ def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images, tem
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, *counts = done.stdout.splitlines()
-    assert first.startswith("150 ('ant', 'bee', 'cat', 'dog') 0 ")
-    assert counts == ["150", "150"]
+    known, shapes, which, *epochs_seen, again, produced = done.stdout.splitlines()
+    assert known == "150 ('ant', 'bee', 'cat', 'dog') 0 150"
+    assert shapes == "[torch.Size([32, 32, 3]), torch.Size([32, 32, 3])] 0"
+    assert "reads by worker processes: 2, since train_transform may draw" in which
+    assert epochs_seen == ["10 [16, 16] True"] * 2
+    assert again == "True"
+    assert produced == "149", "the sample that was read alone is not produced again"
     assert "Traceback" not in done.stderr

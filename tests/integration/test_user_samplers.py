@@ -1,4 +1,4 @@
-"""Epochs in the order of any torch sampler: its batches as it yields them, through faults and states."""
+"""Epochs in the order of any torch sampler: its batches as it yields them, through states."""
 
 from __future__ import annotations
 
@@ -107,19 +107,6 @@ def test_a_loader_takes_the_sampler_of_a_script(shared_stack, images):
         labels = [batch.tolist() for _, batch in loader]
         assert labels == [[dataset.targets[index] for index in batch] for batch in batches]
         loader.close()
-
-
-def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(restarted_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=restarted_stack.address)
-    recorded = Recorded(RandomSampler(range(SIZE)))
-    with SuperSampler(dataset, sampler=recorded, batch_size=4) as sampler:
-        loader, labels = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), []
-        for number, (_, batch_labels) in enumerate(loader):
-            if number == 5:
-                restarted_stack.kill_coordinator()
-                restarted_stack.start_coordinator()
-            labels += batch_labels.tolist()
-    assert labels == [dataset.targets[index] for index in recorded.epochs[0]]
 
 
 def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack, images):

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from superdl.sampler.pages import REORDER_BATCHES, Pager
-from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition, planned_batch
+from superdl.sampler.pages import REORDER_BATCHES, Pager, planned_batch
+from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
@@ -155,16 +155,6 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     asked = coordinator.count("NextBatches")
     coordinator.wait_for(lambda: coordinator.count("NextBatches") > asked)
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
-
-
-def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
-    coordinator.script.resident = {2, 3, 9}
-    pager = make_pager(in_order=False)
-    buffer = pager.begin(PlanPosition(0, 0))
-    given = positions(pager, buffer, 50)
-    assert given[:2] == [2, 3]
-    assert sorted(given) == list(range(50))
-    assert all(given.index(position) <= position + REORDER_BATCHES for position in range(50))
 
 
 def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):

@@ -15,7 +15,6 @@ from superdl.super_wire.errors import (
     SourceError,
     UnknownJobError,
 )
-from superdl.super_wire.ids import Naming
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.store import DirectoryStore
 from tests.sampler.stand_ins import BoundDataset
@@ -25,26 +24,6 @@ SPEC = JobSpec(batch_size=4, seed=-7, shuffle=True, drop_last=False, rank=1, num
 
 def session(coordinator, dataset=None, spec=SPEC, job=None, **how):
     return Session(Client(coordinator.address), dataset or BoundDataset(), spec, run="run", job=job, **how)
-
-
-def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
-    dataset = BoundDataset(key_list="s3://lists/train.csv", naming=Naming("pets", "digests"))
-    opened = session(coordinator, dataset)
-    (binding,) = dataset.bindings
-    assert (binding.size, binding.classes, binding.label_dtype) == (1000, ("cat", "dog"), "int64")
-    assert (binding.fingerprint, binding.cache) == (b"f" * 16, "unix:///nowhere/redis.sock")
-    assert opened.binding == binding
-    assert opened.batches_per_epoch == 50
-
-    (registered,) = coordinator.requests("RegisterDataset")
-    assert registered.protocol_version == PROTOCOL_VERSION
-    assert (registered.source, registered.key_list) == (dataset.source, dataset.key_list)
-    assert (registered.recipe, registered.run_id) == (dataset.recipe.json, "run")
-    assert (registered.alias, registered.versions) == ("pets", "digests")
-    (job,) = coordinator.requests("OpenJob")
-    assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
-    assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)
-    assert (job.epoch, job.position) == (0, 0)
 
 
 def test_a_store_is_seen_where_its_own_mark_is_found(coordinator, tmp_path):

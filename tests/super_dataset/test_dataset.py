@@ -9,12 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
+from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_dataset.listed_source import normalise_url
 from superdl.super_dataset.reading.bad_samples import BadSamples
 from superdl.super_wire.errors import (
@@ -28,36 +27,6 @@ from tests.fixtures.ports import free_port
 from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, stored, tombstone
 
 RECIPE = Recipe.image(resize=8, crop=8)
-
-
-def test_an_item_with_info_and_one_transformed(valkey):
-    ref = stored(valkey, images(2))
-    batch, _, info = bound_dataset(return_info=True)[ref]
-    assert isinstance(info, BatchInfo)
-    assert info.batch_id == ref.batch_id
-    item = bound_dataset(transform=lambda images, labels, info: (images.float(), labels + 1, info.position))[
-        ref
-    ]
-    assert torch.equal(item[0], batch.float())
-    assert item[1].tolist() == [101, 102]
-    assert item[2] == 0
-
-
-@pytest.mark.parametrize(
-    ("policy", "labels"), [("skip", [100, 102, 104]), ("replace", [100, 102, 102, 104, 104])]
-)
-def test_bad_samples_are_left_out_with_their_labels_and_listed(valkey, policy, labels):
-    arrays = images(5)
-    ref = stored(
-        valkey, [arrays[0], tombstone("train/0-1.jpg"), arrays[2], tombstone("train/0-3.jpg"), arrays[4]]
-    )
-    batch, found, info = bound_dataset(on_bad_sample=policy, return_info=True)[ref]
-    assert found.tolist() == labels
-    assert np.array_equal(
-        batch.permute(0, 2, 3, 1).numpy(), np.stack([arrays[label - 100] for label in labels])
-    )
-    assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert [key for key, _ in info.bad] == ["train/0-1.jpg", "train/0-3.jpg"]
 
 
 def test_a_list_that_is_out_of_reach_is_kept_here_and_written_nowhere_else(tmp_path):

@@ -17,13 +17,9 @@ from torch.utils.data import DataLoader
 
 from superdl.super_dataset import SuperLoader
 from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
-from superdl.super_wire.store import DirectoryStore
-from tests.fixtures.ports import free_port
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,
-    packed,
-    ref_of,
     stored,
     tombstone,
 )
@@ -258,31 +254,6 @@ def test_a_script_may_end_in_mid_epoch(threads):
     script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(threads=threads)]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.fixture
-def packed_refs(tmp_path):
-    """Batches that lie in packs, beside a cache that nobody can reach."""
-    pack_store, cache = (
-        DirectoryStore.open(tmp_path / "store", create=True),
-        f"redis://127.0.0.1:{free_port()}",
-    )
-    return [packed(pack_store, ref_of(SIZE, cache, position=n), images(SIZE, seed=n)) for n in range(BATCHES)]
-
-
-@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn"), (3, "threads")])
-def test_batches_in_packs_need_no_cache(packed_refs, workers, method):
-    dataset = bound_dataset(return_info=True)
-    dataset[packed_refs[0]]  # the parent has packs open before any fork
-    if method == "threads":
-        loader = SuperLoader(dataset, packed_refs, threads=workers)
-    else:
-        loader = loader_of(dataset, packed_refs, workers, method)
-    infos = []
-    for n, (batch, labels, info) in enumerate(loader):
-        check(batch, labels, n)
-        infos.append((info.straight, info.hits, info.misses, info.size_bytes))
-    assert infos == [(SIZE, 0, 0, SIZE * (64 + 192))] * BATCHES
 
 
 def test_the_loop_may_ask_while_threads_look_ahead():

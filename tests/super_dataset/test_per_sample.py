@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -188,34 +187,12 @@ def test_any_number_of_workers_gives_the_same(refs, transform):
         assert same(loaded(list(reversed(both)), transform, workers=workers, method=method), found)
 
 
-@pytest.mark.parametrize("transform", [drawn_by_generator, drawn_by_rng])
-def test_with_a_generator_of_its_own_threads_give_the_same(refs, transform):
-    found = loaded(refs, transform, workers=1)
-    dataset = bound_dataset(transform=transform, return_info=True)
-    by_threads = {
-        (info.epoch, key): one
-        for made, _, info in SuperLoader(dataset, refs, threads=3)
-        for key, one in zip(info.keys, made, strict=True)
-    }
-    assert same(by_threads, found)
-
-
 @pytest.mark.parametrize("transform", [drawn, Albumentation()])
 def test_threads_may_not_draw_from_what_is_shared(refs, transform):
     before = global_states()
     with pytest.raises(UsageError, match="race with others"):
         next(iter(SuperLoader(bound_dataset(transform=transform), refs, threads=1)))
     assert global_states() == before
-
-
-def test_threads_may_call_what_draws_nothing(refs):
-    def pixels(image):
-        assert threading.current_thread() is not threading.main_thread()
-        return np.array(image)
-
-    dataset = bound_dataset(transform=PerSample(pixels, seed=None))
-    for n, (made, _) in enumerate(SuperLoader(dataset, refs, threads=2)):
-        assert np.array_equal(made.numpy(), np.stack(images(SIZE, seed=n)))
 
 
 class ToTensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superdl.super_dataset import PerSample
-from superdl.super_dataset.memory.batch_memory import FreshMemory, receiving_into
-from superdl.super_dataset.memory.device import map_tensors
+from superdl.super_dataset.memory.batch_memory import RecycledMemory, map_tensors, receiving_into
+from superdl.super_dataset.per_sample import for_batches
 from superdl.super_dataset.pictures import in_fewer_steps
 from superdl.super_dataset.splitting import may_draw
-from superdl.super_wire.errors import UsageError
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
 
@@ -26,6 +23,7 @@ if torchvision_transforms() is None:
 from torchvision import transforms as v1  # after its operators are declared
 from torchvision.transforms import v2
 
+NUMBERS = (3, 1, 4, 15)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -82,18 +80,19 @@ AS_THEY_ARE = {
 )
 def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channels):
     pipeline = v1.Compose([*BEGINNINGS[beginning], *(SHORTER | AS_THEY_ARE)[end]])
-    images, info = batch(1, 2, 3, height=height, width=width, channels=channels), info_of(1, 2, 3)
+    assert_every_bit(pipeline, batch(1, 2, 3, height=height, width=width, channels=channels))
+
+
+def assert_every_bit(pipeline, images):
+    """As the pipeline makes it of PIL images one by one, or its error."""
+    info = info_of(1, 2, 3)
 
     def plainly(image):
         return pipeline(Image.fromarray(np.array(image)))
 
     try:
         expected, _ = PerSample(plainly, seed=1)(images, None, info)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # such as a crop larger than the image: it is the same, too
+    except (RuntimeError, TypeError, ValueError) as error:  # such as a crop larger than the image
         with pytest.raises(type(error)):
             PerSample(pipeline, seed=1)(images, None, info)
         return
@@ -102,6 +101,15 @@ def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channe
     for one, other in zip(made, expected, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_bit_of_timms_pipelines(training):
+    data = pytest.importorskip("timm.data")
+    augment = "rand-m5-mstd0.5-inc1" if training else None
+    assert_every_bit(
+        data.create_transform(24, is_training=training, auto_augment=augment, re_prob=0.25), batch(1, 2, 3)
+    )
 
 
 @pytest.mark.parametrize("end", sorted(AS_THEY_ARE))
@@ -116,7 +124,7 @@ def test_the_end_may_come_later_and_elsewhere(end, device):
     pipeline = v1.Compose([v1.RandomCrop(17), *SHORTER[end]])
     images, info = batch(1, 2, 3), info_of(1, 2, 3)
     expected, _ = PerSample(pipeline)(images, None, info)
-    with receiving_into(FreshMemory(), finished_elsewhere=True):
+    with receiving_into(RecycledMemory(), finished_elsewhere=True):
         item = PerSample(pipeline)(images, "labels", info)
     unfinished = item[0].images
     assert (unfinished.dtype, unfinished.shape) == (torch.uint8, (3, 3, 17, 17))
@@ -133,7 +141,7 @@ def test_batches_whose_end_cannot_wait_come_finished(sizes):
     images = [picture(n, *size) for n, size in enumerate(sizes)]
     info = info_of(*range(len(images)))
     expected, _ = PerSample(pipeline)(images, None, info)
-    with receiving_into(FreshMemory(), finished_elsewhere=True):
+    with receiving_into(RecycledMemory(), finished_elsewhere=True):
         item = PerSample(pipeline)(images, None, info)
     for one, other in zip(map_tensors(item, lambda one: one)[0], expected, strict=True):
         assert torch.equal(one, other)
@@ -156,17 +164,43 @@ def test_generators_are_known_by_exact_classes():
         assert may_draw(v1.Compose([v1.Resize(24), unknown]))
 
 
-def test_threads_take_what_is_known_to_draw_nothing():
-    images, info = batch(1, 2), info_of(1, 2)
-    with ThreadPoolExecutor(1) as thread:
-        made, _ = thread.submit(PerSample(v1.Compose(SHORTER["v1"])), images, None, info).result()
-        assert made.dtype == torch.float32
-        drawing = PerSample(v1.Compose([*BEGINNINGS["resized crop"], *SHORTER["v1"]]))
-        with pytest.raises(UsageError, match="race with others"):
-            thread.submit(drawing, images, None, info).result()
-
-
 def test_a_wrong_normalisation_is_told_by_the_pipeline():
     pipeline = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, (0.0, 1.0, 1.0))])
     with pytest.raises(ValueError, match="division by zero"):
         PerSample(pipeline)(batch(1), None, info_of(1))
+
+
+def test_albumentations_are_seeded_and_given_arrays():
+    a = pytest.importorskip("albumentations")
+    pipeline = a.Compose(
+        [
+            a.RandomResizedCrop((24, 24)),
+            a.HorizontalFlip(),
+            a.VerticalFlip(),
+            a.GaussNoise(p=1),
+            a.Normalize(),
+        ]
+    )
+    transform = for_batches(pipeline)
+    first, _ = transform(batch(*NUMBERS), None, info_of(*NUMBERS))
+    assert first.shape == (len(NUMBERS), 24, 24, 3)
+    again, _ = transform(batch(*reversed(NUMBERS)), None, info_of(*reversed(NUMBERS)))
+    assert torch.equal(first.flip(0), again)
+    other, _ = transform(batch(*NUMBERS), None, info_of(*NUMBERS, epoch=1))
+    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+    # Steps draw one after another from one generator: flips are not one another's copies.
+    ways = a.Compose([a.HorizontalFlip(), a.VerticalFlip()])
+    numbers = tuple(range(64))
+    made, _ = for_batches(ways)(batch(*numbers), None, info_of(*numbers))
+    rows = [image.permute(1, 2, 0) for image in batch(*numbers)]
+    drawn = {
+        (h, v)
+        for row, one in zip(rows, made, strict=True)
+        for h in (False, True)
+        for v in (False, True)
+        if torch.equal(one, row.flip([dim for dim, on in ((1, h), (0, v)) if on]))
+    }
+    assert len(drawn) == 4
+    plain, _ = for_batches(a.Normalize())(batch(*NUMBERS), None, info_of(*NUMBERS))
+    by_hand = [a.Normalize()(image=image.permute(1, 2, 0).numpy())["image"] for image in batch(*NUMBERS)]
+    assert np.array_equal(plain.numpy(), np.stack(by_hand))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from superdl.super_dataset.stacking import batched, rows_of
+from superdl.super_dataset.pictures import batched, rows_of
 
 
 class Pair(NamedTuple):

@@ -145,7 +145,7 @@ def silent():
 
 
 def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
-    monkeypatch.setattr(client, "_PROBING_S", 0.3)
+    monkeypatch.setattr(client, "PROBING_S", 0.3)
     failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too
     with serving() as server:
         server.script.failures["GetJobStats"] = failing

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
-from superdl.super_dataset.augment.random_numbers import BatchRandom
+from superdl.super_dataset.augment.geometry import BatchRandom
 from tests.super_dataset.augmenting import batch, ids_of
 
 ANY = (0.0, 2.0)

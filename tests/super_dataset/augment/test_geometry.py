@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
-from superdl.super_dataset.augment.random_numbers import BatchRandom, below, philox4x32, unit_interval
+from superdl.super_dataset.augment.geometry import (
+    BatchRandom,
+    below,
+    crop_resize,
+    crop_resize_by_products,
+    philox4x32,
+    random_boxes,
+    unit_interval,
+)
 from tests.super_dataset.augmenting import ids_of, picture
 
 SAMPLES = 20_000

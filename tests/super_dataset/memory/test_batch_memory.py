@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.super_dataset.memory.batch_memory import FreshMemory, RecycledMemory, memory_here, receiving_into
+from superdl.super_dataset.memory.batch_memory import RecycledMemory, memory_here, receiving_into
 
 SIZE = 4096
 
@@ -58,7 +58,7 @@ def test_what_is_kept_is_never_written_again(steps):
 
 
 def test_a_thread_chooses_for_itself():
-    chosen = FreshMemory()
+    chosen = RecycledMemory()
     seen = []
     with receiving_into(chosen):
         assert memory_here() is chosen

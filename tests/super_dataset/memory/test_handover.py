@@ -291,4 +291,3 @@ def _torch_s_own_pickler():
     from torch.multiprocessing.reductions import init_reductions
 
     init_reductions()
-    handover._registered_in = 0

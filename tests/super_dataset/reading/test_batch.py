@@ -6,9 +6,8 @@ import os
 
 import numpy as np
 
-from superdl.super_dataset.reading.batch import Batch
-from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
-from superdl.super_dataset.reading.checks import HASHED_SHARE, SeenRecords, check_records
+from superdl.super_dataset.reading.batch import Batch, check_records
+from superdl.super_dataset.reading.buffer import HASHED_SHARE, BatchBuffer, ReplyKind, SeenRecords
 from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import bound_to, images, receive, received, record, ref_of, tombstone
 
@@ -22,8 +21,7 @@ def read_by(seen, *records, epoch=0):
     ids = IDS[: 16 * len(records)]
     wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
     buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
-    checked = check_records(buffer, ids, range(len(records)), seen)
-    return sorted(buffer.digests), sorted(checked.corrupt)
+    return sorted(buffer.digests), sorted(check_records(buffer, ids, range(len(records)), seen))
 
 
 def turns(epoch, count):

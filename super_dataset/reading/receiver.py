@@ -1,4 +1,4 @@
-"""A parser of the replies to a batch's GETs, which routes bytes to memory. No I/O."""
+"""The replies to one node's share of a batch's GETs, routed from its connection to memory."""
 
 from __future__ import annotations
 
@@ -7,42 +7,56 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from superdl.super_dataset.reading.buffer import ReplyKind
-from superdl.super_wire.cache import CRLF, MAX_BULK_BYTES, MAX_LINE_BYTES, ProtocolDoubtError
+from superdl.super_wire.cache import CRLF, MAX_BULK_BYTES, MAX_LINE_BYTES, ProtocolDoubtError, encode_command
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
+    from superdl.super_wire.cache import CacheConnection
 
-__all__ = ["ReplyScatter", "parse_line"]
-
+_GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -len(cache_key(bytes(ID_BYTES)) + CRLF)]
+_ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
+_UNKNOWN_RECORD_BYTES = 2**20
+_MAX_REQUESTS_UNDER_WAY = 1024
 _SCRATCH_BYTES = 512
 _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses thousands of digits
 _VIEWS_PER_CALL = 64
 _BYTES_PER_CALL = 2**21
 
 
-class ReplyScatter:
-    """A parser of replies into ``buffer``, for the samples at ``offsets``, in order of their requests.
+class Receiver:
+    """A node's share of a batch: requests for the samples at ``offsets``, and their replies, in that order.
 
-    ``skip`` replies to earlier commands come first and are skipped, as are those to the ``ASKING`` before
-    the samples in ``asking``. The general way catches frame and header in a small scratch; while records
-    are of one size, a window predicts their frames and receives many in one call.
+    Replies that the connection owes come first and are skipped, as are those to the ``ASKING`` before the
+    samples in ``asking``. ``part`` is the share of the requests that are allowed under way. The general way
+    catches frame and header in a small scratch; while records are of one size, a window predicts their
+    frames and receives many in one call. After an error the connection is unusable.
     """
 
     def __init__(
-        self, buffer: BatchBuffer, offsets: Sequence[int], *, skip: int = 0, asking: Collection[int] = ()
+        self,
+        connection: CacheConnection,
+        batch: Batch,
+        offsets: Sequence[int],
+        *,
+        part: float = 1.0,
+        asking: Collection[int] = (),
     ) -> None:
-        # Number of requests that have been sent; the sender counts them.
-        self.requested = 0
-        # Texts of the skipped replies that were errors.
-        self.skipped_errors: list[str] = []
-        self._buffer = buffer
+        self.connection = connection
+        self.finished = False  # all requests and skipped replies have been answered
+        self._batch = batch
+        self._buffer = batch.buffer
         self._offsets = offsets
-        self._skip = skip
+        self._part = part
         self._asking = asking
         self._asking_error: str | None = None  # of the current ASKING; None before its reply
+        self._skip = connection.owed
+        self._requested = 0
         self._done = 0  # replies to our own requests that are completely read
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._line = b""  # bytes of a reply's frame and header that are not complete yet
@@ -50,44 +64,64 @@ class ReplyScatter:
         self._current: Incoming | None = None  # the record it belongs to; None if it is skipped
         self._window: _Window | None = None
 
-    @property
-    def answered(self) -> int:
-        """Return the number of requests that have been answered completely."""
-        return self._done + (self._window.complete if self._window else 0)
+    def ask(self) -> None:
+        """Send more requests once half of the allowed ones are answered."""
+        batch, sent = self._batch, self._requested
+        # Each node may have at least one request under way.
+        expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
+        bound = batch.in_flight_bytes // (expected or _UNKNOWN_RECORD_BYTES)
+        allowed = max(1, int(max(1, min(bound, _MAX_REQUESTS_UNDER_WAY)) * self._part))
+        under_way = sent - self._done - (self._window.complete if self._window else 0)
+        if 2 * under_way > allowed:
+            return
+        keys, asking = batch.keys, self._asking
+        upcoming = self._offsets[sent : sent + allowed - under_way]
+        if asking:
+            parts = [(_ASKING if offset in asking else b"") + _GET + keys[offset] for offset in upcoming]
+        else:
+            parts = [_GET + keys[offset] for offset in upcoming]
+        self.connection.send(CRLF.join([*parts, b""]))
+        self._requested += len(upcoming)
 
-    @property
-    def finished(self) -> bool:
-        """Return whether all requests and skipped replies have been answered."""
-        return self._done == len(self._offsets) and not self._skip and not self._line
-
-    def buffers(self) -> list[memoryview]:
-        """Return the memory for the next bytes; never empty until all is finished."""
-        if self._window is None and self._payload is not None and self._current is not None:
-            following = self._offsets[self._done + 1 : self.requested]
-            # Replies that are skipped, or are to an ASKING, would come between.
-            if following and self._current.in_block and not (self._line or self._skip or self._asking):
-                self._window = _Window(self._payload, self._buffer, following)
-        if self._window is not None:
-            return self._window.buffers()
-        return [self._payload, self._scratch] if self._payload else [self._scratch]
-
-    def received(self, count: int) -> None:
-        """Process ``count`` bytes of :meth:`buffers`; after an error the connection is unusable."""
-        if self._window is not None:
-            unexpected = self._window.received(count)
+    def receive(self, *, once: bool = False) -> None:
+        """Receive some bytes, and request more; ``once``: wait for the socket once, perhaps in vain."""
+        # Encrypted bytes may yield none yet, and other nodes' would have to wait.
+        receive = self.connection.receive_some if once else self.connection.receive
+        if self._window is None:
+            self._predict()
+        window, payload = self._window, self._payload
+        if window is not None:
+            unexpected = window.received(receive(window.buffers()))
             if unexpected is not None:
-                self.settle()
+                self._end_window()
                 self._payload = memoryview(bytearray())  # the current bulk lacks only its line end
                 self._parse(unexpected)
-            return
-        if self._payload:
-            taken = min(count, len(self._payload))
-            self._payload = self._payload[taken:]
-            count -= taken
-        if count:
-            self._parse(bytes(self._scratch[:count]))
+        else:
+            count = receive([payload, self._scratch] if payload else [self._scratch])
+            if payload:
+                taken = min(count, len(payload))
+                self._payload = payload[taken:]
+                count -= taken
+            if count:
+                self._parse(bytes(self._scratch[:count]))
+        if self._requested < len(self._offsets):
+            self.ask()
 
     def settle(self) -> None:
+        """Store what was received completely; the connection notes what was skipped."""
+        self._end_window()
+        if self.finished:
+            self.connection.owed = 0
+
+    def _predict(self) -> None:
+        """Begin a window if the current record is in the block, and nothing comes between the next ones."""
+        if self._current is None or not self._current.in_block or self._payload is None:
+            return
+        following = self._offsets[self._done + 1 : self._requested]
+        if following and not (self._line or self._skip or self._asking):
+            self._window = _Window(self._payload, self._buffer, following)
+
+    def _end_window(self) -> None:
         """Store what was received completely, and receive the general way from now on."""
         window, self._window = self._window, None
         if window is None or not window.complete or self._current is None:
@@ -134,11 +168,13 @@ class ReplyScatter:
                 self._skip -= 1
             else:
                 self._buffer.note_record(self._current)
-                self._next()
+                self._done += 1
+                self._asking_error = None
+        self.finished = self._done == len(self._offsets) and not self._skip
 
     def _begin(self, data: bytes, at: int) -> int:
         """Parse a frame and a record's header; return their end, or ``at`` if bytes are missing."""
-        if not self._skip and self._done >= self.requested:
+        if not self._skip and self._done >= self._requested:
             raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
         if end < 0:
@@ -156,7 +192,7 @@ class ReplyScatter:
         elif self._skip:
             self._skip -= 1
             if kind == "error":
-                self.skipped_errors.append(text)
+                self.connection.late_errors.append(text)
         else:
             self._note(kind, text)
         return body
@@ -183,9 +219,6 @@ class ReplyScatter:
             self._buffer.errors[offset] = self._asking_error or text
         else:
             raise ProtocolDoubtError(f"a GET was answered by {text[:40]!r}")
-        self._next()
-
-    def _next(self) -> None:
         self._done += 1
         self._asking_error = None
 
@@ -215,6 +248,7 @@ class _Window:
         self._views_per_call = 2 * pairs
 
     def buffers(self) -> list[memoryview]:
+        """Return the memory for the next bytes."""
         views = self._views[self._at : self._at + self._views_per_call]
         if self._part:
             views[0] = views[0][self._part :]
@@ -231,27 +265,15 @@ class _Window:
                 self.digests[self.offsets[at // 2 - 1]] = payload_hash(views[at])
             at += 1
         self._at, self._part = at, count
-        differing = self._compare_rows()
-        if differing:
-            return b"".join([*views[differing:at], *([views[at][:count]] if count else [])])
-        return b"" if at == len(views) else None
-
-    def _compare_rows(self) -> int:
-        """Compare the frames received meanwhile; return the view that differs, or 0."""
         frame, rows, stride = self._frame, self._rows, self._stride
-        whole_rows = self._at // 2  # views alternate: payload, row, payload, row, ...
-        while self.complete < whole_rows:
-            start = self.complete * stride
-            if rows[start : start + len(frame)] != frame:
-                return 2 * self.complete + 1
-            self.complete += 1
-        # Part of a frame is compared too, so that a different reply is noticed however short it is.
-        if self._at % 2 and self._part:
-            start = self.complete * stride
-            size = min(self._part, len(frame))
-            if rows[start : start + size] != frame[:size]:
-                return 2 * self.complete + 1
-        return 0
+        # Views alternate: payload, row, payload, row, ... Part of a frame is compared too, so that a
+        # different reply is noticed however short it is.
+        for row in range(self.complete, at // 2 + at % 2):
+            size = len(frame) if row < at // 2 else min(count, len(frame))
+            if rows[row * stride : row * stride + size] != frame[:size]:
+                return b"".join([*views[2 * row + 1 : at], *([views[at][:count]] if count else [])])
+            self.complete = min(row + 1, at // 2)
+        return b"" if at == len(views) else None
 
 
 def parse_line(
