@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Probe, and print the advice."""
-    from superdl.experiments.advising import advise, print_advice
     from superdl.experiments.console import Console, say  # --help does not need these imports
     from superdl.experiments.output import tell_json
+    from superdl.experiments.simulator.advice import advise, print_advice
     from superdl.run_command import spec_of
 
     console = Console(stderr=arguments.json)

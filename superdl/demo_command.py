@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and show the result."""
     from superdl.experiments.console import Console  # --help does not need it
-    from superdl.experiments.demo.demo import demo
+    from superdl.experiments.loaders.demo import demo
     from superdl.experiments.output import tell_json
 
     if arguments.images is not None:

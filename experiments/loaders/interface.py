@@ -1,15 +1,13 @@
-"""The interface of a loader: batches with figures, classes, the job's counters."""
+"""The arguments of a loader, and the batches with their figures that it gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
-
-from superdl.experiments.records import CountedLoader
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -40,52 +38,6 @@ BatchFigures: TypeAlias = "BatchInfo | WorkerFigures"
 
 # uint8 images [N, 3, H, W] in channels_last layout, int64 labels [N], and the figures.
 Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
-
-
-class Loader(CountedLoader, Protocol):
-    """One opened split. Each iteration is one epoch."""
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes; a label is an index into them."""
-
-    @property
-    def sample_count(self) -> int:
-        """The number of samples in the split."""
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Settings named as in the loader's documentation, for the report."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of keys, versions (of files, sizes and times), labels and classes."""
-
-    @property
-    def resumes_within_epochs(self) -> bool:
-        """True if it can resume within an epoch with exactly the remaining samples."""
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next iteration's epoch, and keep a position in it that was just loaded."""
-
-    def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` of the latest iteration, as plain values."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next iteration at a place from any rank's loader.
-
-        Raises:
-            ConfigError: the place belongs to other batches than this loader's.
-        """
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Begin the next epoch."""
-
-    def close(self) -> None:
-        """Stop the workers and the job; the loader cannot be used afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

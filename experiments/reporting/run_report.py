@@ -12,11 +12,42 @@ from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
 from superdl.experiments.reporting.run_findings import findings, tiles
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.monitoring import HostUsage, Utilization
+    from superdl.experiments.monitoring import Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
+    from superdl.sampler.stats import WorkerUse
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """The use of a host's worker from the first training step to the last epoch's end."""
+
+    host: str
+    slots: int
+    wall_s: float
+    cpu_s: float
+    cpu_cores: float  # CPU seconds per second of wall_s
+
+
+def host_usages(
+    before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
+) -> tuple[HostUsage, ...]:
+    """Return the use of each remote host's worker, by name, between two readings."""
+    # A worker that was started in between counts from its start.
+    cpu_before = {worker.name: worker.cpu_s for worker in before}
+    usages = []
+    for worker in after:
+        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
+        # The counter of a worker that restarted begins at zero.
+        cpu_s = used_s if used_s >= 0 else worker.cpu_s
+        # The CPU of the coordinator's own worker is part of the coordinator's.
+        if worker.name != "local" and wall_s > 0:
+            usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
+    return tuple(usages)
 
 
 @dataclass(slots=True)

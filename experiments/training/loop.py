@@ -26,14 +26,13 @@ from superdl.experiments.training.device import (
     synchronise,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
-from superdl.experiments.training.steps import Batches, HeldStep, take_step
-from superdl.experiments.training.updates import Updater
+from superdl.experiments.training.steps import Batches, HeldStep, Updater, take_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.experiments.loaders.interface import Loader
+    from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import GpuReading
     from superdl.experiments.records import Listener, PassSummary
     from superdl.experiments.spec import OptimizerSpec

@@ -6,8 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
-from superdl.experiments.monitoring.readings import GROUPS
+from superdl.experiments.monitoring import GROUPS, UTILIZATION_COLUMNS
 from superdl.experiments.records import StepRecord
 from superdl.super_wire.waits import WAITS
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
-from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec, parse_spec
 from superdl.experiments.training import Trainer

@@ -9,9 +9,13 @@ import threading
 
 import pytest
 
-from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
-from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
-from superdl.experiments.monitoring.readings import ProcessGroups, group_of
+from superdl.experiments.monitoring import (
+    UTILIZATION_COLUMNS,
+    GpuReading,
+    ProcessGroups,
+    UtilizationMonitor,
+    group_of,
+)
 
 TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
