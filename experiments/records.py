@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.super_wire.errors import CoordinatorError
 from superdl.super_wire.waits import WorkCounters
@@ -211,58 +211,53 @@ class Listener:
         """Handle the end of an epoch, validation included."""
 
 
-# The fields of a pass that are sums of those of its steps.
-_SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
+# Fields of a pass that are sums over its steps, and means weighted by their samples.
+COUNTS = ("samples", "hits", "misses", "straight", "size_bytes")
+SECONDS = ("wait_s", "read_s", "compute_s")
+_MEANS = ("loss", "accuracy", "top5_accuracy")
 
 
-@dataclass(slots=True)
 class PassTotals:
-    """The sums of a pass's steps; loss and accuracy are weighted by samples."""
+    """The sums of a pass's steps, of which those in ``_MEANS`` are weighted by samples."""
 
-    samples: int = 0
-    batches: int = 0
-    hits: int = 0
-    misses: int = 0
-    straight: int = 0
-    size_bytes: int = 0
-    wait_s: float = 0.0
-    read_s: float = 0.0
-    compute_s: float = 0.0
-    first_batch_s: float = 0.0
-    loss: float = 0.0
-    correct: float = 0.0
-    correct5: float = 0.0
-    has_top5: bool = False
-    skipped: int = 0
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys((*COUNTS, *SECONDS, *_MEANS), 0.0)
+        self.batches = self.skipped = 0
+        self.first_batch_s = 0.0
+        self.has_top5 = False
 
     def add(self, step: StepRecord) -> None:
         """Add one step."""
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(step, name))
-        self.loss += step.loss * step.samples if step.samples else 0.0  # the mean of no samples is NaN
-        self.correct += step.accuracy * step.samples
-        if step.top5_accuracy is not None:
-            self.has_top5 = True
-            self.correct5 += step.top5_accuracy * step.samples
+        self.skipped += step.skipped
+        self.has_top5 = self.has_top5 or step.top5_accuracy is not None
+        for name in (*COUNTS, *SECONDS):
+            self.sums[name] += getattr(step, name)
+        for name in _MEANS if step.samples else ():  # the mean of no samples is NaN
+            self.sums[name] += step.samples * (getattr(step, name) or 0.0)
 
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
         """Summarise the pass; means are over samples, not over batches."""
-        samples = max(self.samples, 1)
+        counts: dict[str, Any] = {name: int(self.sums[name]) for name in COUNTS}
+        values: dict[str, Any] = {name: self.sums[name] for name in SECONDS}
+        values |= {name: self.sums[name] / max(counts["samples"], 1) for name in _MEANS}
+        if not self.has_top5:
+            values["top5_accuracy"] = None
         return PassSummary(
-            **{name: getattr(self, name) for name in (*_SUMS, "batches", "first_batch_s")},
+            **counts,
+            **values,
+            batches=self.batches,
+            skipped=self.skipped,
+            first_batch_s=self.first_batch_s,
             wall_s=wall_s,
             fetch_s=None if job is None else job.fetch_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,
-            loss=self.loss / samples,
-            accuracy=self.correct / samples,
-            images_per_s=self.samples / wall_s if wall_s > 0 else 0.0,
+            images_per_s=counts["samples"] / wall_s if wall_s > 0 else 0.0,
             job=job,
-            top5_accuracy=self.correct5 / samples if self.has_top5 else None,
             stalls=stalls,
         )

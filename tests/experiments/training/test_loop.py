@@ -10,7 +10,7 @@ from PIL import Image
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model
-from superdl.experiments.spec import LoaderSpec, OptimizerSpec, RecipeSpec
+from superdl.experiments.spec import LoaderSpec, RecipeSpec, Spec
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import seed_everything
 
@@ -71,8 +71,7 @@ def trained(directory, *, epochs, listeners=(), read_gpu=lambda: None):
         build_model("small_cnn", 2, CPU),
         opened(directory, training=True),
         opened(directory, training=False),
-        optimizer=OptimizerSpec(),
-        epochs=epochs,
+        Spec(epochs=epochs, loader=LoaderSpec(kind="torch")),
         device=CPU,
         listeners=listeners,
         read_gpu=read_gpu,
