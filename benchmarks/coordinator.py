@@ -19,9 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
 from benchmarks.harness.image_sets import add_option
-from benchmarks.harness.processes import process_cpu_s
+from benchmarks.harness.processes import Server, cache_server, coordinator, private_directory, process_cpu_s
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
 from benchmarks.listed_bucket import listed_bucket
 from superdl.super_wire.recipe import Recipe
 

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, add_option, described, prepare_images
-from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    cache_server,
+    held_to,
+    run_child,
+    s3_server,
+    usable_cores,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
-from benchmarks.harness.services import cache_server, s3_server
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program

@@ -18,9 +18,15 @@ from benchmarks.harness.image_sets import (
     not_negative,
     prepare_images,
 )
-from benchmarks.harness.processes import BenchmarkError, Pids
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    LoaderServices,
+    Pids,
+    Server,
+    loader_services,
+    s3_server,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
-from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
 from benchmarks.loaders.contenders import (
     BOTO3,
     CONTENDERS,

@@ -17,9 +17,8 @@ from benchmarks.harness.image_sets import (
     described,
     prepare_images,
 )
-from benchmarks.harness.processes import run_child
+from benchmarks.harness.processes import Server, loader_services, rclone_binary, run_child, s3_server
 from benchmarks.harness.results import BenchmarkReport, Column, medians, over
-from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
 from benchmarks.loaders.bare_loops import open_pack_loop
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from superdl.super_wire.record import HEADER_BYTES

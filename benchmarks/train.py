@@ -23,9 +23,15 @@ from benchmarks.harness.image_sets import (
     not_negative,
     prepare_images,
 )
-from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    held_to,
+    loader_services,
+    run_child,
+    seconds_each,
+    usable_cores,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.harness.services import loader_services
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.loaders.opening import Pairs, open_in_planned_order
 from superdl.experiments.models import NormalisedNetwork, declare_operators

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _book(directory: Path, *, as_json: bool) -> int:
-    from superdl.experiments.reporting.book import read_book, write_book
+    from superdl.experiments.reporting.run_files import read_book, write_book
 
     book = read_book(directory)
     try:

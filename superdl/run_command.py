@@ -59,7 +59,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
     """Return the spec of arguments and environment; ``ConfigError`` if invalid."""
     from superdl.experiments import load_spec
-    from superdl.experiments.places import placed
+    from superdl.experiments.spec import placed
 
     return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from superdl.experiments.loaders.decoding import DecodingLoader, open_torch
-from superdl.experiments.loaders.interface import Batch, BatchFigures, LoaderRequest
+from superdl.experiments.loaders.samples import Batch, BatchFigures, LoaderRequest
 from superdl.experiments.loaders.shard_loaders import open_litdata, open_mds, open_webdataset
 from superdl.experiments.loaders.super_loader import SuperReader, open_super, open_super_threads
 from superdl.super_wire.errors import ConfigError

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
-from superdl.experiments.loaders.interface import WorkerFigures
-from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.loaders.samples import ImageMaker, WorkerFigures, list_samples
 from superdl.experiments.records import LoaderCounters
 from superdl.super_wire.errors import ConfigError
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from superdl.experiments.loaders.interface import Batch, LoaderRequest
-    from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.samples import Batch, LoaderRequest, Samples
 
 _log = logging.getLogger(__name__)
 _FORMAT = "counted batches"

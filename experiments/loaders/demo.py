@@ -26,7 +26,7 @@ from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import stack
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
-from superdl.experiments.reporting.quantities import count, number, seconds
+from superdl.experiments.reporting.page import count, number, seconds
 from superdl.experiments.spec import RecipeSpec
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from superdl.experiments.loaders.decoding import DecodedSample
-    from superdl.experiments.loaders.interface import LoaderRequest
-    from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.samples import LoaderRequest, Samples
 
     # Writes samples, by their indices in order, into an empty directory; the integer is their bytes.
     Write = Callable[[Samples, Sequence[int], int, Path], None]

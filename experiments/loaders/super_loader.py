@@ -12,7 +12,7 @@ from superdl.experiments.loaders.decoding import end_workers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.loaders.interface import Batch, LoaderRequest
+    from superdl.experiments.loaders.samples import Batch, LoaderRequest
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import CountedLoader, EpochSummary, StepRecord
+    from superdl.experiments.records import CountedLoader, EpochSummary, StalledStep, StepRecord
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
-    from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
     from superdl.sampler.stats import WorkerUse

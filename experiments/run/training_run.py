@@ -20,9 +20,9 @@ from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import new_directory
-from superdl.experiments.places import MODEL_DIR
 from superdl.experiments.run.listeners import Progress, StepTimes, TensorBoardLog
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, workers_of
+from superdl.experiments.spec import MODEL_DIR
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name

@@ -14,7 +14,7 @@ import torch
 
 from superdl.coordinator.core import maxmemory_for
 from superdl.experiments.console import print_rows, say
-from superdl.experiments.reporting.quantities import percent, seconds
+from superdl.experiments.reporting.page import percent, seconds
 from superdl.experiments.run.training_run import begun, executor_of, images_of, opened_loader
 from superdl.experiments.simulator.spec import (
     CacheSpec,

@@ -17,9 +17,9 @@ from superdl.experiments.records import (
     EpochSummary,
     LoaderCounters,
     PassTotals,
+    StallMeter,
     added,
 )
-from superdl.experiments.stalls import StallMeter
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
 from superdl.experiments.training.device import (
     LOAD_WHOLE,
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import GpuReading
-    from superdl.experiments.records import Listener, PassSummary
+    from superdl.experiments.records import Listener, PassSummary, StalledStep
     from superdl.experiments.spec import Spec
-    from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
 
 _log = logging.getLogger(__name__)

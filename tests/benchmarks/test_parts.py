@@ -17,23 +17,13 @@ from benchmarks.harness.image_sets import Loading
 from benchmarks.harness.processes import held_to
 from benchmarks.harness.results import BenchmarkReport, Column, measured, print_report
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, RAM, convert_once
-from benchmarks.loaders.opening import PlannedOrder, open_in_planned_order
+from benchmarks.loaders.opening import open_in_planned_order
 from benchmarks.train import TrainerSpec, warmed
-from superdl.coordinator.core import Plan
 from superdl.super_wire.record import payload_hash
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import images, write_images
 from tests.super_dataset.stored_batches import images as arrays_of
 from tests.super_dataset.stored_batches import packed, ref_of
-
-
-def test_the_planned_order_is_the_plans_epoch_by_epoch():
-    order = PlannedOrder(10, 4, seed=3)
-    plan = Plan(size=10, batch_size=4, seed=3)
-    assert len(order) == 3
-    iter(order)  # an iterator that is not used, as DataLoader makes, begins no epoch
-    for epoch in range(2):
-        assert list(order) == [plan.batch(epoch, position, 0).indices.tolist() for position in range(3)]
 
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():

@@ -8,10 +8,16 @@ from typing import NamedTuple
 
 import pytest
 
-from superdl.experiments.records import CauseTotal, CounterLaps, LoaderCounters, PassTotals
-from superdl.experiments.stalls import StallMeter, cause_of
+from superdl.experiments.records import (
+    CauseTotal,
+    CounterLaps,
+    LoaderCounters,
+    PassTotals,
+    StallMeter,
+    cause_of,
+)
 from superdl.super_wire.errors import CoordinatorUnreachableError
-from tests.experiments.step_records import step_record
+from tests.experiments.small_runs import step_record
 
 
 class ScriptedSource:

@@ -15,7 +15,7 @@ from superdl.experiments.run.listeners import StepTimes
 from superdl.experiments.run.training_run import embedded_executor, executor_of, shipped_steps_allowed
 from superdl.experiments.spec import RecipeSpec, load_spec
 from superdl.super_wire.errors import ConfigError, RecipeError
-from tests.experiments.step_records import step_record
+from tests.experiments.small_runs import step_record
 from tests.fixtures.images import write_images
 
 ON_LAMBDA = ["executor=lambda", "data.train=s3://bucket/train"]

@@ -16,7 +16,7 @@ from superdl.experiments.training.device import (
 from superdl.experiments.training.ranks import ProcessRank, Ranks
 from superdl.experiments.training.steps import Updater
 from superdl.super_wire.errors import ConfigError
-from tests.experiments.training.resuming import done, spec_of, the_run
+from tests.experiments.small_runs import done, spec_of, the_run
 
 EPOCHS = 6
 
