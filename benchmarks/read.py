@@ -36,7 +36,7 @@ from benchmarks.loaders.contenders import (
     WEBDATASET,
     convert_once,
 )
-from benchmarks.loaders.shards import PER_SHARD, in_shards
+from benchmarks.loaders.opening import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse

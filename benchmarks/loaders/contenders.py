@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.processes import rclone_binary, run_child
-from benchmarks.loaders import opening, shards
+from benchmarks.loaders import opening
 from benchmarks.loaders.bare_loops import open_socket_loop
 from superdl.experiments.data.whole_directory import written_once
 
@@ -71,7 +71,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
         convert=opening.convert_webdataset,
         module="webdataset",
         distribution="webdataset",
-        open_shards=shards.open_webdataset,
+        open_shards=opening.open_webdataset_of_shards,
     ),
     MDS: ContenderSpec(
         "MDS raw", opening.open_mds, format=MDS, convert=opening.write_mds, module="streaming",
