@@ -15,10 +15,10 @@ from rich.console import Console
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
-from superdl.experiments.monitoring import UTILIZATION_COLUMNS, ProcessGroups, UtilizationMonitor
+from superdl.experiments.monitoring import UTILIZATION_COLUMNS, ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec, parse_spec
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import BadSampleError, ConfigError, SourceError
 from tests.experiments.small_runs import PIXELS, quiet, steps_of
 from tests.experiments.small_runs import spec_of as small_spec
 from tests.experiments.small_runs import the_run as run_in
@@ -220,26 +220,15 @@ def test_a_run_that_fails_reports_why(colours):
     assert "green" in loaded["reason"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("of the model")])
-def test_a_run_that_is_ended_reports_its_epochs_and_the_steps_before(colours, monkeypatch, error):
+def test_a_run_that_fails_within_a_pass_has_the_steps_before(colours):
     """Steps that a GPU may still compute are held back, and written all the same."""
-    readings = iter(range(3 + 1 + 2))  # an epoch with its validation, and two steps
-
-    def read_gpu(self):
-        if next(readings, None) is None:
-            raise error
-
-    last_gpu = property(read_gpu, lambda *_: None)
-    monkeypatch.setattr(UtilizationMonitor, "last_gpu", last_gpu, raising=False)
-    with pytest.raises(type(error)) as failed:
-        run(spec_of(colours), console=quiet())
-    assert failed.value is error
+    (colours / "val" / "red" / "3.png").write_bytes(b"no image")  # in key order the last one
+    with pytest.raises(BadSampleError, match=r"red/3\.png"):
+        run(spec_of(colours, "loader.batch_size=2"), console=quiet())
     loaded = json.loads((the_run(colours) / "report.json").read_text())
-    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    assert (loaded["status"], len(loaded["epochs"])) == (status, 1)
-    assert loaded["reason"].startswith(type(error).__name__)
-    places = [(epoch, split, step) for epoch, split, step, *_ in steps_of(the_run(colours))]
-    assert places[4:] == [(1, "train", 0), (1, "train", 1)]
+    assert (loaded["status"], loaded["epochs"]) == ("failed", [])
+    steps = [place for *place, _, _ in steps_of(the_run(colours))]
+    assert steps[12:] == [[0, "val", 0], [0, "val", 1], [0, "val", 2]]
 
 
 @pytest.mark.slow
