@@ -211,7 +211,6 @@ _DIRECTIONS = tuple(math.radians(degrees) for degrees in (0.0, 90.0, 45.0, 22.5,
 _KINDS = 2  # stripes, dashes
 _WIDTHS = (1.0, 1.35, 1.8, 2.4)
 _OUTLINES = 5  # disc, square, ring, cross, triangle
-DISTINCT_CLASSES = len(_DIRECTIONS) * _KINDS * len(_WIDTHS) * _OUTLINES
 _NARROWEST = (4.0, 1.0 / 16.0)  # a period of the narrowest texture: pixels, and share of the shorter side
 _COARSE_WEIGHT = 0.28  # noise grows with its scale to this power, chosen for file sizes
 _BANK_SIDE = 256
